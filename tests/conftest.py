@@ -1,0 +1,43 @@
+"""Fixtures every test may use: real servers, one per run, and a database of its own per test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy
+
+from tests.servers import ValkeyProcess, postgres, valkey
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[ValkeyProcess]:
+    """The run's shared Valkey: never restart or flush this one, make your own with `valkey()`."""
+    with valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(valkey_server: ValkeyProcess) -> str:
+    """URL of a real Valkey server; use a queue name or prefix of your own, the server is shared."""
+    return valkey_server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """SQLAlchemy URL (psycopg 3) of an empty PostgreSQL database that is dropped after the test."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = sqlalchemy.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
+    yield sqlalchemy.make_url(postgres_server).set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.execute(sqlalchemy.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    admin.dispose()
