@@ -1,0 +1,185 @@
+"""One attempt: from a claim to the settlement that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+from workers.errors import (
+    CorruptPayloadError,
+    HandlerTimeout,
+    JobCancelledError,
+    LossReason,
+    Retry,
+    StalledError,
+    UnrecoverableError,
+)
+from workers.handlers import AttemptContext, Handler, HandlerTable, Middleware, Signal, SignalReason, call, make_job
+from workers.jobs import Claim, Completed, ErrorInfo, Failed, Released, Retried, Settlement
+from workers.retry import RetryPolicy
+from workers.serde import Serde
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an attempt ended: what to settle (None: the lease is lost, nothing may be), and the error behind it."""
+
+    settlement: Settlement | None
+    error: BaseException | None = None
+    duration: timedelta = timedelta(0)
+
+
+class Phase(Enum):
+    """Where an attempt is. It may be cancelled while its handler runs, never later: that would lose the settlement."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One run of a claimed job."""
+
+    claim: Claim
+    signal: Signal = field(default_factory=Signal)
+    phase: Phase = Phase.STARTING
+    task: asyncio.Task[None] | None = None
+
+    def interrupt(self, reason: SignalReason, loss: LossReason | None = None) -> bool:
+        """The handler is told why and cancelled, or never starts. False: it had ended, nothing happened."""
+        if self.phase is Phase.ENDED:
+            return False
+        self.signal.fire(reason, loss)
+        if self.phase is Phase.RUNNING and self.task is not None:
+            self.task.cancel()
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Runs attempts for one worker: finds the handler, bounds it, and turns whatever happens into an `Ending`."""
+
+    handlers: HandlerTable
+    retry: RetryPolicy
+    payload_serde: Serde
+    result_serde: Serde
+    middlewares: tuple[Middleware, ...]
+    queue: str
+
+    async def run(self, attempt: Attempt) -> Ending:
+        """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
+
+        Raises:
+            CancelledError: somebody else than the worker cancelled the attempt's task.
+        """
+        started = time.monotonic()
+        policy = attempt.claim.backoff or self.retry
+        try:
+            handler = self._handler(attempt.claim)
+            policy = attempt.claim.backoff or handler.retry or self.retry
+            context = self._context(attempt)
+            if attempt.signal.reason is not None:  # interrupted before it began
+                raise asyncio.CancelledError
+            attempt.phase = Phase.RUNNING
+            result = await self._bounded(handler, context)
+            attempt.phase = Phase.ENDED
+            settlement: Settlement | None = Completed(claim=attempt.claim, result=self._encode(result))
+            error = None
+        except GeneratorExit:  # the loop is being torn down: awaiting anything more is an error
+            raise
+        except BaseException as caught:
+            attempt.phase = Phase.ENDED
+            _absorb_cancellation(attempt, caught)
+            settlement, error = _settlement_of(attempt, caught, policy), caught
+        if attempt.signal.reason is SignalReason.LEASE_LOST:
+            settlement = None
+        return Ending(settlement=settlement, error=error, duration=timedelta(seconds=time.monotonic() - started))
+
+    def _handler(self, claim: Claim) -> Handler:
+        if claim.stalled is not None:
+            raise StalledError(claim.stalled.message)
+        return self.handlers.find(claim.name)
+
+    def _context(self, attempt: Attempt) -> AttemptContext:
+        claim = attempt.claim
+        try:
+            payload = self.payload_serde.loads(claim.payload)
+        except ValueError as error:
+            raise CorruptPayloadError(
+                f"job {claim.job_id!r}: its payload of {len(claim.payload)} bytes cannot be decoded "
+                f"by {type(self.payload_serde).__name__}: {type(error).__name__}"
+            ) from None
+        return AttemptContext(job=make_job(claim, payload, attempt.signal), queue=self.queue, worker_id=claim.worker_id)
+
+    async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
+        if handler.timeout is None:
+            return await call(handler, context, self.middlewares)
+        try:
+            async with asyncio.timeout(handler.timeout.total_seconds()) as scope:
+                return await call(handler, context, self.middlewares)
+        except TimeoutError as error:
+            if scope.expired():
+                raise HandlerTimeout(f"the handler ran longer than {handler.timeout}") from error
+            raise
+
+    def _encode(self, result: object) -> bytes:
+        try:
+            return self.result_serde.dumps(result)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UnrecoverableError(
+                f"the handler's result of type {type(result).__name__} cannot be encoded by "
+                f"{type(self.result_serde).__name__}: {type(error).__name__}"
+            ) from error
+
+
+def _absorb_cancellation(attempt: Attempt, error: BaseException) -> None:
+    """Take back a cancellation the worker asked for; pass on one that came from elsewhere."""
+    task = asyncio.current_task()
+    assert task is not None
+    if attempt.signal.reason is not None:
+        while task.cancelling():
+            task.uncancel()
+    elif isinstance(error, asyncio.CancelledError) and task.cancelling():
+        raise error
+
+
+def _settlement_of(attempt: Attempt, error: BaseException, policy: RetryPolicy) -> Settlement:
+    claim = attempt.claim
+    if attempt.signal.reason is SignalReason.SHUTDOWN:
+        return Released(claim=claim)
+    if attempt.signal.reason is SignalReason.CANCELLED:
+        return Failed(claim=claim, error=ErrorInfo.of(JobCancelledError(f"job {claim.job_id!r} was cancelled")))
+    return settlement_of_failure(claim, error, policy)
+
+
+def settlement_of_failure(
+    claim: Claim, error: BaseException, policy: RetryPolicy, *, now: datetime | None = None
+) -> Retried | Failed:
+    """What a handler's exception means for its job: again after some time, or failed for good."""
+    if isinstance(error, UnrecoverableError | StalledError):
+        return Failed(claim=claim, error=ErrorInfo.of(error))
+    counted = not isinstance(error, Retry) or error.counted
+    if counted and claim.attempt >= claim.max_attempts:
+        return Failed(claim=claim, error=ErrorInfo.of(error, exhausted=True))
+    return Retried(
+        claim=claim,
+        delay=_delay(claim, error, policy, now or datetime.now(UTC)),
+        error=ErrorInfo.of(error),
+        counted=counted,
+        postponed=isinstance(error, Retry) and error.postponed,
+    )
+
+
+def _delay(claim: Claim, error: BaseException, policy: RetryPolicy, now: datetime) -> timedelta:
+    if isinstance(error, Retry):
+        if error.delay is not None:
+            return max(error.delay, timedelta(0))
+        if error.at is not None:
+            return max(error.at - now, timedelta(0))
+        if error.at_least is not None:
+            return max(error.at_least, policy.delay(claim.attempt))
+    return policy.delay(claim.attempt)

@@ -1,0 +1,102 @@
+"""What can go wrong, as types a caller can act on; a bug stays `ValueError` or `TypeError`.
+
+A handler decides the fate of its job by what it raises: `Retry` (again, later), `UnrecoverableError` (never again),
+anything else (again by the retry policy while attempts are left).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+
+class WorkersError(Exception):
+    """Root of every error this package defines."""
+
+
+class StorageUnavailable(WorkersError):
+    """The storage did not answer; nothing is known about the effect of the call. Repeating it is safe."""
+
+
+class StorageError(WorkersError):
+    """The storage answered that it cannot do this: wrong server, foreign data, missing tables. Retrying won't help."""
+
+
+class TransactionError(WorkersError):
+    """A second write was tried on a storage whose caller holds its transaction open; pass `connection=`."""
+
+
+class Unsupported(WorkersError):
+    """This storage declares in its `limits` that it cannot keep what was asked for."""
+
+
+class LossReason(StrEnum):
+    """Why a claim no longer holds its job."""
+
+    TAKEN = "taken_by_another_worker"
+    COMPLETED = "already_completed"
+    NOT_FOUND = "not_found"
+    ERROR = "error"
+
+
+class LeaseLost(WorkersError):
+    """The claim no longer holds its job; whatever the handler did afterwards has no effect on it."""
+
+    def __init__(self, job_id: str, reason: LossReason) -> None:
+        super().__init__(f"job {job_id!r}: lease lost ({reason.value})")
+        self.job_id = job_id
+        self.reason = reason
+
+
+class Retry(WorkersError):
+    """Raised by a handler: run the job again after `delay`, or at `at`; with neither, by the retry policy.
+
+    `at_least` lengthens the policy's delay, never shortens it. `counted=False` gives the attempt back (at most 100
+    times in a row). `postponed=True` does too, without that cap: for jobs that were not tried at all because something
+    they need was busy.
+    """
+
+    def __init__(
+        self,
+        reason: str = "the handler asked for a retry",
+        *,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        at_least: timedelta | None = None,
+        counted: bool = True,
+        postponed: bool = False,
+    ) -> None:
+        if sum(choice is not None for choice in (delay, at, at_least)) > 1:
+            raise ValueError("Retry takes one of delay, at and at_least")
+        if at is not None and at.tzinfo is None:
+            raise ValueError("Retry(at=...) needs an aware datetime")
+        super().__init__(reason)
+        self.delay = delay
+        self.at = at
+        self.at_least = at_least
+        self.counted = counted and not postponed
+        self.postponed = postponed
+
+
+class UnrecoverableError(WorkersError):
+    """Raised by a handler: fail the job now, whatever attempts are left."""
+
+
+class UnknownJobError(UnrecoverableError):
+    """No handler is registered for the job's name."""
+
+
+class CorruptPayloadError(UnrecoverableError):
+    """The payload cannot be decoded by the worker's serde."""
+
+
+class HandlerTimeout(WorkersError):
+    """The handler ran longer than its `timeout`; retried like any failure."""
+
+
+class JobCancelledError(WorkersError):
+    """The job was cancelled while it ran, or before it ran."""
+
+
+class StalledError(WorkersError):
+    """The job's worker disappeared too often, or with its last attempt."""

@@ -1,0 +1,62 @@
+"""What a worker reports while it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TypeAlias
+
+from workers.jobs import Claim
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerEventKind(StrEnum):
+    """`failing`: an attempt failed and will be repeated; `failed`: the job failed for good; `drained`: nothing is left
+    to claim; `error`: the storage failed a call, which says nothing about any job.
+    """
+
+    READY = "ready"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILING = "failing"
+    FAILED = "failed"
+    STALLED = "stalled"
+    RELEASED = "released"
+    LEASE_LOST = "lease_lost"
+    ERROR = "error"
+    DRAINED = "drained"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvent:
+    """One event. Events of an attempt carry its `claim`, `stalled` the ids of the recovered jobs.
+
+    `delay` is the time until the next attempt, `duration` how long the handler ran.
+    """
+
+    kind: WorkerEventKind
+    queue: str
+    worker_id: str
+    claim: Claim | None = None
+    error: BaseException | None = None
+    delay: timedelta | None = None
+    duration: timedelta | None = None
+    job_ids: tuple[str, ...] = ()
+
+
+Observer: TypeAlias = Callable[[WorkerEvent], None]
+"""Called in the event loop for every event; must be quick. What it raises is logged and goes no further."""
+
+
+def notify(observers: Sequence[Observer], event: WorkerEvent) -> None:
+    """Every observer has seen `event`."""
+    for observer in observers:
+        try:
+            observer(event)
+        except Exception:  # an observer's bug must not end the worker
+            logger.exception("observer %r failed on event %r", observer, event.kind.value)

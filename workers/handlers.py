@@ -1,0 +1,184 @@
+"""What a handler is, what it gets, and what wraps it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from typing import TypeAlias
+
+from workers.errors import LossReason, UnknownJobError
+from workers.jobs import Claim
+from workers.retry import RetryPolicy
+from workers.storage.base import ANY_NAME
+
+
+class SignalReason(StrEnum):
+    """Why a handler should end early."""
+
+    LEASE_LOST = "lease_lost"
+    CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+
+
+class Signal:
+    """Fires at most once, with the reason; the handler's task is cancelled right after."""
+
+    __slots__ = ("_fired", "loss", "reason")
+
+    def __init__(self) -> None:
+        self.reason: SignalReason | None = None
+        self.loss: LossReason | None = None
+        self._fired: asyncio.Event | None = None
+
+    def fire(self, reason: SignalReason, loss: LossReason | None = None) -> None:
+        """The reason is set, unless one was set before; `loss` says how a lease was lost."""
+        if self.reason is None:
+            self.reason, self.loss = reason, loss
+            if self._fired is not None:
+                self._fired.set()
+
+    async def wait(self) -> SignalReason:
+        """Return when the signal has fired."""
+        if self.reason is None:
+            # Made on demand: most handlers never wait, and an Event per attempt would cost them all.
+            self._fired = self._fired or asyncio.Event()
+            await self._fired.wait()
+        assert self.reason is not None
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a handler gets: the job, its decoded payload, and which attempt this is (the first is 1)."""
+
+    id: str
+    name: str
+    payload: object
+    attempt: int
+    max_attempts: int
+    created_at: datetime
+    signal: Signal = field(default_factory=Signal)
+
+
+HandlerFunction: TypeAlias = Callable[[Job], object]
+"""`async def (job) -> result`; a plain function runs in a thread of its own."""
+
+Next: TypeAlias = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptContext:
+    """What middlewares share about one attempt; `data` is theirs to fill."""
+
+    job: Job
+    queue: str
+    worker_id: str
+    data: dict[str, object] = field(default_factory=dict)
+
+
+Middleware: TypeAlias = Callable[[AttemptContext, Next], Awaitable[object]]
+"""Wraps an attempt: may look, time, change the result, or not call `next` at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function with settings of its own; what is None is the worker's.
+
+    `timeout` bounds one run: past it the function is cancelled and the attempt fails with `HandlerTimeout`.
+    """
+
+    fn: HandlerFunction
+    retry: RetryPolicy | None = None
+    lease: timedelta | None = None
+    timeout: timedelta | None = None
+
+
+class HandlerTable:
+    """Job names and their handlers; `"*"` takes every name not listed."""
+
+    def __init__(self, handlers: Mapping[str, HandlerFunction | Handler]) -> None:
+        if not handlers:
+            raise ValueError("a worker needs at least one handler")
+        self._handlers = {
+            name: entry if isinstance(entry, Handler) else Handler(entry) for name, entry in handlers.items()
+        }
+
+    def find(self, name: str) -> Handler:
+        """The handler for `name`.
+
+        Raises:
+            UnknownJobError: none is registered, and there is no catch-all.
+        """
+        handler = self._handlers.get(name) or self._handlers.get(ANY_NAME)
+        if handler is None:
+            raise UnknownJobError(f"no handler for jobs named {name!r}; this worker knows {sorted(self._handlers)}")
+        return handler
+
+    def leases(self, default: timedelta, *, every_name: bool) -> dict[str, timedelta]:
+        """What to claim with; `every_name` adds a catch-all where the storage cannot filter by name."""
+        leases = {name: handler.lease or default for name, handler in self._handlers.items()}
+        if every_name:
+            leases.setdefault(ANY_NAME, default)
+        return leases
+
+
+def make_job(claim: Claim, payload: object, signal: Signal) -> Job:
+    """The handler's view of a claim."""
+    return Job(
+        signal=signal,
+        id=claim.job_id,
+        name=claim.name,
+        payload=payload,
+        attempt=claim.attempt,
+        max_attempts=claim.max_attempts,
+        created_at=claim.created_at,
+    )
+
+
+async def call(handler: Handler, context: AttemptContext, middlewares: Sequence[Middleware]) -> object:
+    """Run the handler inside its middlewares, the first of them outermost."""
+    step: Next = partial(_invoke, handler.fn, context.job)
+    for middleware in reversed(middlewares):
+        step = partial(middleware, context, step)
+    return await step()
+
+
+async def _invoke(function: HandlerFunction, job: Job) -> object:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        result = function(job)
+    else:
+        result = await _in_thread(function, job)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(function: HandlerFunction, job: Job) -> object:
+    """A daemon thread of its own: one that never ends must not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+
+    def deliver(result: object, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(job)
+        except BaseException as caught:
+            error = caught if not isinstance(caught, StopIteration) else RuntimeError(repr(caught))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name=f"handler-{job.name}", daemon=True).start()
+    return await future

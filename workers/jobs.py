@@ -1,0 +1,343 @@
+"""The values that cross the Storage seam: jobs, claims, settlements and what became of them."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum, StrEnum
+from typing import Final, Literal, TypeAlias
+
+from workers.errors import LossReason, Retry
+from workers.retry import RetryPolicy
+
+MAX_ID_BYTES: Final = 512
+MAX_PRIORITY: Final = 2_097_151
+UNCOUNTED_RETRIES: Final = 100
+"""Uncounted retries in a row before one is counted after all, so that none can loop for ever."""
+
+MAX_DELAY: Final = timedelta(days=36_525)
+MESSAGE_CHARACTERS: Final = 2_000
+STACK_CHARACTERS: Final = 8_000
+
+
+class Drop(Enum):
+    """The type of `DROP`."""
+
+    DROP = "drop"
+
+
+DROP: Final = Drop.DROP
+"""Retention: the record vanishes in the step that settles the job."""
+
+Retention: TypeAlias = timedelta | Literal[Drop.DROP]
+
+
+class JobState(StrEnum):
+    """The public state of a job. A scheduled or failing job that is due reads as queued."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    PROCESSING = "processing"
+    FAILING = "failing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorInfo:
+    """A failure as it is stored: the exception's type, message and stack, cut to 2 000 and 8 000 characters.
+
+    `exhausted` marks the failure that used up the last attempt.
+    """
+
+    type: str
+    message: str
+    stack: str = ""
+    exhausted: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, *, exhausted: bool = False) -> ErrorInfo:
+        """The stored form of `error`; the stack holds source lines, never values of variables."""
+        # A Retry is a decision, not a failure: its stack would say nothing and costs more than all the rest.
+        stack = "" if isinstance(error, Retry) else "".join(traceback.format_exception(error, limit=-12))
+        return cls(
+            type=type(error).__name__,
+            message=str(error)[:MESSAGE_CHARACTERS],
+            stack=stack[-STACK_CHARACTERS:],
+            exhausted=exhausted,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job to enqueue.
+
+    `delay` counts from the storage's clock; `backoff` (default: the handler's or worker's) wins over both of those.
+    `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts.
+    Of one `ordering_key` never two jobs run at once.
+
+    Raises:
+        ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority outside 0 ... 2 097 151, a delay
+            outside 0 ... 100 years, a retention that is not positive, fewer than one attempt.
+    """
+
+    id: str
+    name: str
+    payload: bytes
+    delay: timedelta = timedelta(0)
+    max_attempts: int = 3
+    keep_completed: Retention = timedelta(hours=1)
+    keep_failed: Retention = timedelta(hours=1)
+    priority: int = 0
+    ordering_key: str | None = None
+    backoff: RetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        check_text("job id", self.id)
+        check_text("job name", self.name)
+        if self.ordering_key is not None:
+            check_text("ordering key", self.ordering_key)
+        if not timedelta(0) <= self.delay <= MAX_DELAY:
+            raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
+        if not 0 <= self.priority <= MAX_PRIORITY:
+            raise ValueError(f"job {self.id!r}: priority must be from 0 to {MAX_PRIORITY}, not {self.priority}")
+        if self.max_attempts < 1:
+            raise ValueError(f"job {self.id!r}: max_attempts must be at least 1, not {self.max_attempts}")
+        check_retention(self.keep_completed)
+        check_retention(self.keep_failed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One worker's right to run one attempt of a job until its lease ends.
+
+    `token` fences: only it may renew and settle, and it is never used twice. `attempt` counts this run, the first is 1.
+    """
+
+    job_id: str
+    name: str
+    payload: bytes
+    token: str
+    worker_id: str
+    lease: timedelta
+    attempt: int
+    max_attempts: int
+    created_at: datetime
+    keep_completed: Retention
+    keep_failed: Retention
+    priority: int = 0
+    backoff: RetryPolicy | None = None
+    stalled: ErrorInfo | None = None
+    """Set where a storage tells only at the claim that the job stalled too often: settle it as failed, run nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step."""
+
+    claim: Claim
+    result: bytes
+    keep: Retention | None = None
+    then: NewJob | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """The attempt failed and runs again after `delay`.
+
+    An uncounted retry gives the attempt back; after 100 in a row the next is counted, unless it was `postponed`.
+    """
+
+    claim: Claim
+    delay: timedelta
+    error: ErrorInfo
+    counted: bool = True
+    postponed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The job failed for good."""
+
+    claim: Claim
+    error: ErrorInfo
+    keep: Retention | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The attempt did not happen: uncounted, and claimable at once."""
+
+    claim: Claim
+
+
+Settlement: TypeAlias = Completed | Retried | Failed | Released
+
+
+class SettleStatus(StrEnum):
+    """What a settlement did."""
+
+    APPLIED = "applied"
+    ALREADY_APPLIED = "already_applied"
+    LOST = "lost"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleOutcome:
+    """What became of one settlement; `reason` with `lost`, `detail` with `error`."""
+
+    status: SettleStatus
+    reason: LossReason | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """Claims (by token) that lost their job, and those whose job somebody asked to cancel."""
+
+    lost: Mapping[str, LossReason] = field(default_factory=dict)
+    cancel_requested: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """Ids of jobs whose lease had expired: back in the queue, or failed with `StalledError`."""
+
+    requeued: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+class EnqueueStatus(StrEnum):
+    """`queued`: inserted; `duplicate`: the id exists and is unfinished; `completed`: it has a result already."""
+
+    QUEUED = "queued"
+    DUPLICATE = "duplicate"
+    COMPLETED = "completed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueResult:
+    """What one enqueue did; for a duplicate the state found, for a completed job its stored result too."""
+
+    id: str
+    status: EnqueueStatus
+    existing_state: JobState | None = None
+    result: bytes | None = None
+
+
+class CancelResult(StrEnum):
+    """`cancelled` (it never runs), `processing` (the request is recorded), or why there was nothing to cancel."""
+
+    CANCELLED = "cancelled"
+    PROCESSING = "processing"
+    NOT_FOUND = "not_found"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class OutcomeKind(StrEnum):
+    """How a job ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """How a job ended: the stored result of a completed one, the error of a failed one."""
+
+    kind: OutcomeKind
+    result: bytes | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time."""
+
+    id: str
+    name: str
+    state: JobState
+    attempt: int
+    max_attempts: int
+    created_at: datetime
+    priority: int = 0
+    next_run_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker_id: str | None = None
+    last_error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page of a listing; `cursor` fetches the next, None means there is none."""
+
+    jobs: tuple[JobStatus, ...]
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker that claimed or renewed lately."""
+
+    id: str
+    seen_at: datetime
+    claims: int
+
+
+class JobEventKind(StrEnum):
+    """What happened to a job in the storage."""
+
+    QUEUED = "queued"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILING = "failing"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    CANCEL_REQUESTED = "cancel_requested"
+
+
+TERMINAL_EVENTS: Final = frozenset({JobEventKind.COMPLETED, JobEventKind.FAILED, JobEventKind.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """One change of one job."""
+
+    kind: JobEventKind
+    job_id: str
+
+
+def check_text(what: str, value: str) -> None:
+    """Accept any non-empty text of at most 512 bytes.
+
+    Raises:
+        ValueError: empty, too long, or not encodable as UTF-8 (a lone surrogate).
+    """
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} cannot be encoded as UTF-8: {error.reason} at {error.start}") from None
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise ValueError(f"{what} must be 1 to {MAX_ID_BYTES} bytes long, not {size}")
+
+
+def check_retention(value: Retention) -> None:
+    """Accept `DROP` or a positive duration of at most 100 years."""
+    if value is not DROP and not timedelta(0) < value <= MAX_DELAY:
+        raise ValueError(f"a retention is DROP or a duration up to 100 years above zero, not {value}")
+
+
+def new_id() -> str:
+    """A fresh id that sorts by creation time: 48 bits of milliseconds, 80 random bits, in UUID form (version 7)."""
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

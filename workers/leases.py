@@ -1,0 +1,88 @@
+"""Keeps every lease of one worker alive with one call."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from workers.errors import LossReason, StorageUnavailable
+from workers.jobs import Claim
+from workers.storage.base import Storage
+
+
+class LeaseKeeper:
+    """Renews all claims it holds every `interval`; tells which were lost and which shall be cancelled.
+
+    While the storage does not answer, a claim is kept until its lease must have ended (counted on this machine's
+    monotonic clock from before the last successful call); then it is lost with reason `error`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        interval: timedelta,
+        on_lost: Callable[[Claim, LossReason], None],
+        on_cancel: Callable[[Claim], None],
+        report: Callable[[BaseException], None],
+    ) -> None:
+        self._storage = storage
+        self._interval = interval.total_seconds()
+        self._on_lost = on_lost
+        self._on_cancel = on_cancel
+        self._report = report
+        self._held: dict[str, Claim] = {}  # by token; written by the claim loop and attempts, read by renewals
+        self._safe_until: dict[str, float] = {}
+
+    def hold(self, claim: Claim, *, since: float) -> None:
+        """Renew `claim` from now on; `since` is the monotonic time before the call that claimed it."""
+        self._held[claim.token] = claim
+        self._safe_until[claim.token] = since + claim.lease.total_seconds()
+
+    def drop(self, claim: Claim) -> None:
+        """Renew `claim` no more."""
+        self._held.pop(claim.token, None)
+        self._safe_until.pop(claim.token, None)
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether the lease is still alive, as far as this machine can know."""
+        return self._safe_until.get(claim.token, 0.0) > time.monotonic()
+
+    async def run(self) -> None:
+        """Renew until cancelled."""
+        while True:
+            # Jittered, so that many workers do not renew in step.
+            await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
+            if self._held:
+                await self._renew()
+
+    async def _renew(self) -> None:
+        claims = list(self._held.values())
+        asked_at = time.monotonic()
+        try:
+            renewal = await self._storage.renew(claims)
+        except StorageUnavailable as error:
+            self._report(error)
+            self._lose_expired(claims)
+            return
+        for claim in claims:
+            if claim.token not in self._held:
+                continue  # settled while the call was under way
+            if reason := renewal.lost.get(claim.token):
+                self._lose(claim, reason)
+                continue
+            self._safe_until[claim.token] = asked_at + claim.lease.total_seconds()
+            if claim.token in renewal.cancel_requested:
+                self._on_cancel(claim)
+
+    def _lose_expired(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            if claim.token in self._held and not self.holds(claim):
+                self._lose(claim, LossReason.ERROR)
+
+    def _lose(self, claim: Claim, reason: LossReason) -> None:
+        self.drop(claim)
+        self._on_lost(claim, reason)

@@ -1,0 +1,81 @@
+"""The life of a job, as one table.
+
+Theory of operation. A job is in exactly one state, or it is nowhere (`None`). Each row of `TRANSITIONS` is one atomic
+step of a storage. `completed` and `failed` have no way out but a new generation: enqueueing a failed id again, or an
+operator's retry. Only the holder of the claim's token may take the steps that leave `processing`, except `STALL` and
+`EXHAUST`, which the reaper takes when the lease has expired. `scheduled` and `failing` become claimable by the passing
+of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from workers.jobs import JobState
+
+S: Final = JobState
+
+
+class Step(StrEnum):
+    """What moves a job from one state to the next."""
+
+    ENQUEUE = "enqueue"
+    SCHEDULE = "enqueue with delay"
+    COME_DUE = "due"
+    CLAIM = "claim"
+    COMPLETE = "settle(completed)"
+    RETRY = "settle(retried)"
+    FAIL = "settle(failed)"
+    RELEASE = "release"
+    STALL = "lease expired"
+    EXHAUST = "lease expired too often"
+    CANCEL = "cancel"
+    EXPIRE = "retention over"
+
+
+TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
+    (None, Step.ENQUEUE): S.QUEUED,
+    (None, Step.SCHEDULE): S.SCHEDULED,
+    (S.FAILED, Step.ENQUEUE): S.QUEUED,
+    (S.FAILED, Step.SCHEDULE): S.SCHEDULED,
+    (S.SCHEDULED, Step.COME_DUE): S.QUEUED,
+    (S.FAILING, Step.COME_DUE): S.QUEUED,
+    (S.QUEUED, Step.CLAIM): S.PROCESSING,
+    (S.PROCESSING, Step.COMPLETE): S.COMPLETED,
+    (S.PROCESSING, Step.RETRY): S.FAILING,
+    (S.PROCESSING, Step.FAIL): S.FAILED,
+    (S.PROCESSING, Step.RELEASE): S.QUEUED,
+    (S.PROCESSING, Step.STALL): S.QUEUED,
+    (S.PROCESSING, Step.EXHAUST): S.FAILED,
+    (S.QUEUED, Step.CANCEL): None,
+    (S.SCHEDULED, Step.CANCEL): None,
+    (S.FAILING, Step.CANCEL): None,
+    (S.COMPLETED, Step.EXPIRE): None,
+    (S.FAILED, Step.EXPIRE): None,
+}
+
+
+class IllegalTransition(AssertionError):
+    """A storage tried a step the table does not have: a bug in that storage."""
+
+
+def after(state: JobState | None, step: Step) -> JobState | None:
+    """The state a job is in after `step`, None when it is gone."""
+    try:
+        return TRANSITIONS[state, step]
+    except KeyError:
+        raise IllegalTransition(f"no step {step.value!r} from {state or 'nowhere'}") from None
+
+
+def allows(state: JobState | None, step: Step) -> bool:
+    """Whether the table has this step."""
+    return (state, step) in TRANSITIONS
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram; the package README shows exactly this text."""
+    lines = ["stateDiagram-v2"]
+    for (source, step), target in TRANSITIONS.items():
+        lines.append(f"    {source or '[*]'} --> {target or '[*]'}: {step.value}")
+    return "\n".join(lines)

@@ -1,0 +1,260 @@
+"""The client's side of a queue, and, where wanted, a worker in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from workers.events import Observer
+from workers.handlers import Handler, HandlerFunction, Middleware
+from workers.jobs import (
+    CancelResult,
+    EnqueueResult,
+    EnqueueStatus,
+    JobState,
+    JobStatus,
+    NewJob,
+    Retention,
+    new_id,
+)
+from workers.retry import RetryPolicy
+from workers.serde import JsonSerde, Serde
+from workers.storage.base import ANY_NAME, Storage
+from workers.worker import Worker
+
+DEFAULT_NAME = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job to enqueue; what is None is the queue's default.
+
+    `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above zero;
+    `keep_completed` and `keep_failed` set them apart.
+    """
+
+    payload: object
+    id: str | None = None
+    name: str = DEFAULT_NAME
+    delay: timedelta | None = None
+    at: datetime | None = None
+    max_attempts: int | None = None
+    result_ttl: timedelta | int | None = None
+    keep_completed: Retention | None = None
+    keep_failed: Retention | None = None
+    priority: int = 0
+    ordering_key: str | None = None
+    backoff: RetryPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enqueued:
+    """What one enqueue did. For a completed job `result` is its decoded result; see `EnqueueStatus`."""
+
+    id: str
+    status: EnqueueStatus
+    existing_state: JobState | None = None
+    result: object = None
+
+
+class Queue:
+    """Enqueues jobs to `storage` and asks about them; after `execute`, `start` runs a worker on it too.
+
+    `retry`, `concurrency`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that worker's.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        payload_serde: Serde | None = None,
+        result_serde: Serde | None = None,
+        max_attempts: int = 3,
+        result_ttl: timedelta | int = timedelta(hours=1),
+        retry: RetryPolicy | None = None,
+        concurrency: int = 1,
+        visibility_timeout: timedelta = timedelta(seconds=30),
+        worker_id: str | None = None,
+        grace: timedelta = timedelta(seconds=20),
+        middlewares: Sequence[Middleware] = (),
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.storage = storage
+        self._payload_serde = payload_serde or JsonSerde()
+        self._result_serde = result_serde or JsonSerde()
+        self._max_attempts = max_attempts
+        self._result_ttl = _as_ttl(result_ttl)
+        self._retry = retry
+        self._concurrency = concurrency
+        self._lease = visibility_timeout
+        self._worker_id = worker_id
+        self._grace = grace
+        self._middlewares = tuple(middlewares)
+        self._observers = tuple(observers)
+        self._handlers: Mapping[str, HandlerFunction | Handler] = {}
+        self._worker: Worker | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._connected = False
+        self._connecting = asyncio.Lock()
+
+    async def enqueue(
+        self,
+        payload: object,
+        *,
+        id: str | None = None,  # noqa: A002 - the contract's word
+        name: str = DEFAULT_NAME,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        max_attempts: int | None = None,
+        result_ttl: timedelta | int | None = None,
+        priority: int = 0,
+        ordering_key: str | None = None,
+        backoff: RetryPolicy | None = None,
+        connection: object | None = None,
+    ) -> Enqueued:
+        """The job is stored, or what its id already stands for is told; see `Storage.enqueue`.
+
+        Raises:
+            ValueError: an argument out of its range, or a payload the serde cannot encode.
+            TypeError: a payload of a type the serde does not know.
+            StorageUnavailable: nothing is known; enqueueing the same id again is safe.
+        """
+        spec = JobSpec(
+            payload=payload,
+            id=id,
+            name=name,
+            delay=delay,
+            at=at,
+            max_attempts=max_attempts,
+            result_ttl=result_ttl,
+            priority=priority,
+            ordering_key=ordering_key,
+            backoff=backoff,
+        )
+        return (await self.enqueue_many([spec], connection=connection))[0]
+
+    async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
+        """As `enqueue`, for many jobs in one round trip; every job is checked before the first is stored."""
+        jobs = [self._new_job(spec) for spec in specs]
+        await self._connect()
+        return [self._decoded(result) for result in await self.storage.enqueue(jobs, connection=connection)]
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        """See `Storage.cancel`."""
+        await self._connect()
+        return await self.storage.cancel(job_id)
+
+    async def get_status(self, job_id: str) -> JobStatus | None:
+        """The job as it stands, None when the queue does not know it (any more)."""
+        await self._connect()
+        return (await self.storage.status([job_id]))[0]
+
+    def execute(self, handlers: HandlerFunction | Handler | Mapping[str, HandlerFunction | Handler]) -> None:
+        """`start` will run these handlers; a single one takes every name."""
+        if self._worker is not None:
+            raise RuntimeError("execute() must come before start()")
+        self._handlers = handlers if isinstance(handlers, Mapping) else {ANY_NAME: handlers}
+
+    async def start(self) -> None:
+        """The storage is connected and, after `execute`, a worker runs. Idempotent."""
+        await self._connect()
+        if self._handlers and self._worker is None:
+            self._worker = Worker(
+                self.storage,
+                self._handlers,
+                worker_id=self._worker_id,
+                concurrency=self._concurrency,
+                lease=self._lease,
+                retry=self._retry,
+                grace=self._grace,
+                middlewares=self._middlewares,
+                observers=self._observers,
+                payload_serde=self._payload_serde,
+                result_serde=self._result_serde,
+            )
+            self._running = asyncio.create_task(self._worker.run(), name=f"worker-{self.storage.queue}")
+
+    async def stop(self) -> None:
+        """The worker has stopped in its three phases and the storage is disconnected. Idempotent.
+
+        Raises:
+            Exception: what ended the worker, had it failed.
+        """
+        try:
+            if self._worker is not None and self._running is not None:
+                self._worker.stop()
+                await self._running
+        finally:
+            self._worker = self._running = None
+            if self._connected:
+                self._connected = False
+                await self.storage.disconnect()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _connect(self) -> None:
+        if self._connected:
+            return
+        async with self._connecting:
+            if not self._connected:
+                await self.storage.connect()
+                self._connected = True
+
+    def _new_job(self, spec: JobSpec) -> NewJob:
+        ttl = self._result_ttl if spec.result_ttl is None else _as_ttl(spec.result_ttl)
+        return NewJob(
+            id=new_id() if spec.id is None else spec.id,
+            name=spec.name,
+            payload=self._payload_serde.dumps(spec.payload),
+            delay=_as_delay(spec),
+            max_attempts=self._max_attempts if spec.max_attempts is None else spec.max_attempts,
+            keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,
+            keep_failed=ttl if spec.keep_failed is None else spec.keep_failed,
+            priority=spec.priority,
+            ordering_key=spec.ordering_key,
+            backoff=spec.backoff,
+        )
+
+    def _decoded(self, result: EnqueueResult) -> Enqueued:
+        return Enqueued(
+            id=result.id,
+            status=result.status,
+            existing_state=result.existing_state,
+            result=None if result.result is None else self._result_serde.loads(result.result),
+        )
+
+
+def content_id(payload: object, *, serde: Serde | None = None) -> str:
+    """An id that is the same for the same payload: SHA-256 over its encoding, in hex."""
+    return hashlib.sha256((serde or JsonSerde()).dumps(payload)).hexdigest()
+
+
+def _as_ttl(value: timedelta | int) -> timedelta:
+    if isinstance(value, bool) or not isinstance(value, int | timedelta):
+        raise ValueError(f"result_ttl is a timedelta or whole milliseconds, not {value!r}")
+    ttl = value if isinstance(value, timedelta) else timedelta(milliseconds=value)
+    if ttl <= timedelta(0):
+        raise ValueError(f"result_ttl must be above zero, not {value!r}")
+    return ttl
+
+
+def _as_delay(spec: JobSpec) -> timedelta:
+    if spec.at is None:
+        return spec.delay or timedelta(0)
+    if spec.delay is not None:
+        raise ValueError("a job takes delay or at, not both")
+    if spec.at.tzinfo is None:
+        raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
+    return max(spec.at - datetime.now(UTC), timedelta(0))

@@ -1,0 +1,65 @@
+"""Gives back what crashed workers held, and removes what has outlived its retention."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+
+from workers.errors import StorageUnavailable
+from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
+from workers.storage.base import Storage
+
+BATCH = 1_000
+"""Jobs per call; a pass goes on until a call comes back short."""
+
+
+class Reaper:
+    """Recovers and sweeps one queue every `interval` (default 15 s, half of the default lease), on its own clock.
+
+    Any number of reapers may run on a queue. One runs beside every worker; alone, `run` it as a task and cancel it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        interval: timedelta = timedelta(seconds=15),
+        max_stalls: int = 3,
+        observers: Sequence[Observer] = (),
+        name: str = "reaper",
+    ) -> None:
+        self._storage = storage
+        self._interval = interval.total_seconds()
+        self._max_stalls = max_stalls
+        self._observers = observers
+        self._name = name
+
+    async def run(self) -> None:
+        """Reap until cancelled; a storage that does not answer is reported and asked again next time."""
+        while True:
+            try:
+                await self.reap()
+            except StorageUnavailable as error:
+                notify(self._observers, self._event(WorkerEventKind.ERROR, error=error))
+            # Jittered, so that many reapers do not come at the same moment.
+            await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
+
+    async def reap(self) -> None:
+        """One pass: every expired lease known now is recovered, every expired record gone."""
+        while True:
+            recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)
+            job_ids = recovery.requeued + recovery.failed
+            if job_ids:
+                notify(self._observers, self._event(WorkerEventKind.STALLED, job_ids=job_ids))
+            if len(job_ids) < BATCH:
+                break
+        removed = BATCH
+        while removed >= BATCH:
+            removed = await self._storage.sweep(BATCH)
+
+    def _event(
+        self, kind: WorkerEventKind, *, error: BaseException | None = None, job_ids: tuple[str, ...] = ()
+    ) -> WorkerEvent:
+        return WorkerEvent(kind=kind, queue=self._storage.queue, worker_id=self._name, error=error, job_ids=job_ids)

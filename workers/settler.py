@@ -1,0 +1,81 @@
+"""Ends attempts in groups: one storage call settles every attempt that finished while the last call was under way.
+
+Theory of operation. Attempts hand in their settlement and wait for its outcome; one loop takes whatever has gathered
+and settles it. There is never more than one call under way, so under load groups form by themselves and an idle worker
+adds no delay. A storage that does not answer is asked again with back-off as long as the claim's lease is kept alive by
+the renewal loop; after that the job is somebody else's, and the settlement is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeAlias
+
+from workers.errors import StorageUnavailable
+from workers.jobs import Claim, Settlement, SettleOutcome
+from workers.storage.base import Storage
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 2.0
+
+Pending: TypeAlias = tuple[Settlement, "asyncio.Future[SettleOutcome | None]"]
+
+
+class Settler:
+    """Settles for one worker. `holds` says whether a claim's lease is still kept; `report` gets storage errors."""
+
+    def __init__(
+        self, storage: Storage, *, holds: Callable[[Claim], bool], report: Callable[[BaseException], None]
+    ) -> None:
+        self._storage = storage
+        self._holds = holds
+        self._report = report
+        self._pending: list[Pending] = []  # written by attempts, emptied by `run`
+        self._arrived = asyncio.Event()
+
+    async def settle(self, settlement: Settlement) -> SettleOutcome | None:
+        """The settlement's outcome, or None when the lease ended before the storage took it."""
+        future: asyncio.Future[SettleOutcome | None] = asyncio.get_running_loop().create_future()
+        self._pending.append((settlement, future))
+        self._arrived.set()
+        return await future
+
+    async def run(self) -> None:
+        """Settle until cancelled."""
+        while True:
+            await self._arrived.wait()
+            await asyncio.sleep(0)  # attempts that finish in this same turn of the loop join the group
+            self._arrived.clear()
+            group, self._pending = self._pending, []
+            await self._settle_group(group)
+
+    async def _settle_group(self, group: list[Pending]) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while group:
+            try:
+                outcomes = await self._storage.settle([settlement for settlement, _ in group])
+            except StorageUnavailable as error:
+                self._report(error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                group = self._give_up_expired(group)
+            except Exception as error:  # a storage's bug: the leases will run out and the jobs be recovered
+                self._report(error)
+                _resolve(group, [None] * len(group))
+                return
+            else:
+                _resolve(group, outcomes)
+                return
+
+    def _give_up_expired(self, group: list[Pending]) -> list[Pending]:
+        held = [entry for entry in group if self._holds(entry[0].claim)]
+        expired = [entry for entry in group if not self._holds(entry[0].claim)]
+        _resolve(expired, [None] * len(expired))
+        return held
+
+
+def _resolve(group: list[Pending], outcomes: list[SettleOutcome] | list[None]) -> None:
+    for (_, future), outcome in zip(group, outcomes, strict=True):
+        if not future.done():  # the attempt that waited was abandoned at the end of a forced stop
+            future.set_result(outcome)

@@ -1,0 +1,66 @@
+"""A line of ids in the order of their keys, from which any id may step out early."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final, Generic, TypeAlias, TypeVar
+
+Key = TypeVar("Key", bound=tuple[object, ...])
+Entry: TypeAlias = tuple[Key, str]
+
+_SLACK: Final = 64
+
+
+class Line(Generic[Key]):
+    """A heap of `(key, id)` in which each id stands once.
+
+    Leaving early costs no search: the heap's entry stays behind, is skipped when it comes up, and the heap is rebuilt
+    when such entries outnumber the others.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Entry[Key]] = []
+        self._present: dict[str, Entry[Key]] = {}
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._present
+
+    def add(self, key: Key, member: str) -> None:
+        """`member` stands at `key`, and no longer where it stood before."""
+        entry = (key, member)
+        self._present[member] = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._present) + _SLACK:
+            self._rebuild()
+
+    def discard(self, member: str) -> None:
+        """`member` is not in the line."""
+        if self._present.pop(member, None) is not None and len(self._heap) > 2 * len(self._present) + _SLACK:
+            self._rebuild()
+
+    def head(self) -> Entry[Key] | None:
+        """The first entry, which stays; None when the line is empty."""
+        heap = self._heap
+        while heap and self._present.get(heap[0][1]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    def pop(self) -> Entry[Key]:
+        """The first entry, which is gone from the line.
+
+        Raises:
+            IndexError: the line is empty.
+        """
+        entry = self.head()
+        if entry is None:
+            raise IndexError("pop from an empty line")
+        heapq.heappop(self._heap)
+        del self._present[entry[1]]
+        return entry
+
+    def _rebuild(self) -> None:
+        self._heap = list(self._present.values())
+        heapq.heapify(self._heap)

@@ -1,0 +1,328 @@
+"""The jobs of one in-memory queue, and where each of them stands.
+
+Theory of operation. Every change of state is one row of the transition table: `_step` asks `lifecycle.after` and files
+the job under its new state. A job that waits stands in exactly one line: `ready` (one per name, by priority and time),
+`delayed` (by due time), or `parked` (its ordering key is busy). Whoever reads first lets due jobs move from `delayed` to
+`ready`, so time needs no task of its own. All methods are synchronous: one call is one atomic step of the event loop.
+
+An ordering key is busy while a job of it is processing. Its other jobs are parked as they come up in a claim; when the
+key is free again, the first of each name steps back into its ready line, and no other has to move.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.lifecycle import Step, after
+from workers.storage.base import ANY_NAME, TOMBSTONE
+from workers.storage.broadcast import Broadcast
+from workers.storage.line import Line
+
+Place: TypeAlias = tuple[int, datetime, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One generation of a job; `run_at` and `serial` are its place among jobs of one priority."""
+
+    new: NewJob
+    state: JobState
+    created_at: datetime
+    run_at: datetime
+    serial: int
+    attempts: int = 0
+    stalls: int = 0
+    uncounted: int = 0
+    token: str | None = None
+    settled_by: str | None = None
+    worker_id: str | None = None
+    deadline: datetime | None = None
+    cancel_requested: bool = False
+    finished_at: datetime | None = None
+    last_error: ErrorInfo | None = None
+    result: bytes | None = None
+    line: Line[Place] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it could still be cancelled for good."""
+        return self.state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
+
+    @property
+    def finished(self) -> bool:
+        return self.state in (JobState.COMPLETED, JobState.FAILED)
+
+    @property
+    def place(self) -> Place:
+        return (self.new.priority, self.run_at, self.serial)
+
+
+class JobTable:
+    """Jobs by id and by state, the lines they wait in, and the dates of what will expire.
+
+    `on_claimable` is called when a claim, or the time until one, may have changed.
+    """
+
+    def __init__(self, broadcast: Broadcast, on_claimable: Callable[[], None]) -> None:
+        self.by_state: dict[JobState, dict[str, Job]] = {state: {} for state in JobState}
+        self._jobs: dict[str, Job] = {}
+        self._broadcast = broadcast
+        self._on_claimable = on_claimable
+        self._serials = itertools.count()
+        self._ready: dict[str, Line[Place]] = {}
+        self._parked: dict[str, dict[str, Line[Place]]] = {}
+        self._busy_keys: set[str] = set()
+        self._delayed: Line[tuple[datetime]] = Line()
+        self._expiring: Line[tuple[datetime]] = Line()
+        self._tombstones: Line[tuple[datetime]] = Line()
+
+    # Reading
+
+    def find(self, job_id: str, now: datetime) -> Job | None:
+        """The job as it stands at `now`; None when it is unknown or expired."""
+        self.settle_time(now)
+        return self._jobs.get(job_id)
+
+    def settle_time(self, now: datetime) -> None:
+        """What is due by `now` is ready, and what has expired is gone."""
+        while (head := self._delayed.head()) is not None and head[0][0] <= now:
+            self.come_due(self._jobs[head[1]])
+        while (head := self._expiring.head()) is not None and head[0][0] <= now:
+            self.expire(self._jobs[head[1]])
+        while (head := self._tombstones.head()) is not None and head[0][0] <= now:
+            self._tombstones.pop()
+
+    def has_tombstone(self, job_id: str) -> bool:
+        return job_id in self._tombstones
+
+    def expired(self, now: datetime) -> Iterator[str]:
+        """Ids of records and tombstones that are over at `now`, each dropped as it is yielded."""
+        for line in (self._expiring, self._tombstones):
+            while (head := line.head()) is not None and head[0][0] <= now:
+                job = self._jobs.get(head[1])
+                if line is self._expiring and job is not None:
+                    self.expire(job)
+                else:
+                    line.pop()
+                yield head[1]
+
+    def claimable(self, names: Collection[str]) -> bool:
+        """Whether a job for these names is ready (its ordering key may still turn out to be busy)."""
+        if ANY_NAME in names:
+            return bool(self._ready)
+        return any(name in self._ready for name in names)
+
+    def next_due(self) -> datetime | None:
+        """When the first delayed job comes due."""
+        head = self._delayed.head()
+        return None if head is None else head[0][0]
+
+    # Steps into the queue
+
+    def add(self, new: NewJob, now: datetime) -> None:
+        """A new generation of the id is queued or scheduled; `new.id` is unknown or a failed job."""
+        old = self._jobs.get(new.id)
+        step = Step.SCHEDULE if new.delay else Step.ENQUEUE
+        state = after(old.state if old else None, step)
+        assert state is not None
+        if old is not None:
+            self._unfile(old)
+        self._tombstones.discard(new.id)
+        job = Job(new=new, state=state, created_at=now, run_at=now + new.delay, serial=next(self._serials))
+        self._jobs[new.id] = self.by_state[state][new.id] = job
+        self._line_up(job)
+        self._broadcast.publish(JobEventKind.QUEUED, new.id)
+
+    def come_due(self, job: Job) -> None:
+        """A scheduled or failing job is ready; its place is by the time it became due."""
+        self._delayed.discard(job.new.id)
+        self._step(job, Step.COME_DUE)
+        self._line_up(job)
+
+    # Claiming
+
+    def take(self, names: Collection[str], limit: int) -> Iterator[Job]:
+        """Ready jobs in order, each processing as it is yielded; those whose ordering key is busy are parked."""
+        heads = [(head, name) for name in self._wanted(names) if (head := self._ready[name].head()) is not None]
+        heapq.heapify(heads)
+        while heads and limit > 0:
+            (_, job_id), name = heads[0]
+            job = self._jobs[job_id]
+            self._step_out(job)
+            if job.new.ordering_key in self._busy_keys:
+                self._park(job)
+            else:
+                limit -= 1
+                yield self._start(job)
+            line = self._ready.get(name)
+            head = line.head() if line is not None else None
+            if head is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (head, name))
+
+    def _wanted(self, names: Collection[str]) -> Collection[str]:
+        return self._ready if ANY_NAME in names else [name for name in names if name in self._ready]
+
+    def _start(self, job: Job) -> Job:
+        self._step(job, Step.CLAIM)
+        job.attempts += 1
+        job.settled_by = None
+        if job.new.ordering_key is not None:
+            self._busy_keys.add(job.new.ordering_key)
+        self._broadcast.publish(JobEventKind.ACTIVE, job.new.id)
+        return job
+
+    # Steps out of processing
+
+    def complete(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
+        job.result = result
+        self._end_attempt(job, Step.COMPLETE)
+        self._finish(job, now, keep or job.new.keep_completed)
+
+    def fail(self, job: Job, now: datetime, error: ErrorInfo, keep: Retention | None, step: Step = Step.FAIL) -> None:
+        job.last_error = error
+        self._end_attempt(job, step)
+        self._finish(job, now, keep or job.new.keep_failed)
+
+    def retry_later(self, job: Job, error: ErrorInfo, due: datetime) -> None:
+        job.last_error = error
+        self._end_attempt(job, Step.RETRY)
+        job.run_at = due
+        self._line_up(job)
+        self._broadcast.publish(JobEventKind.FAILING, job.new.id)
+
+    def requeue(self, job: Job, step: Step) -> None:
+        """The attempt is over by release or a lost lease; the job stands where it stood before."""
+        self._end_attempt(job, step)
+        self._line_up(job)
+        self._broadcast.publish(JobEventKind.QUEUED, job.new.id)
+
+    def _end_attempt(self, job: Job, step: Step) -> None:
+        self._step(job, step)
+        stalled = step in (Step.STALL, Step.EXHAUST)
+        job.settled_by = None if stalled else job.token
+        # A request to cancel outlives a crash of the worker it was meant for, not the settling of the attempt.
+        job.cancel_requested = job.cancel_requested and stalled
+        job.token = job.worker_id = job.deadline = None
+        if job.new.ordering_key is not None:
+            self._busy_keys.discard(job.new.ordering_key)
+            self._unpark(job.new.ordering_key)
+
+    def _finish(self, job: Job, now: datetime, keep: Retention) -> None:
+        job.finished_at = now
+        kind = JobEventKind.COMPLETED if job.state is JobState.COMPLETED else JobEventKind.FAILED
+        if keep is DROP:
+            self.expire(job)
+        else:
+            self.keep(job, now + keep)
+        self._broadcast.publish(kind, job.new.id)
+
+    # Steps out of the table
+
+    def keep(self, job: Job, until: datetime) -> None:
+        """The finished job's record expires at `until`."""
+        self._expiring.add((until,), job.new.id)
+
+    def expire(self, job: Job) -> None:
+        """The finished job's record is gone."""
+        self._expiring.discard(job.new.id)
+        self._step(job, Step.EXPIRE)
+
+    def cancel(self, job: Job, now: datetime) -> None:
+        """The waiting job is gone; who waited for it is told, and can still read so for an hour."""
+        self.drop(job)
+        self._tombstones.add((now + TOMBSTONE,), job.new.id)
+        self._broadcast.publish(JobEventKind.CANCELLED, job.new.id)
+
+    def drop(self, job: Job) -> None:
+        """The waiting job is gone without a trace."""
+        self._step(job, Step.CANCEL)
+        self._step_out(job)
+        self._delayed.discard(job.new.id)
+        if job.new.ordering_key is not None:
+            self._unpark(job.new.ordering_key)
+
+    def _step(self, job: Job, step: Step) -> None:
+        target = after(job.state, step)
+        self._unfile(job)
+        if target is not None:
+            job.state = target
+            self._jobs[job.new.id] = self.by_state[target][job.new.id] = job
+
+    def _unfile(self, job: Job) -> None:
+        del self._jobs[job.new.id]
+        del self.by_state[job.state][job.new.id]
+        if job.finished:
+            self._expiring.discard(job.new.id)
+
+    # Lines
+
+    def _line_up(self, job: Job) -> None:
+        if job.state is JobState.QUEUED:
+            self._stand(job, self._ready)
+            self._on_claimable()
+            return
+        self._delayed.add((job.run_at,), job.new.id)
+        if self.next_due() == job.run_at:
+            self._on_claimable()
+
+    def _stand(self, job: Job, lines: dict[str, Line[Place]]) -> None:
+        job.line = lines.get(job.new.name)
+        if job.line is None:
+            job.line = lines[job.new.name] = Line()
+        job.line.add(job.place, job.new.id)
+
+    def _step_out(self, job: Job) -> None:
+        if job.line is None:
+            return
+        job.line.discard(job.new.id)
+        if not job.line:
+            self._close(job, job.line)
+        job.line = None
+
+    def _close(self, job: Job, line: Line[Place]) -> None:
+        """An empty line takes no memory, however many names and keys come and go."""
+        name, key = job.new.name, job.new.ordering_key
+        if self._ready.get(name) is line:
+            del self._ready[name]
+        elif key is not None:
+            lines = self._parked[key]
+            del lines[name]
+            if not lines:
+                del self._parked[key]
+
+    def _park(self, job: Job) -> None:
+        assert job.new.ordering_key is not None
+        self._stand(job, self._parked.setdefault(job.new.ordering_key, {}))
+
+    def _unpark(self, key: str) -> None:
+        if key in self._busy_keys:
+            return
+        for line in list(self._parked.get(key, {}).values()):
+            head = line.head()
+            assert head is not None, "empty lines are closed"
+            job = self._jobs[head[1]]
+            self._step_out(job)
+            self._line_up(job)
+
+
+def stalled_error(job: Job, lease_holder: str, max_stalls: int) -> ErrorInfo:
+    """Why a job whose workers vanish is given up."""
+    spent = f"attempt {job.attempts} of {job.new.max_attempts}, {job.stalls} lost leases ({max_stalls} allowed)"
+    return ErrorInfo(
+        type="StalledError",
+        message=f"worker {lease_holder!r} vanished or lost its lease: {spent}; look for what kills it, then retry the job",
+        exhausted=job.attempts >= job.new.max_attempts,
+    )
+
+
+def is_over(moment: datetime | None, now: datetime, age: timedelta = timedelta(0)) -> bool:
+    """Whether `moment` is at least `age` ago."""
+    return moment is not None and moment + age <= now

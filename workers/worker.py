@@ -1,0 +1,349 @@
+"""Claims jobs, runs their handlers, settles them, keeps their leases, and stops without losing any.
+
+Theory of operation. One loop claims: it fills all free slots with one call, starts an attempt per claim, and waits for
+a slot while full, for the storage's hint while there is nothing to do. Around it run, for as long as any attempt does,
+the settler, the lease keeper and the reaper. An attempt lives in `_attempts` from its claim until its settlement is
+answered, so its lease is renewed all that time. Only the claim loop adds attempts, only an attempt removes itself.
+
+Stopping has three phases: claim no more; wait `grace` for running handlers; cancel the rest and release their jobs,
+uncounted. What has not ended 5 s later is abandoned and its ids are logged: the lease will run out and another worker
+take over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+from workers.attempt import Attempt, Ending, Runner
+from workers.errors import LossReason, StorageUnavailable
+from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
+from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
+from workers.jobs import Claim, Completed, Failed, Released, Retried, SettleStatus, check_text, new_id
+from workers.leases import LeaseKeeper
+from workers.reaper import Reaper
+from workers.retry import RetryPolicy
+from workers.serde import JsonSerde, Serde
+from workers.settler import Settler
+from workers.storage.base import Storage
+
+logger = logging.getLogger(__name__)
+
+LINGER_SECONDS: Final = 0.002
+FORCED_STOP_SECONDS: Final = 5.0
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+class Worker:
+    """Runs `handlers` (job name to function or `Handler`; `"*"` catches all) on one queue, `concurrency` at a time.
+
+    Leases (default 30 s) are renewed every third of theirs and reaped every half of the default. A failed attempt is
+    repeated by the job's own back-off, else the handler's, else `retry`. `poll_interval` bounds how long an idle worker
+    trusts the storage to wake it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        handlers: Mapping[str, HandlerFunction | Handler],
+        *,
+        worker_id: str | None = None,
+        concurrency: int = 10,
+        lease: timedelta = timedelta(seconds=30),
+        retry: RetryPolicy | None = None,
+        poll_interval: timedelta = timedelta(seconds=60),
+        grace: timedelta = timedelta(seconds=20),
+        max_stalls: int = 3,
+        middlewares: Sequence[Middleware] = (),
+        observers: Iterable[Observer] = (),
+        payload_serde: Serde | None = None,
+        result_serde: Serde | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        if lease <= timedelta(0):
+            raise ValueError(f"the lease must be longer than nothing, not {lease}")
+        self.worker_id = worker_id or new_id()
+        check_text("worker id", self.worker_id)
+        table = HandlerTable(handlers)
+        self._storage = storage
+        self._concurrency = concurrency
+        self._poll_interval = poll_interval
+        self._grace = grace
+        self._observers = tuple(observers)
+        self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
+        self._runner = Runner(
+            handlers=table,
+            retry=retry or RetryPolicy(),
+            payload_serde=payload_serde or JsonSerde(),
+            result_serde=result_serde or JsonSerde(),
+            middlewares=tuple(middlewares),
+            queue=storage.queue,
+        )
+        self._leases = LeaseKeeper(
+            storage,
+            interval=min(self._wanted.values()) / 3,
+            on_lost=self._lose,
+            on_cancel=self._cancel,
+            report=self._report,
+        )
+        self._settler = Settler(storage, holds=self._leases.holds, report=self._report)
+        self._reaper = Reaper(
+            storage, interval=lease / 2, max_stalls=max_stalls, observers=self._observers, name=self.worker_id
+        )
+        self._attempts: dict[str, Attempt] = {}  # by token
+        self._slot_freed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._waiting: asyncio.Task[None] | None = None  # what the claim loop waits for, so that `stop` can end it
+        self._idle = True
+
+    @property
+    def running(self) -> int:
+        """How many jobs are claimed and not yet settled."""
+        return len(self._attempts)
+
+    def stop(self) -> None:
+        """Ask the worker to stop: claim no more and let handlers finish for *grace*. A second call skips the grace."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+        self._slot_freed.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def run(self) -> None:
+        """Work until `stop`, then let jobs finish for *grace* and give back the rest, uncounted.
+
+        A storage that cannot be reached is reported and tried again for as long as it takes. Cancelling this call stops
+        without grace. A worker runs once.
+
+        Raises:
+            StorageError: the storage is not fit for use, as with missing tables.
+        """
+        if not await self._connect():
+            return
+        try:
+            async with asyncio.TaskGroup() as side:
+                tasks = [
+                    side.create_task(self._settler.run(), name="settle"),
+                    side.create_task(self._leases.run(), name="renew-leases"),
+                    side.create_task(self._reaper.run(), name="reap"),
+                ]
+                try:
+                    self._emit(WorkerEventKind.READY)
+                    await self._claim_until_stopped()
+                except asyncio.CancelledError:
+                    self._hurry.set()
+                    raise
+                finally:
+                    await self._finish()
+                    for task in tasks:
+                        task.cancel()
+        finally:
+            with contextlib.suppress(StorageUnavailable):
+                await self._storage.disconnect()
+            self._emit(WorkerEventKind.STOPPED)
+
+    async def _connect(self) -> bool:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            try:
+                await self._storage.connect()
+            except StorageUnavailable as error:
+                self._report(error)
+                await self._pause(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            else:
+                return True
+        return False
+
+    async def _claim_until_stopped(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            free = self._concurrency - len(self._attempts)
+            if free == 0:
+                await self._wait_for_slots()
+                continue
+            try:
+                claims = await self._claim(free)
+                if len(claims) < free:
+                    self._note_drained(found=len(claims))
+                    await self._wait_for_work()
+                pause = FIRST_PAUSE_SECONDS
+            except StorageUnavailable as error:
+                self._report(error)
+                await self._pause(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _claim(self, limit: int) -> list[Claim]:
+        asked_at = time.monotonic()
+        # Shielded: a cancellation now must not lose the claims an answer on its way brings.
+        call = asyncio.ensure_future(self._storage.claim(self.worker_id, leases=self._wanted, limit=limit))
+        try:
+            claims = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(lambda done: self._start_all_unless_failed(done, asked_at))
+            await asyncio.wait([call], timeout=FORCED_STOP_SECONDS)
+            raise
+        self._start_all(claims, asked_at)
+        return claims
+
+    def _start_all_unless_failed(self, call: asyncio.Future[list[Claim]], asked_at: float) -> None:
+        if not call.cancelled() and call.exception() is None:
+            self._start_all(call.result(), asked_at)
+
+    def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
+        for claim in claims:
+            attempt = Attempt(claim)
+            self._attempts[claim.token] = attempt
+            self._leases.hold(claim, since=asked_at)
+            attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
+
+    async def _wait_for_slots(self) -> None:
+        """Wait for a free slot; under load a moment longer, so that one claim fills several."""
+        self._slot_freed.clear()
+        if self._stopping.is_set():
+            return
+        await self._slot_freed.wait()
+        if self._concurrency - len(self._attempts) < self._concurrency // 2:
+            await asyncio.sleep(LINGER_SECONDS)
+
+    async def _wait_for_work(self) -> None:
+        """Return when a claim may succeed, or the worker shall stop."""
+        await self._unless_stopping(self._storage.wait(tuple(self._wanted), timeout=self._poll_interval))
+
+    async def _pause(self, seconds: float) -> None:
+        await self._unless_stopping(asyncio.sleep(seconds))
+
+    async def _unless_stopping(self, work: Coroutine[object, object, None]) -> None:
+        """Await `work`; `stop` cuts it short."""
+        if self._stopping.is_set():
+            work.close()
+            return
+        self._waiting = asyncio.create_task(work)
+        try:
+            await asyncio.wait([self._waiting])
+        finally:
+            self._waiting.cancel()
+            await asyncio.gather(self._waiting, return_exceptions=True)
+        if not self._waiting.cancelled():
+            self._waiting.result()
+
+    async def _run_attempt(self, attempt: Attempt) -> None:
+        claim = attempt.claim
+        try:
+            if claim.stalled is None:
+                self._emit(WorkerEventKind.ACTIVE, claim=claim)
+            ending = await self._runner.run(attempt)
+            if ending.settlement is not None:
+                await self._settle(attempt, ending)
+        finally:
+            self._leases.drop(claim)
+            del self._attempts[claim.token]
+            self._slot_freed.set()
+
+    async def _settle(self, attempt: Attempt, ending: Ending) -> None:
+        assert ending.settlement is not None
+        outcome = await self._settler.settle(ending.settlement)
+        if outcome is None:
+            self._emit(WorkerEventKind.LEASE_LOST, claim=attempt.claim)
+        elif outcome.status is SettleStatus.LOST:
+            self._emit(WorkerEventKind.LEASE_LOST, claim=attempt.claim, error=ending.error)
+        elif outcome.status is SettleStatus.ERROR:
+            self._report(RuntimeError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}"))
+        else:
+            self._emit_ending(attempt.claim, ending)
+
+    def _emit_ending(self, claim: Claim, ending: Ending) -> None:
+        kind, delay = WorkerEventKind.RELEASED, None
+        match ending.settlement:
+            case Completed():
+                kind = WorkerEventKind.COMPLETED
+            case Failed():
+                kind = WorkerEventKind.FAILED
+            case Retried():
+                kind, delay = WorkerEventKind.FAILING, ending.settlement.delay
+            case Released() | None:
+                pass
+        self._emit(kind, claim=claim, error=ending.error, delay=delay, duration=ending.duration)
+
+    async def _finish(self) -> None:
+        """Phases two and three of a stop: let handlers end, then cancel them and wait for their settlements."""
+        await self._wait_for_attempts(self._grace.total_seconds(), hurry=True)
+        for attempt in list(self._attempts.values()):
+            attempt.interrupt(SignalReason.SHUTDOWN)
+        await self._wait_for_attempts(FORCED_STOP_SECONDS, hurry=False)
+        if self._attempts:
+            logger.error(
+                "worker %s gave up on jobs that did not end: %s; they will be recovered when their leases end",
+                self.worker_id,
+                sorted(attempt.claim.job_id for attempt in self._attempts.values()),
+            )
+
+    async def _wait_for_attempts(self, seconds: float, *, hurry: bool) -> None:
+        tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
+        if not tasks:
+            return
+        waits: list[asyncio.Task[object]] = [asyncio.create_task(_all_done(tasks))]
+        if hurry:
+            waits.append(asyncio.create_task(self._hurry.wait()))
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pending in waits:
+                pending.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _lose(self, claim: Claim, reason: LossReason) -> None:
+        attempt = self._attempts.get(claim.token)
+        if attempt is not None and attempt.interrupt(SignalReason.LEASE_LOST, reason):
+            self._emit(WorkerEventKind.LEASE_LOST, claim=claim)
+
+    def _cancel(self, claim: Claim) -> None:
+        attempt = self._attempts.get(claim.token)
+        if attempt is not None:
+            attempt.interrupt(SignalReason.CANCELLED)
+
+    def _note_drained(self, *, found: int) -> None:
+        if self._attempts or found:
+            self._idle = False
+        elif not self._idle:
+            self._idle = True
+            self._emit(WorkerEventKind.DRAINED)
+
+    def _report(self, error: BaseException) -> None:
+        self._emit(WorkerEventKind.ERROR, error=error)
+
+    def _emit(
+        self,
+        kind: WorkerEventKind,
+        *,
+        claim: Claim | None = None,
+        error: BaseException | None = None,
+        delay: timedelta | None = None,
+        duration: timedelta | None = None,
+    ) -> None:
+        if self._observers:
+            notify(
+                self._observers,
+                WorkerEvent(
+                    kind=kind,
+                    queue=self._storage.queue,
+                    worker_id=self.worker_id,
+                    claim=claim,
+                    error=error,
+                    delay=delay,
+                    duration=duration,
+                ),
+            )
+
+
+async def _all_done(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)
