@@ -1,0 +1,89 @@
+"""At-least-once background jobs with leases, for idempotent handlers, on a storage of your choice."""
+
+from workers.clock import Clock, ManualClock, SystemClock
+from workers.errors import (
+    CorruptPayloadError,
+    HandlerTimeout,
+    JobCancelledError,
+    LeaseLost,
+    LossReason,
+    Retry,
+    StalledError,
+    StorageError,
+    StorageUnavailable,
+    TransactionError,
+    UnknownJobError,
+    UnrecoverableError,
+    Unsupported,
+    WorkersError,
+)
+from workers.events import Observer, WorkerEvent, WorkerEventKind
+from workers.handlers import AttemptContext, Handler, Job, Middleware, Signal, SignalReason
+from workers.jobs import (
+    DROP,
+    CancelResult,
+    Claim,
+    EnqueueStatus,
+    ErrorInfo,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    new_id,
+)
+from workers.queue import Enqueued, JobSpec, Queue, content_id
+from workers.reaper import Reaper
+from workers.retry import RetryPolicy
+from workers.serde import JsonSerde, Serde
+from workers.storage.base import Limits, Storage
+from workers.worker import Worker
+
+__all__ = [
+    "DROP",
+    "AttemptContext",
+    "CancelResult",
+    "Claim",
+    "Clock",
+    "CorruptPayloadError",
+    "EnqueueStatus",
+    "Enqueued",
+    "ErrorInfo",
+    "Handler",
+    "HandlerTimeout",
+    "Job",
+    "JobCancelledError",
+    "JobOutcome",
+    "JobSpec",
+    "JobState",
+    "JobStatus",
+    "JsonSerde",
+    "LeaseLost",
+    "Limits",
+    "LossReason",
+    "ManualClock",
+    "Middleware",
+    "NewJob",
+    "Observer",
+    "Queue",
+    "Reaper",
+    "Retry",
+    "RetryPolicy",
+    "Serde",
+    "Signal",
+    "SignalReason",
+    "StalledError",
+    "Storage",
+    "StorageError",
+    "StorageUnavailable",
+    "SystemClock",
+    "TransactionError",
+    "UnknownJobError",
+    "UnrecoverableError",
+    "Unsupported",
+    "Worker",
+    "WorkerEvent",
+    "WorkerEventKind",
+    "WorkersError",
+    "content_id",
+    "new_id",
+]

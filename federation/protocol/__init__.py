@@ -1,0 +1,1 @@
+"""The bytes that travel between servers: keys, envelopes, signatures, activities, acks and URLs; no I/O."""

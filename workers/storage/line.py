@@ -25,8 +25,10 @@ class Line(Generic[Key]):
     def __len__(self) -> int:
         return len(self._present)
 
-    def __contains__(self, member: object) -> bool:
-        return member in self._present
+    def key(self, member: str) -> Key | None:
+        """Where `member` stands; None when it does not."""
+        entry = self._present.get(member)
+        return None if entry is None else entry[0]
 
     def add(self, key: Key, member: str) -> None:
         """`member` stands at `key`, and no longer where it stood before."""

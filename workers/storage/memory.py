@@ -7,9 +7,9 @@ time; it is not thread-safe.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -46,7 +46,7 @@ from workers.jobs import (
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.broadcast import Broadcast, BufferedSubscription
-from workers.storage.memory_jobs import Job, JobTable, is_over, stalled_error
+from workers.storage.memory_jobs import Job, JobTable, stalled_error
 
 WORKER_RECORD: Final = timedelta(hours=1)
 """How long a worker is listed after it was last seen."""
@@ -138,9 +138,7 @@ class MemoryStorage:
     def _enqueue(self, new: NewJob, now: datetime) -> EnqueueResult:
         job = self._table.find(new.id, now)
         if job is not None and job.state is JobState.COMPLETED:
-            return EnqueueResult(
-                id=new.id, status=EnqueueStatus.COMPLETED, existing_state=job.state, result=job.result
-            )
+            return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=job.state, result=job.result)
         if job is not None and job.state is not JobState.FAILED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=job.state)
         self._table.add(new, now)
@@ -149,7 +147,7 @@ class MemoryStorage:
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         check_text("worker id", worker_id)
         now = self._now()
-        self._table.settle_time(now)
+        self._table.ready_what_is_due(now)
         self._queue.seen[worker_id] = now
         if self._queue.paused:
             return []
@@ -184,7 +182,7 @@ class MemoryStorage:
             await self._queue.sleep(min(left, self._until_due()))
 
     def _claimable(self, names: Collection[str]) -> bool:
-        self._table.settle_time(self._now())
+        self._table.ready_what_is_due(self._now())
         return not self._queue.paused and self._table.claimable(names)
 
     def _until_due(self) -> float:
@@ -251,7 +249,9 @@ class MemoryStorage:
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         now = self._now()
         processing = self._table.by_state[JobState.PROCESSING].values()
-        stalled = list(itertools.islice((job for job in processing if is_over(job.deadline, now)), limit))
+        stalled = list(
+            itertools.islice((job for job in processing if job.deadline is not None and job.deadline <= now), limit)
+        )
         requeued, failed = [], []
         for job in stalled:
             job.stalls += 1
@@ -266,9 +266,9 @@ class MemoryStorage:
 
     async def sweep(self, limit: int) -> int:
         now = self._now()
-        removed = sum(1 for _ in itertools.islice(self._table.expired(now), limit))
+        removed = sum(1 for _ in itertools.islice(self._table.drop_expired(now), limit))
         busy = {job.worker_id for job in self._table.by_state[JobState.PROCESSING].values()}
-        gone = [id for id, seen in self._queue.seen.items() if is_over(seen, now, WORKER_RECORD) and id not in busy]
+        gone = [id for id, seen in self._queue.seen.items() if seen + WORKER_RECORD <= now and id not in busy]
         for worker_id in gone[: limit - removed]:
             del self._queue.seen[worker_id]
             removed += 1
@@ -292,9 +292,10 @@ class MemoryStorage:
         return [_status(job) if (job := self._table.find(job_id, now)) else None for job_id in ids]
 
     async def result(self, job_id: str) -> JobOutcome | None:
-        job = self._table.find(job_id, self._now())
+        now = self._now()
+        job = self._table.find(job_id, now)
         if job is None:
-            return JobOutcome(kind=OutcomeKind.CANCELLED) if self._table.has_tombstone(job_id) else None
+            return JobOutcome(kind=OutcomeKind.CANCELLED) if self._table.has_tombstone(job_id, now) else None
         if not job.finished:
             return None
         if job.state is JobState.COMPLETED:
@@ -302,7 +303,7 @@ class MemoryStorage:
         return JobOutcome(kind=OutcomeKind.FAILED, error=job.last_error)
 
     async def counts(self) -> dict[JobState, int]:
-        self._table.settle_time(self._now())
+        self._look_at_the_clock()
         return {state: len(jobs) for state, jobs in self._table.by_state.items()}
 
     async def workers(self) -> list[WorkerInfo]:
@@ -323,7 +324,7 @@ class MemoryStorage:
         now = self._now()
         failed = [job for job in self._found(ids, now) if job.state is JobState.FAILED]
         for job in failed:
-            self._table.again(job, now)
+            self._table.add_again(job, now)
         return len(failed)
 
     async def remove(self, ids: Sequence[str]) -> int:
@@ -339,8 +340,7 @@ class MemoryStorage:
         now = self._now()
         delayed = [job for job in self._found(ids, now) if job.waits and job.state is not JobState.QUEUED]
         for job in delayed:
-            job.run_at = now
-            self._table.come_due(job)
+            self._table.promote(job, now)
         return len(delayed)
 
     async def drain(self) -> int:
@@ -353,8 +353,10 @@ class MemoryStorage:
         if state not in (JobState.COMPLETED, JobState.FAILED):
             raise ValueError(f"only completed and failed jobs can be cleaned, not {state.value} ones")
         now = self._now()
-        self._table.settle_time(now)
-        old = (job for job in self._table.by_state[state].values() if is_over(job.finished_at, now, older_than))
+        self._look_at_the_clock()
+        ended_before = now - older_than
+        records = self._table.by_state[state].values()
+        old = (job for job in records if job.finished_at is not None and job.finished_at <= ended_before)
         cleaned = list(itertools.islice(old, limit))
         for job in cleaned:
             self._table.expire(job)
@@ -380,7 +382,7 @@ class MemoryStorage:
             yield subscription
 
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        self._table.settle_time(self._now())
+        self._look_at_the_clock()
         last = -1 if cursor is None else int(cursor)
         later = sorted((job for job in self._table.by_state[state].values() if job.serial > last), key=_serial)
         page = later[:limit]
@@ -390,6 +392,11 @@ class MemoryStorage:
 
     def _now(self) -> datetime:
         return self._space.clock.now()
+
+    def _look_at_the_clock(self) -> None:
+        now = self._now()
+        self._table.ready_what_is_due(now)
+        deque(self._table.drop_expired(now), maxlen=0)
 
     def _found(self, ids: Sequence[str], now: datetime) -> tuple[Job, ...]:
         return tuple(job for job_id in dict.fromkeys(ids) if (job := self._table.find(job_id, now)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
@@ -86,31 +86,33 @@ class JobTable:
 
     def find(self, job_id: str, now: datetime) -> Job | None:
         """The job as it stands at `now`; None when it is unknown or expired."""
-        self.settle_time(now)
-        return self._jobs.get(job_id)
+        job = self._jobs.get(job_id)
+        if job is None:
+            return None
+        if job.state in (JobState.SCHEDULED, JobState.FAILING) and job.run_at <= now:
+            self._come_due(job)
+        elif job.finished and is_over(self._expiring.key(job_id), now):
+            self.expire(job)
+            return None
+        return job
 
-    def settle_time(self, now: datetime) -> None:
-        """What is due by `now` is ready, and what has expired is gone."""
-        while (head := self._delayed.head()) is not None and head[0][0] <= now:
-            self.come_due(self._jobs[head[1]])
-        while (head := self._expiring.head()) is not None and head[0][0] <= now:
+    def has_tombstone(self, job_id: str, now: datetime) -> bool:
+        """Whether the job was cancelled within the last hour."""
+        until = self._tombstones.key(job_id)
+        return until is not None and not is_over(until, now)
+
+    def ready_what_is_due(self, now: datetime) -> None:
+        """Every scheduled or failing job that is due by `now` is ready."""
+        while (head := self._delayed.head()) is not None and is_over(head[0], now):
+            self._come_due(self._jobs[head[1]])
+
+    def drop_expired(self, now: datetime) -> Iterator[str]:
+        """Ids of records and tombstones that are over at `now`, each gone before it is yielded."""
+        while (head := self._expiring.head()) is not None and is_over(head[0], now):
             self.expire(self._jobs[head[1]])
-        while (head := self._tombstones.head()) is not None and head[0][0] <= now:
-            self._tombstones.pop()
-
-    def has_tombstone(self, job_id: str) -> bool:
-        return job_id in self._tombstones
-
-    def expired(self, now: datetime) -> Iterator[str]:
-        """Ids of records and tombstones that are over at `now`, each dropped as it is yielded."""
-        for line in (self._expiring, self._tombstones):
-            while (head := line.head()) is not None and head[0][0] <= now:
-                job = self._jobs.get(head[1])
-                if line is self._expiring and job is not None:
-                    self.expire(job)
-                else:
-                    line.pop()
-                yield head[1]
+            yield head[1]
+        while (head := self._tombstones.head()) is not None and is_over(head[0], now):
+            yield self._tombstones.pop()[1]
 
     def claimable(self, names: Collection[str]) -> bool:
         """Whether a job for these names is ready (its ordering key may still turn out to be busy)."""
@@ -125,22 +127,32 @@ class JobTable:
 
     # Steps into the queue
 
-    def add(self, new: NewJob, now: datetime) -> None:
+    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
         """A new generation of the id is queued or scheduled; `new.id` is unknown or a failed job."""
         old = self._jobs.get(new.id)
-        step = Step.SCHEDULE if new.delay else Step.ENQUEUE
-        state = after(old.state if old else None, step)
+        state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
         assert state is not None
         if old is not None:
-            self._unfile(old)
+            self._expiring.discard(new.id)
+            del self.by_state[old.state][new.id]
         self._tombstones.discard(new.id)
-        job = Job(new=new, state=state, created_at=now, run_at=now + new.delay, serial=next(self._serials))
+        job = Job(
+            new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=next(self._serials)
+        )
         self._jobs[new.id] = self.by_state[state][new.id] = job
         self._line_up(job)
         self._broadcast.publish(JobEventKind.QUEUED, new.id)
 
-    def come_due(self, job: Job) -> None:
-        """A scheduled or failing job is ready; its place is by the time it became due."""
+    def add_again(self, job: Job, now: datetime) -> None:
+        """The failed job is queued with fresh attempts."""
+        self.add(replace(job.new, delay=timedelta(0)), now, created_at=job.created_at)
+
+    def promote(self, job: Job, now: datetime) -> None:
+        """The scheduled or failing job is due now."""
+        job.run_at = now
+        self._come_due(job)
+
+    def _come_due(self, job: Job) -> None:
         self._delayed.discard(job.new.id)
         self._step(job, Step.COME_DUE)
         self._line_up(job)
@@ -184,12 +196,12 @@ class JobTable:
     def complete(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
         job.result = result
         self._end_attempt(job, Step.COMPLETE)
-        self._finish(job, now, keep or job.new.keep_completed)
+        self._finish(job, now, job.new.keep_completed if keep is None else keep)
 
     def fail(self, job: Job, now: datetime, error: ErrorInfo, keep: Retention | None, step: Step = Step.FAIL) -> None:
         job.last_error = error
         self._end_attempt(job, step)
-        self._finish(job, now, keep or job.new.keep_failed)
+        self._finish(job, now, job.new.keep_failed if keep is None else keep)
 
     def retry_later(self, job: Job, error: ErrorInfo, due: datetime) -> None:
         job.last_error = error
@@ -217,12 +229,12 @@ class JobTable:
 
     def _finish(self, job: Job, now: datetime, keep: Retention) -> None:
         job.finished_at = now
-        kind = JobEventKind.COMPLETED if job.state is JobState.COMPLETED else JobEventKind.FAILED
+        completed = job.state is JobState.COMPLETED
         if keep is DROP:
             self.expire(job)
         else:
             self.keep(job, now + keep)
-        self._broadcast.publish(kind, job.new.id)
+        self._broadcast.publish(JobEventKind.COMPLETED if completed else JobEventKind.FAILED, job.new.id)
 
     # Steps out of the table
 
@@ -251,16 +263,12 @@ class JobTable:
 
     def _step(self, job: Job, step: Step) -> None:
         target = after(job.state, step)
-        self._unfile(job)
-        if target is not None:
-            job.state = target
-            self._jobs[job.new.id] = self.by_state[target][job.new.id] = job
-
-    def _unfile(self, job: Job) -> None:
-        del self._jobs[job.new.id]
         del self.by_state[job.state][job.new.id]
-        if job.finished:
-            self._expiring.discard(job.new.id)
+        if target is None:
+            del self._jobs[job.new.id]
+        else:
+            job.state = target
+            self.by_state[target][job.new.id] = job
 
     # Lines
 
@@ -323,6 +331,5 @@ def stalled_error(job: Job, lease_holder: str, max_stalls: int) -> ErrorInfo:
     )
 
 
-def is_over(moment: datetime | None, now: datetime, age: timedelta = timedelta(0)) -> bool:
-    """Whether `moment` is at least `age` ago."""
-    return moment is not None and moment + age <= now
+def is_over(until: tuple[datetime] | None, now: datetime) -> bool:
+    return until is not None and until[0] <= now

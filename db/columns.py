@@ -1,0 +1,67 @@
+"""Column types and the two table bases: what is ours to migrate, and what belongs to the host application."""
+
+import uuid
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from sqlalchemy import DateTime, Dialect, Text
+from sqlalchemy.orm import registry
+from sqlalchemy.types import TypeDecorator
+from sqlmodel import SQLModel
+
+E = TypeVar("E", bound=StrEnum)
+
+
+class FederationTable(SQLModel, registry=registry()):
+    """Base of every table the migrations create; its metadata is what they are compared with.
+
+    A registry of its own keeps these tables out of `SQLModel.metadata`, where a host application that runs in the
+    same process may have its own model of `follows` or `posts`.
+    """
+
+
+class HostTable(SQLModel, registry=registry()):
+    """Base of the tables the host application owns: read and written here, never created by a migration."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware `datetime` in Python, `timestamp` without time zone holding UTC in the database.
+
+    Naive values are refused: whether they meant UTC or local time is unknown.
+    """
+
+    impl = DateTime
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"naive datetime {value.isoformat()}: pass an aware one, such as datetime.now(UTC)")
+        return value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+class TextEnum(TypeDecorator[E], Generic[E]):
+    """A `StrEnum` in Python, `text` in the database, so that a new member needs no migration."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, members: type[E]) -> None:
+        super().__init__()
+        self.members = members
+
+    def process_bind_param(self, value: E | None, dialect: Dialect) -> str | None:
+        return None if value is None else self.members(value).value
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> E | None:
+        return None if value is None else self.members(value)
+
+
+def new_id() -> str:
+    """A fresh UUIDv4 as text, the form every node uses for identifiers."""
+    return str(uuid.uuid4())

@@ -1,0 +1,145 @@
+"""Engines for both databases: how connections are opened, pooled, and how their transactions begin."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from datetime import timedelta
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+
+_BUSY_TIMEOUT = timedelta(seconds=30)
+_CONNECT_TIMEOUT = timedelta(seconds=10)
+_PING_AFTER = timedelta(seconds=1)
+_SQLITE_READERS = 8
+_POSTGRES_CONNECTIONS = 20
+
+
+def async_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
+    """A writer and a reader for `url`; the reader's transactions refuse to write.
+
+    SQLite admits one writer at a time, so its writer has one connection: tasks of this process queue for it in order
+    instead of polling the file lock, and `busy_timeout` is left to the contention of other processes. PostgreSQL's
+    reader and writer share one pool.
+
+    `hide_parameters`: statements carry payloads, which must not reach a log through an exception.
+    """
+    if url.get_backend_name() == "sqlite":
+        writer = _sqlite_engine(url, connections=1)
+        reader = _sqlite_engine(url, connections=_SQLITE_READERS)
+        _prepare_writer(writer.sync_engine)
+        _prepare_reader(reader.sync_engine)
+        return writer, reader
+    writer = create_async_engine(
+        url,
+        hide_parameters=True,
+        pool_size=_POSTGRES_CONNECTIONS,
+        max_overflow=0,
+        pool_use_lifo=True,
+        connect_args=_postgres_arguments(),
+    )
+    _ping_idle_connections(writer.sync_engine)
+    return writer, writer.execution_options(postgresql_readonly=True)
+
+
+def migration_engine(url: URL) -> Engine:
+    """A synchronous engine whose DDL is transactional on both databases, unlike the SQLite driver's default."""
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, hide_parameters=True, connect_args=_sqlite_arguments())
+        _prepare_writer(engine)
+        _enable_write_ahead_log(engine)
+        return engine
+    return create_engine(url, hide_parameters=True, connect_args=_postgres_arguments())
+
+
+def _sqlite_engine(url: URL, *, connections: int) -> AsyncEngine:
+    return create_async_engine(
+        url.set(drivername="sqlite+aiosqlite"),
+        hide_parameters=True,
+        pool_size=connections,
+        max_overflow=0,
+        connect_args=_sqlite_arguments(),
+    )
+
+
+def _sqlite_arguments() -> dict[str, object]:
+    # isolation_level None: the driver begins no transaction by itself, `_prepare_writer` does.
+    return {"timeout": _BUSY_TIMEOUT.total_seconds(), "isolation_level": None}
+
+
+def _postgres_arguments() -> dict[str, object]:
+    return {"connect_timeout": int(_CONNECT_TIMEOUT.total_seconds())}
+
+
+def _prepare_writer(engine: Engine) -> None:
+    """Transactions of this SQLite engine take the write lock before they read.
+
+    A deferred transaction that reads and then writes fails at once, whatever the busy timeout, if another connection
+    wrote in between.
+    """
+    _set_pragmas(engine, "synchronous = NORMAL", "foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _prepare_reader(engine: Engine) -> None:
+    """Queries of this SQLite engine run outside transactions, each on what is committed by then, as on PostgreSQL."""
+    _set_pragmas(engine, "query_only = ON")
+
+
+def _enable_write_ahead_log(engine: Engine) -> None:
+    """The file is in WAL mode, and stays so for everyone who opens it later.
+
+    Of several processes that switch a fresh file at once SQLite turns all but one away without its busy timeout.
+    """
+
+    @event.listens_for(engine, "connect")
+    def switch(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+        deadline = time.monotonic() + _BUSY_TIMEOUT.total_seconds()
+        cursor = connection.cursor()
+        while True:
+            try:
+                cursor.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
+        cursor.close()
+
+
+def _set_pragmas(engine: Engine, *pragmas: str) -> None:
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        for pragma in pragmas:
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+
+def _ping_idle_connections(engine: Engine) -> None:
+    """A connection that lay idle is tried before it is used, and replaced with all its elders if it is dead.
+
+    The pool's own `pre_ping` does so at every checkout, which costs a busy worker a fifth of its throughput.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def remember(_connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+        record.info["idle_since"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def ping(connection: DBAPIConnection, record: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
+        idle_since = record.info.get("idle_since", math.inf)
+        if time.monotonic() - idle_since < _PING_AFTER.total_seconds():
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error

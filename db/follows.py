@@ -1,0 +1,45 @@
+"""Who follows whom, where at least one side may live on another server."""
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKeyConstraint, Index, Text, false
+from sqlmodel import Field
+
+from db.columns import FederationTable, UtcDateTime, new_id
+
+
+class Follow(FederationTable, table=True):
+    """A follow as this node knows it. Neither user id is a foreign key, and the pair is not unique.
+
+    On the follower's node `follower_server_url` holds the *followed* user's server: read both columns as "server of
+    the other party", null for a local one. Deleting a server from the registry deletes its follows.
+    """
+
+    __tablename__ = "follows"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["follower_server_url"],
+            ["server_registry.url"],
+            name="follows_follower_server_url_server_registry_url_fk",
+            ondelete="CASCADE",
+        ),
+        ForeignKeyConstraint(
+            ["following_server_url"],
+            ["server_registry.url"],
+            name="follows_following_server_url_server_registry_url_fk",
+            ondelete="CASCADE",
+        ),
+        Index("follows_followerServerUrl_idx", "follower_server_url"),
+        Index("follows_followingServerUrl_idx", "following_server_url"),
+    )
+
+    id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
+    follower_id: str = Field(sa_type=Text)
+    following_id: str = Field(sa_type=Text)
+    accepted: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    created_at: datetime = Field(sa_type=UtcDateTime)
+    follower_server_url: str | None = Field(default=None, sa_type=Text)
+    following_server_url: str | None = Field(default=None, sa_type=Text)
+    acknowledged: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    requester_signature: str | None = Field(default=None, sa_type=Text)
+    responder_signature: str | None = Field(default=None, sa_type=Text)

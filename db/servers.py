@@ -1,0 +1,87 @@
+"""Remote servers: the registry, the blacklist, pending key rotations and the history of their health."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import BigInteger, Index, Integer, Text, UniqueConstraint, text
+from sqlmodel import Field
+
+from db.columns import FederationTable, TextEnum, UtcDateTime, new_id
+
+
+class ServerHealth(StrEnum):
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+class Server(FederationTable, table=True):
+    """A remote server we know, by its canonical URL, with both public keys (base64) and its health.
+
+    Each key is unique twice, by constraint and by index, because existing databases have both.
+    """
+
+    __tablename__ = "server_registry"
+    __table_args__ = (
+        UniqueConstraint("url", name="server_registry_url_unique"),
+        UniqueConstraint("public_key", name="server_registry_public_key_unique"),
+        UniqueConstraint("encryption_public_key", name="server_registry_encryption_public_key_unique"),
+        Index("serverRegistry_publicKey_uidx", "public_key", unique=True),
+        Index("serverRegistry_encryptionPublicKey_uidx", "encryption_public_key", unique=True),
+        Index("serverRegistry_lastSeen_idx", "last_seen"),
+    )
+
+    id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
+    url: str = Field(sa_type=Text)
+    public_key: str = Field(sa_type=Text)
+    encryption_public_key: str = Field(sa_type=Text)
+    last_seen: datetime = Field(sa_type=UtcDateTime)
+    created_at: datetime = Field(sa_type=UtcDateTime)
+    updated_at: datetime = Field(sa_type=UtcDateTime)
+    is_healthy: bool
+    health_check_attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    unhealthy_reason: str | None = Field(default=None, sa_type=Text)
+
+
+class BlacklistedServer(FederationTable, table=True):
+    """A server we refuse to deliver to and to hear from. The URL is not unique: every decision keeps its reason."""
+
+    __tablename__ = "blacklisted_servers"
+    __table_args__ = (Index("blacklistedServers_serverUrl_idx", "server_url"),)
+
+    id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
+    server_url: str = Field(sa_type=Text)
+    created_at: datetime = Field(sa_type=UtcDateTime)
+    reason: str = Field(sa_type=Text)
+
+
+class RotateChallengeToken(FederationTable, table=True):
+    """A key rotation a remote server has begun and not yet proven: four plaintext challenges and its new keys."""
+
+    __tablename__ = "rotate_challenge_tokens"
+    __table_args__ = (Index("rotateChallengeTokens_serverUrl_idx", "server_url"),)
+
+    id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
+    signing_old_token: str = Field(sa_type=Text, repr=False)
+    signing_new_token: str = Field(sa_type=Text, repr=False)
+    encryption_old_token: str = Field(sa_type=Text, repr=False)
+    encryption_new_token: str = Field(sa_type=Text, repr=False)
+    new_signing_public_key: str = Field(sa_type=Text)
+    new_encryption_public_key: str = Field(sa_type=Text)
+    server_url: str = Field(sa_type=Text)
+    created_at: datetime = Field(sa_type=UtcDateTime)
+    attempts_left: int = Field(default=3, sa_column_kwargs={"server_default": text("3")})
+    expires_at: datetime = Field(sa_type=UtcDateTime)
+
+
+class ServerHealthEvent(FederationTable, table=True):
+    """One change of a server's health; append-only. `reason` is the failure code, or why it healed."""
+
+    __tablename__ = "server_health_events"
+    __table_args__ = (Index("server_health_events_server_url_at_idx", "server_url", "at"),)
+
+    id: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    server_url: str = Field(sa_type=Text)
+    from_state: ServerHealth = Field(sa_type=TextEnum(ServerHealth))
+    to_state: ServerHealth = Field(sa_type=TextEnum(ServerHealth))
+    reason: str | None = Field(default=None, sa_type=Text)
+    at: datetime = Field(sa_type=UtcDateTime)

@@ -1,0 +1,75 @@
+"""The application's door to its database: transactions that write, and sessions that only read.
+
+One `Database` per process and event loop. A transaction begins with its first statement, not when the block is
+entered; on SQLite it then holds the only write lock until the block ends, so nothing slow (the network, a queue)
+belongs inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from db.engines import async_engines
+from db.url import parse_url
+
+
+class Database:
+    """Pooled sessions on an SQLite file or a PostgreSQL database; connections are opened on first use.
+
+    Objects stay readable after their session ends: nothing is expired on commit.
+
+    Raises:
+        DatabaseUrlError: `url` is malformed, of another backend, or an SQLite URL without a file.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = parse_url(url)
+        self._writer, self._reader = async_engines(self._url)
+        self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
+        self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
+        self._tasks_writing: set[asyncio.Task[object] | None] = set()
+
+    def __repr__(self) -> str:
+        # Rebuilt from the parts that name the database: a password may hide in the query, too.
+        shown = URL.create(
+            self._url.get_backend_name(), host=self._url.host, port=self._url.port, database=self._url.database
+        )
+        return f"Database({shown})"
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSession]:
+        """What the block did is committed when it ends, and undone if it raises.
+
+        Not reentrant: an inner transaction of the same task would wait for the outer one, for ever on SQLite.
+
+        Raises:
+            RuntimeError: this task is inside `transaction()` already; hand its session on instead.
+        """
+        task = asyncio.current_task()
+        if task in self._tasks_writing:
+            raise RuntimeError("transaction() inside transaction() of the same task; pass the outer session on")
+        self._tasks_writing.add(task)
+        try:
+            async with self._write_sessions() as session, session.begin():
+                yield session
+        finally:
+            self._tasks_writing.discard(task)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        """A session for queries alone: it waits for no writer, and the database refuses writes through it.
+
+        Each query sees what was committed before it; two queries may see different states.
+        """
+        async with self._read_sessions() as session:
+            yield session
+
+    async def close(self) -> None:
+        """Every idle connection is closed; end the sessions first. A second call does nothing."""
+        await self._reader.dispose()
+        await self._writer.dispose()

@@ -1,0 +1,48 @@
+"""Which databases we speak, and through which driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+_ACCEPTED = "sqlite:///path/to/file.db or postgresql://user:password@host:5432/name"
+
+
+class DatabaseUrlError(ValueError):
+    """The database URL names nothing we can open; the message says why, and never shows a password."""
+
+
+def parse_url(text: str) -> URL:
+    """The backend, address and options that `text` names; the driver it asks for is replaced by ours.
+
+    `postgres://`, which Node applications write, means `postgresql://`.
+
+    Raises:
+        DatabaseUrlError: malformed, another backend, or an SQLite URL without a file in an existing directory.
+    """
+    try:
+        url = make_url(text.replace("postgres://", "postgresql://", 1) if text.startswith("postgres://") else text)
+    except (ArgumentError, ValueError):
+        # Not chained: SQLAlchemy quotes the whole string, password included.
+        raise DatabaseUrlError(f"the database URL cannot be parsed; write {_ACCEPTED}") from None
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        _require_file(url)
+        return url.set(drivername="sqlite")
+    if backend == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    raise DatabaseUrlError(f"database backend {backend!r} is not supported; write {_ACCEPTED}")
+
+
+def _require_file(url: URL) -> None:
+    name = url.database or ":memory:"
+    if name == ":memory:" or name.startswith("file:"):
+        raise DatabaseUrlError(
+            f"SQLite database {name!r} is not a plain file, which several connections can share;"
+            " write sqlite:///path/to/file.db"
+        )
+    directory = Path(name).absolute().parent
+    if not directory.is_dir():
+        raise DatabaseUrlError(f"directory {directory} of the SQLite database does not exist; create it first")

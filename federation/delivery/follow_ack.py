@@ -1,0 +1,49 @@
+"""The acknowledgment of a follow: opened, verified, and turned into what changes in our own row."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from federation.delivery.errors import PermanentFailure
+from federation.delivery.ledger import FollowAnswer
+from federation.protocol.acks import Ack, FollowAck
+from federation.protocol.errors import ProtocolError
+from federation.protocol.keys import OwnKeys
+from federation.protocol.models import parse_model
+
+FindPublicKey: TypeAlias = Callable[[], Awaitable[str | None]]
+
+
+async def read_follow_ack(
+    ack: Ack, server_url: str, *, keys: OwnKeys, cached_public_key: str | None, find_public_key: FindPublicKey
+) -> FollowAnswer:
+    """What the server says of our follow, proven to be its word.
+
+    The key is `cached_public_key` if the registry had one when the attempt began, else the one it has now.
+
+    Raises:
+        PermanentFailure: the acknowledgment does not open, has not the shape of one, or is not signed by that server.
+    """
+    try:
+        plaintext = ack.open(keys.encryption.secret)
+        following = parse_model(FollowAck, plaintext).following
+    except ProtocolError as error:
+        raise PermanentFailure("INVALID_ACK", f"the follow's acknowledgment: {error}", keep_row=False) from None
+    public_key = cached_public_key or await find_public_key()
+    if public_key is None:
+        raise PermanentFailure(
+            "NO_PUBLIC_KEY",
+            f"{server_url} is no longer registered, its acknowledgment cannot be verified",
+            keep_row=False,
+        )
+    if not ack.is_signed(plaintext, public_key):
+        raise PermanentFailure(
+            "INVALID_ACK_SIGNATURE", f"the follow's acknowledgment is not signed by {server_url}", keep_row=False
+        )
+    return FollowAnswer(
+        follower_id=following.follower_id,
+        following_id=following.following_id,
+        server_url=server_url,
+        accepted=following.accepted is True,
+    )

@@ -1,0 +1,181 @@
+"""What became of each delivery, written to the database in groups.
+
+Theory of operation. Attempts run side by side, and each writes twice: before it sends, and when it knows the outcome.
+One transaction per write would cost more than the delivery, so concurrent writes share one: each caller hands in its
+entry and waits; a single loop takes all that has gathered and commits it. A caller returns only after its entry is
+committed, so everything an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash
+between the commit and the settling of the job runs the attempt again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, TypeAlias
+
+from sqlalchemy import bindparam, delete, update
+from sqlalchemy.exc import DataError, IntegrityError, StatementError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlmodel import col
+
+from db import Database, DeliveryJob, Follow
+
+MAX_GROUP: Final = 500
+MAX_ERROR_CHARACTERS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempted:
+    """The delivery is about to be sent."""
+
+    delivery_id: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowAnswer:
+    """What the other server says of our follow: accepted; or only that it knows of it."""
+
+    follower_id: str
+    following_id: str
+    server_url: str
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """The delivery is over and its row is removed, in the transaction that applies the answer to a follow."""
+
+    delivery_id: str
+    follow: FollowAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The delivery failed for good; its row stays for a while, with the reason."""
+
+    delivery_id: str
+    outcome: str
+    error: str
+    at: datetime
+
+
+Entry: TypeAlias = Attempted | Gone | Settled
+
+
+class Ledger:
+    """Group commit for delivery rows. `write` may be called by any number of tasks of one event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: list[tuple[Entry, asyncio.Future[bool]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def attempted(self, delivery_id: str) -> None:
+        """The row's counter is one higher and its last attempt is now; nothing happens without a row."""
+        await self.write(Attempted(delivery_id=delivery_id, at=datetime.now(UTC)))
+
+    async def gone(self, delivery_id: str, *, follow: FollowAnswer | None = None) -> bool:
+        """The row is removed and the follow updated, both or neither. False: no such follow is known here."""
+        return await self.write(Gone(delivery_id=delivery_id, follow=follow))
+
+    async def settled(self, delivery_id: str, *, outcome: str, error: str) -> None:
+        """The row says that, when and why the delivery failed for good; it can be found for 7 days."""
+        error = error.replace("\x00", "")[:MAX_ERROR_CHARACTERS]
+        await self.write(Settled(delivery_id=delivery_id, outcome=outcome, error=error, at=datetime.now(UTC)))
+
+    async def write(self, entry: Entry) -> bool:
+        """The entry is committed.
+
+        Raises:
+            SQLAlchemyError: it was not; the whole attempt is worth repeating.
+        """
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entry, future))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_groups(), name="delivery-ledger")
+        return await future
+
+    async def _write_groups(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(0)  # attempts that write in this same turn of the loop join the group
+                group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+                await self._write_group(group)
+        finally:
+            self._writer = None
+
+    async def _write_group(self, group: Sequence[tuple[Entry, asyncio.Future[bool]]]) -> None:
+        try:
+            results = await self._commit([entry for entry, _ in group])
+        except (DataError, IntegrityError, StatementError) as error:
+            if len(group) == 1 or not isinstance(error, DataError | IntegrityError):
+                _fail(group, error)
+                return
+            for member in group:  # one entry the database refuses must not fail its neighbours
+                await self._write_group([member])
+        except Exception as error:
+            _fail(group, error)
+        else:
+            for (_, future), result in zip(group, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+
+    async def _commit(self, entries: Sequence[Entry]) -> list[bool]:
+        attempted = [{"row": e.delivery_id, "at": e.at} for e in entries if isinstance(e, Attempted)]
+        gone = [e.delivery_id for e in entries if isinstance(e, Gone)]
+        settled = [
+            {"row": e.delivery_id, "at": e.at, "how": e.outcome, "why": e.error}
+            for e in entries
+            if isinstance(e, Settled)
+        ]
+        async with self._database.transaction() as session:
+            connection = await session.connection()
+            if attempted:
+                await connection.execute(_ATTEMPTED, attempted)
+            if settled:
+                await connection.execute(_SETTLED, settled)
+            if gone:
+                await connection.execute(delete(DeliveryJob).where(col(DeliveryJob.id).in_(gone)))
+            return [await _apply(session, entry) for entry in entries]
+
+
+async def _apply(session: AsyncSession, entry: Entry) -> bool:
+    if not isinstance(entry, Gone) or entry.follow is None:
+        return True
+    answer = entry.follow
+    # A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
+    values = {"accepted": True} if answer.accepted else {"acknowledged": True}
+    changed = (
+        update(Follow)
+        .where(
+            col(Follow.follower_id) == answer.follower_id,
+            col(Follow.following_id) == answer.following_id,
+            col(Follow.follower_server_url) == answer.server_url,
+        )
+        .values(values)
+        .returning(col(Follow.id))
+    )
+    return (await session.execute(changed)).first() is not None
+
+
+_TABLE = DeliveryJob.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core statements skip the ORM
+
+_ATTEMPTED = (
+    update(_TABLE)
+    .where(_TABLE.c.id == bindparam("row"))
+    .values(attempts=_TABLE.c.attempts + 1, last_attempted_at=bindparam("at"))
+)
+_SETTLED = (
+    update(_TABLE)
+    .where(_TABLE.c.id == bindparam("row"))
+    .values(settled_at=bindparam("at"), outcome=bindparam("how"), last_error=bindparam("why"))
+)
+
+
+def _fail(group: Sequence[tuple[Entry, asyncio.Future[bool]]], error: Exception) -> None:
+    for _, future in group:
+        if not future.done():
+            future.set_exception(error)

@@ -1,0 +1,133 @@
+"""What an outbound exchange may end in besides a response, and the map from exceptions to network error codes."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Iterator
+
+import aiohttp
+import httpx
+from aiohttp.http_exceptions import HttpProcessingError
+
+from federation.http.threat_policy import NetworkErrorCode
+
+
+class OutboundError(Exception):
+    """An outbound exchange ended without a usable response."""
+
+
+class BlockedUrl(OutboundError):
+    """The URL itself may not be fetched, whatever DNS says; trying again cannot help."""
+
+
+class BodyTooLarge(OutboundError):
+    """The response body is over the cap, so it cannot be what was asked for; trying again cannot help."""
+
+
+class NetworkError(OutboundError):
+    """No complete response came from `origin`; worth another try. The message never holds a byte of any body."""
+
+    def __init__(self, code: NetworkErrorCode, origin: str, detail: str) -> None:
+        super().__init__(f"{code} from {origin}: {detail}")
+        self.code = code
+        self.origin = origin
+
+
+class BlockedAddress(NetworkError):
+    """The host name leads to an address that is not public, right now.
+
+    The code is DNS_BLOCKED: a name filter that answers with a sinkhole address is the usual cause, and a relay with
+    another resolver may see the true address. A name moved back to a public address works again at the next try.
+    """
+
+    def __init__(self, host: str, detail: str) -> None:
+        super().__init__(NetworkErrorCode.DNS_BLOCKED, host, detail)
+
+
+# Everything the transport may raise because of the network or the peer; all else is a bug and passes unchanged.
+TRANSPORT_FAILURES = (
+    httpx.TransportError,
+    aiohttp.ClientError,
+    HttpProcessingError,  # a malformed chunk in the body surfaces bare
+    OSError,  # includes TimeoutError, ssl.SSLError and socket.gaierror
+)
+
+# Our own machine ran out of something: the peer is not to blame and must not be marked unhealthy.
+_LOCAL_EXHAUSTION = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_RESET = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN, errno.ETIMEDOUT})
+
+
+def network_error(exc: Exception, origin: str, phase: str) -> NetworkError | None:
+    """*exc* as the classified error to raise from it; None if the fault is this machine's (out of descriptors)."""
+    chain = list(_causes(exc))
+    if any(isinstance(link, OSError) and link.errno in _LOCAL_EXHAUSTION for link in chain):
+        return None
+    return NetworkError(classify(exc), origin, f"{phase}: {_describe(chain[-1])}")
+
+
+def classify(exc: BaseException) -> NetworkErrorCode:
+    """The network error code of *exc*, judged by the types and errno values in its chain of causes."""
+    chain = list(_causes(exc))
+    return next((code for link in chain if (code := _classify_one(link))), _classify_httpx(chain))
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    """*exc* and what it was raised from.
+
+    `__context__` is left out on purpose: it also holds errors somebody happens to be handling, such as the direct
+    failure while a relay is tried.
+    """
+    link: BaseException | None = exc
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _classify_one(exc: BaseException) -> NetworkErrorCode | None:
+    if isinstance(exc, ssl.SSLError):
+        return NetworkErrorCode.TLS_ERROR
+    if isinstance(exc, socket.gaierror):
+        return NetworkErrorCode.DNS_BLOCKED
+    if isinstance(exc, aiohttp.ClientPayloadError):
+        return NetworkErrorCode.CONN_RESET  # the body broke off; how the connection ended is not told apart
+    if isinstance(exc, OSError):
+        return _classify_os_error(exc)
+    return None
+
+
+def _classify_os_error(exc: OSError) -> NetworkErrorCode | None:
+    if exc.errno == errno.ECONNREFUSED or isinstance(exc, ConnectionRefusedError):
+        return NetworkErrorCode.CONN_REFUSED
+    if exc.errno in _RESET or isinstance(exc, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
+        return NetworkErrorCode.CONN_RESET  # with ETIMEDOUT: the kernel gave up, as opposed to our own deadline
+    if isinstance(exc, TimeoutError):
+        return NetworkErrorCode.TIMEOUT
+    return None
+
+
+def _classify_httpx(chain: list[BaseException]) -> NetworkErrorCode:
+    """The verdict where only httpx's own type tells something.
+
+    httpx-aiohttp turns every lost connection into `ConnectTimeout`, so a timeout counts only where no aiohttp
+    exception stands behind it.
+    """
+    from_aiohttp = any(isinstance(link, aiohttp.ClientError) for link in chain)
+    if not from_aiohttp and any(isinstance(link, httpx.TimeoutException) for link in chain):
+        return NetworkErrorCode.TIMEOUT
+    return NetworkErrorCode.UNKNOWN
+
+
+def _describe(exc: BaseException) -> str:
+    """The type and the system's name for it: messages may quote what the peer sent."""
+    name = type(exc).__name__
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"{name} ({exc.verify_message})"
+    if isinstance(exc, ssl.SSLError) and exc.reason:
+        return f"{name} ({exc.reason})"
+    if isinstance(exc, socket.gaierror):
+        return f"{name} ({exc.strerror})"
+    if isinstance(exc, OSError) and exc.errno is not None and exc.errno in errno.errorcode:
+        return f"{name} ({errno.errorcode[exc.errno]})"
+    return name

@@ -1,0 +1,123 @@
+"""`federation_fetch`: a direct request, the record of its failure, and a relay where one may help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS, FederationClient
+from federation.http.errors import NetworkError
+from federation.http.guard import parse_target
+from federation.http.response import Response
+from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundRequest:
+    """One request as it goes out directly, or sealed inside a relay's."""
+
+    url: str
+    method: str
+    headers: Mapping[str, str]
+    body: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A response, and the peer that relayed it (None: it came directly)."""
+
+    response: Response
+    peer: str | None = None
+
+    @property
+    def proxied(self) -> bool:
+        """True if a peer relayed the response."""
+        return self.peer is not None
+
+
+class MarkUnhealthy(Protocol):
+    """Records that *server_url* failed with *code*."""
+
+    async def __call__(self, server_url: str, code: NetworkErrorCode) -> object: ...
+
+
+class Relay(Protocol):
+    """Sends *request* through a healthy peer within *remaining*; raises whatever stops it."""
+
+    async def __call__(self, request: OutboundRequest, remaining: timedelta) -> Fetched: ...
+
+
+class FederationFetch:
+    """Callable with the behaviour of `federation_fetch`; one per process."""
+
+    def __init__(
+        self,
+        client: FederationClient,
+        *,
+        mark_unhealthy: MarkUnhealthy,
+        relay: Relay | None = None,
+        policy_overrides: Mapping[NetworkErrorCode, PolicyOverride] = NO_OVERRIDES,
+    ) -> None:
+        self._client = client
+        self._mark_unhealthy = mark_unhealthy
+        self._relay = relay
+        self._policy_overrides = policy_overrides
+
+    async def __call__(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] = NO_HEADERS,
+        body: bytes | None = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        proxy_fallback: bool = False,
+        server_url: str | None = None,
+        skip_health_update: bool = False,
+    ) -> Fetched:
+        """The response of *url*, direct or, with *proxy_fallback*, through a peer, within *timeout* altogether.
+
+        On a network error *server_url* (default: the origin of *url*) is marked unhealthy with its code, unless
+        *skip_health_update*; failing to record that is only logged. A success is recorded nowhere. A relay is tried
+        if the code's policy allows it; its failure is logged, and the direct error stands.
+
+        Raises:
+            NetworkError: the direct request failed, and no relay helped.
+            BodyTooLarge, BlockedUrl: as `FederationClient.fetch`; the server's health is left alone.
+        """
+        started = monotonic()
+        try:
+            response = await self._client.fetch(url, method=method, headers=headers, body=body, timeout=timeout)
+        except NetworkError as error:
+            if not skip_health_update:
+                await self._record(server_url or parse_target(url).origin, error.code)
+            if proxy_fallback:
+                request = OutboundRequest(url=url, method=method, headers=headers, body=body)
+                remaining = timeout - timedelta(seconds=monotonic() - started)
+                if relayed := await self._try_relay(request, error, remaining):
+                    return relayed
+            raise
+        return Fetched(response=response)
+
+    async def _record(self, server_url: str, code: NetworkErrorCode) -> None:
+        try:
+            await self._mark_unhealthy(server_url, code)
+        except Exception:
+            log.exception("server_mark_unhealthy_failed", server_url=server_url, code=code)
+
+    async def _try_relay(self, request: OutboundRequest, error: NetworkError, remaining: timedelta) -> Fetched | None:
+        allowed = get_threat_policy(error.code, self._policy_overrides).relay_eligible
+        if self._relay is None or not allowed or remaining <= timedelta():
+            return None
+        try:
+            return await self._relay(request, remaining)
+        except Exception as exc:
+            log.warning("relay_failed", origin=error.origin, code=error.code, error=type(exc).__name__)
+            return None

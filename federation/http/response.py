@@ -1,0 +1,50 @@
+"""A complete HTTP response, and what it says about when to come back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+SHORTEST_PAUSE = timedelta(seconds=1)
+LONGEST_PAUSE = timedelta(hours=1)
+
+_SECONDS = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """Status, headers (any case finds them) and the whole body as it came, undecoded."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """True for a 2xx status."""
+        return 200 <= self.status <= 299
+
+    def retry_after(self, now: datetime) -> timedelta | None:
+        """How long the server asks to be left alone, between one second and one hour; None if it does not say.
+
+        Reads `Retry-After`, else `X-Retry-After` (what the original implementation's rate limiter sends): whole
+        seconds or an HTTP date. Anything else counts as absent.
+        """
+        for name in ("retry-after", "x-retry-after"):
+            pause = _parse_pause(self.headers.get(name, "").strip(), now)
+            if pause is not None:
+                return min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+        return None
+
+
+def _parse_pause(text: str, now: datetime) -> timedelta | None:
+    if _SECONDS.fullmatch(text):
+        return timedelta(seconds=int(text)) if len(text) < 9 else LONGEST_PAUSE
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - now

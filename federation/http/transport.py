@@ -1,0 +1,199 @@
+"""The pooled, guarded connections of one process: httpx's transport interface over aiohttp.
+
+httpx's own pool scans all its connections for every request, which costs more than the request itself from a hundred
+servers on; aiohttp's looks its connection up by server.
+
+Stale connections. A server may close an idle connection at the very moment a request is written to it, and the
+request then fails although the server is well. Connections idle for longer than four seconds are not used again
+(common servers wait at least five), and a request whose *reused* connection ends before any response is sent once
+more. It may thereby arrive twice, as after any lost response: receivers deduplicate. A fresh connection that is closed
+at once is the server's answer and is not retried here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import aiohttp
+import httpx
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.tracing import Trace
+from httpx_aiohttp import AiohttpTransport
+
+from federation.http.guard import AddressGuard
+
+_KEEPALIVE_SECONDS = 4
+_DNS_CACHE_SECONDS = 10
+_RESOLVER_THREADS = 16
+
+# Written by the connector, read by the transport, both in the task of one request.
+_dialled: ContextVar[bool] = ContextVar("dialled", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """Bounds of one pool.
+
+    `connections` are those in use at a time; an exchange beyond waits on its own deadline, so allow for as many as
+    there are exchanges at once. `idle_servers` is how many servers may keep idle connections.
+    """
+
+    connections: int = 200
+    connections_per_server: int = 8
+    idle_servers: int = 512
+
+
+DEFAULT_LIMITS = PoolLimits()
+
+
+class Resolver(Protocol):
+    """Turns host names into addresses."""
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        """The addresses of *host*, in the order to try them.
+
+        Raises:
+            OSError: `socket.gaierror` if the name has none or the name service does not answer.
+        """
+
+
+class SystemResolver:
+    """The operating system's resolver, on threads of its own.
+
+    A lookup that hangs holds its thread for many seconds; in the event loop's shared pool a few of them would stop
+    everything else that needs a thread.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _getaddrinfo, host, port)
+
+
+def _getaddrinfo(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return [str(sockaddr[0]) for *_, sockaddr in found]
+
+
+class GuardedResolver(AbstractResolver):
+    """Gives aiohttp vetted addresses only; what it caches for ten seconds and dials has passed the guard."""
+
+    def __init__(self, guard: AddressGuard, resolver: Resolver) -> None:
+        self._guard = guard
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = await self._resolver.resolve(host, port)
+        self._guard.vet(host, addresses)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is open: the resolver's threads end with it."""
+
+
+class _Protocol(ResponseHandler):
+    """aiohttp's protocol, which also takes a reset for what it is.
+
+    aiohttp lets a body that only the end of the connection delimits end in a reset as if it were complete.
+    """
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if exc is not None and self._payload is not None and not self._payload.is_eof():
+            self._payload.set_exception(exc)
+        super().connection_lost(exc)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """aiohttp's pool, which also tells fresh connections from reused ones and bounds the idle ones."""
+
+    def __init__(self, guarded: GuardedResolver, context: ssl.SSLContext, limits: PoolLimits) -> None:
+        super().__init__(
+            ssl=context,
+            resolver=guarded,
+            ttl_dns_cache=_DNS_CACHE_SECONDS,
+            keepalive_timeout=_KEEPALIVE_SECONDS,
+            limit=limits.connections,
+            limit_per_host=limits.connections_per_server,
+        )
+        self._max_idle_servers = limits.idle_servers
+        protocol: type[ResponseHandler] = _Protocol
+        self._factory = partial(protocol, loop=self._loop)
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        _dialled.set(True)
+        return await super()._create_connection(req, traces, timeout)
+
+    def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        # aiohttp's `limit` counts connections in use only: deliveries to thousands of servers would otherwise leave
+        # thousands of idle descriptors behind.
+        full = len(self._conns) >= self._max_idle_servers and key not in self._conns
+        super()._release(key, protocol, should_close=should_close or full)
+
+
+class PooledTransport(AiohttpTransport):
+    """An httpx transport that sends a request again, once, if a reused connection proves to have been closed."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        _dialled.set(False)
+        try:
+            return await super().handle_async_request(request)
+        except httpx.TransportError as exc:
+            if _dialled.get() or not isinstance(exc.__cause__, _CONNECTION_LOST):
+                raise
+        return await super().handle_async_request(request)
+
+
+_CONNECTION_LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
+
+
+def pooled_transport(
+    guard: AddressGuard,
+    *,
+    resolver: Resolver | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    limits: PoolLimits = DEFAULT_LIMITS,
+) -> httpx.AsyncBaseTransport:
+    """A transport for one event loop; it opens its pool at the first request.
+
+    By default names are resolved by the operating system, and certificates verified against `SSL_CERT_FILE` or
+    `SSL_CERT_DIR` if set, else certifi's authorities. No proxy, no cookies, no redirects, no decompression.
+    """
+    context = ssl_context or httpx.create_ssl_context()
+
+    def open_session() -> aiohttp.ClientSession:
+        session = aiohttp.ClientSession(
+            connector=_Connector(GuardedResolver(guard, resolver or SystemResolver()), context, limits),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
+        # aiohttp would repeat every idempotent request, also one that a fresh connection failed.
+        session._retry_connection = False
+        return session
+
+    return PooledTransport(verify=context, trust_env=False, client=open_session)

@@ -1,0 +1,233 @@
+"""Activities: the plaintext of deliveries, and the request that carries one.
+
+A sender builds a text once, then signs and seals that same text: there is no canonical form to fall back on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, JsonValue
+
+from federation.protocol.content import Content
+from federation.protocol.errors import NotJson, PayloadError, UrlError
+from federation.protocol.json_text import dump_json, encode_text, parse_json
+from federation.protocol.models import (
+    MAX_PAYLOAD_BYTES,
+    Identifier,
+    Moment,
+    ServerUrl,
+    WireModel,
+)
+from federation.protocol.sealing import Envelope
+from federation.protocol.times import format_moment, parse_moment
+
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+"""The largest delivery request parsed; a sealed payload of `MAX_PAYLOAD_BYTES` fits."""
+
+
+class ActivityMethod(StrEnum):
+    """The activities a delivery may carry."""
+
+    FEDERATE = "FEDERATE"
+    FEDERATE_POST = "FEDERATE_POST"
+    INSERT = "INSERT"
+    UNFOLLOW = "UNFOLLOW"
+
+
+def parse_method(payload: str) -> ActivityMethod:
+    """Return the method of a job's payload, which is then known to be a JSON object with a UTF-8 form.
+
+    Raises:
+        PayloadError: longer than `MAX_PAYLOAD_BYTES`, lone surrogates, not JSON, nested too deeply, not an object,
+            or its `method` is not one we carry.
+    """
+    if len(encode_text(payload)) > MAX_PAYLOAD_BYTES:
+        raise PayloadError(f"payload: more than {MAX_PAYLOAD_BYTES} bytes of UTF-8")
+    try:
+        value = parse_json(payload, limit=MAX_PAYLOAD_BYTES)
+    except NotJson as error:
+        raise PayloadError(f"payload: {error}") from None
+    if not isinstance(value, dict):
+        raise PayloadError("payload: expected a JSON object")
+    return _method(value, "payload")
+
+
+def _method(value: Mapping[object, object], where: str) -> ActivityMethod:
+    if "method" not in value:
+        raise PayloadError(f"{where}: method is missing")
+    method = value["method"]
+    if not isinstance(method, str):
+        raise PayloadError(f"{where}: method is not a string")
+    try:
+        return ActivityMethod(method)
+    except ValueError:
+        raise PayloadError(f"{where}: method is not one of {', '.join(ActivityMethod)}") from None
+
+
+class Following(WireModel):
+    """One user's request to follow another."""
+
+    id: Identifier
+    created_at: Moment
+    follower_id: Identifier
+    following_id: Identifier
+    accepted: bool
+    follower_server_url: ServerUrl | None
+
+
+class FollowActivity(WireModel):
+    """`FEDERATE`, as a receiver reads it."""
+
+    method: Literal["FEDERATE"]
+    federation_url: ServerUrl
+    following: Following
+
+
+class EndedFollowing(WireModel):
+    follower_id: Identifier
+    following_id: Identifier
+
+
+class UnfollowActivity(WireModel):
+    """`UNFOLLOW`, as a receiver reads it: an extension Sipher does not know."""
+
+    method: Literal["UNFOLLOW"]
+    federation_url: ServerUrl
+    following: EndedFollowing
+
+
+def _parse_published(value: object) -> datetime:
+    if not isinstance(value, str):
+        raise ValueError("expected a date as text")
+    return parse_moment(value)
+
+
+class Post(WireModel):
+    id: Identifier
+    content: Content
+    author_id: Identifier
+    published: Annotated[datetime, BeforeValidator(_parse_published)]
+    is_private: bool
+
+    def content_json(self) -> list[dict[str, JsonValue]]:
+        """Return the blocks as JSON values, without the members no peer knows."""
+        return [block.model_dump(mode="json") for block in self.content]
+
+
+class PostActivity(WireModel):
+    """`FEDERATE_POST`, as a receiver reads it."""
+
+    method: Literal["FEDERATE_POST"]
+    federation_url: ServerUrl
+    post: Post
+
+
+def follow_activity(
+    *,
+    federation_url: str,
+    follow_id: str,
+    created_at: datetime,
+    follower_id: str,
+    following_id: str,
+    follower_server_url: str | None,
+    requester_signature: str | None = None,
+) -> str:
+    """Return the payload of a follow request.
+
+    *federation_url* is our own URL. *follower_server_url* is, despite its name, the recipient's: Sipher stores it
+    so on the follower's side and receivers ignore it.
+    """
+    following = {
+        "id": follow_id,
+        "followerId": follower_id,
+        "followingId": following_id,
+        "accepted": False,
+        "createdAt": format_moment(created_at),
+        "followerServerUrl": follower_server_url,
+        "followingServerUrl": None,
+        "acknowledged": False,
+        "requesterSignature": requester_signature,
+        "responderSignature": None,
+    }
+    return dump_json({"following": following, "federationUrl": federation_url, "method": ActivityMethod.FEDERATE})
+
+
+def unfollow_activity(*, federation_url: str, follower_id: str, following_id: str) -> str:
+    """Return the payload that ends a follow; *federation_url* is our own URL."""
+    following = {"followerId": follower_id, "followingId": following_id}
+    return dump_json({"following": following, "federationUrl": federation_url, "method": ActivityMethod.UNFOLLOW})
+
+
+def post_activity(
+    *,
+    federation_url: str,
+    post_id: str,
+    content: Sequence[Mapping[str, JsonValue]],
+    author_id: str,
+    published: datetime,
+    is_private: bool | None,
+) -> str:
+    """Return the payload of a post; *federation_url* is our own URL. An unset *is_private* is sent as false:
+    receivers refuse null."""
+    post = {
+        "id": post_id,
+        "content": list(content),
+        "authorId": author_id,
+        "published": format_moment(published),
+        "isPrivate": bool(is_private),
+    }
+    return dump_json({"method": ActivityMethod.FEDERATE_POST, "federationUrl": federation_url, "post": post})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryRequest:
+    """The body of a delivery: which activity, sealed to the recipient, signed by the sender."""
+
+    method: ActivityMethod
+    payload: Envelope
+    signature: str = field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Return the HTTP body."""
+        body = {"method": self.method, "payload": self.payload.to_wire(), "signature": self.signature}
+        return dump_json(body).encode("utf-8")
+
+    @classmethod
+    def parse(cls, body: bytes) -> DeliveryRequest:
+        """Return the request in an HTTP body; its signature is any string, still to be verified.
+
+        Raises:
+            NotJson: longer than `MAX_REQUEST_BYTES`, or not JSON.
+            PayloadError: not an object, an unknown method, or a signature that is not a string.
+            EnvelopeError: the payload is no envelope.
+        """
+        value = parse_json(body, limit=MAX_REQUEST_BYTES)
+        if not isinstance(value, dict):
+            raise PayloadError("body: expected a JSON object")
+        method = _method(value, "body")
+        signature = value.get("signature")
+        if not isinstance(signature, str):
+            raise PayloadError("body: signature is missing or not a string")
+        return cls(method=method, payload=Envelope.from_wire(value.get("payload")), signature=signature)
+
+
+def delivery_headers(*, own_url: str, target_url: str) -> dict[str, str]:
+    """Return the headers of a delivery; there is never a cookie, with one Sipher enforces browser rules.
+
+    Raises:
+        UrlError: one of the two cannot stand in a header.
+    """
+    for name, url in (("own URL", own_url), ("target URL", target_url)):
+        if not url.isascii() or not url.isprintable() or " " in url:
+            raise UrlError(f"{name}: percent-encode everything but visible ASCII")
+    return {
+        "Content-Type": "application/json",
+        "Origin": own_url,
+        "X-Federation-Origin": own_url,
+        "X-Federation-Target": target_url,
+    }

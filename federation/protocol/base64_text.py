@@ -1,0 +1,40 @@
+"""Base64 as this protocol writes it: standard alphabet, padded, no white space, exactly one spelling per value."""
+
+from __future__ import annotations
+
+import binascii
+
+
+def encode_base64(raw: bytes) -> str:
+    """Return *raw* in strict base64."""
+    return binascii.b2a_base64(raw, newline=False).decode("ascii")
+
+
+def decode_base64(text: object) -> bytes:
+    """Return the bytes *text* stands for.
+
+    Raises:
+        ValueError: *text* is not a string, or not the one strict spelling of any bytes. The message quotes nothing.
+    """
+    if not isinstance(text, str):
+        raise ValueError("expected a base64 string")
+    try:
+        raw = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:  # binascii.Error is one; so is the complaint about non-ASCII text
+        raise ValueError("not strict base64 (standard alphabet, padded, no white space)") from None
+    # strict_mode lets unused trailing bits through: two texts would then name one key.
+    if encode_base64(raw) != text:
+        raise ValueError("not canonical base64 (unused bits are set)")
+    return raw
+
+
+def decode_base64_sized(text: object, size: int) -> bytes:
+    """Return the *size* bytes *text* stands for.
+
+    Raises:
+        ValueError: as `decode_base64`, or another size.
+    """
+    raw = decode_base64(text)
+    if len(raw) != size:
+        raise ValueError(f"expected {size} bytes, got {len(raw)}")
+    return raw

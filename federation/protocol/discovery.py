@@ -1,0 +1,74 @@
+"""`/discover`: what a server says of itself, and how one introduces itself to another."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import AfterValidator
+
+from federation.protocol.errors import KeyMaterialError, NotJson, PayloadError, UrlError
+from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.models import ServerUrl, WireModel, validate
+from federation.protocol.urls import canonical_origin
+
+MAX_DISCOVER_BYTES: Final = 256 * 1024
+
+
+def _is_key(text: str) -> str:
+    try:
+        decode_key(text, what="key")
+    except KeyMaterialError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+PublicKeyText = Annotated[str, AfterValidator(_is_key)]
+"""A public key in strict base64, 32 bytes."""
+
+
+class DiscoverDocument(WireModel):
+    """The part of `/discover` that identifies a server."""
+
+    url: ServerUrl
+    public_key: PublicKeyText
+    encryption_public_key: PublicKeyText
+
+    @property
+    def origin(self) -> str | None:
+        """The canonical form of `url`, None if it has none."""
+        try:
+            return canonical_origin(self.url)
+        except UrlError:
+            return None
+
+
+def parse_discover_document(body: bytes) -> DiscoverDocument:
+    """Return the document in a response body.
+
+    Raises:
+        NotJson: over 256 KiB, or not JSON.
+        PayloadError: a member is missing, or a key is not 32 bytes of strict base64.
+    """
+    return validate(DiscoverDocument, parse_json(body, limit=MAX_DISCOVER_BYTES))
+
+
+def parse_echo(body: bytes) -> DiscoverDocument | None:
+    """Return the registered server's own entry in its answer to a registration, None if it has no usable one."""
+    try:
+        answer = parse_json(body, limit=MAX_DISCOVER_BYTES)
+        return validate(DiscoverDocument, answer.get("echo")) if isinstance(answer, dict) else None
+    except (NotJson, PayloadError):
+        return None
+
+
+def register_request(*, url: str, keys: OwnKeys) -> bytes:
+    """Return the body that asks a server to register us."""
+    return dump_json(
+        {
+            "method": "REGISTER",
+            "url": url,
+            "publicKey": keys.signing.public_text,
+            "encryptionPublicKey": keys.encryption.public_text,
+        }
+    ).encode()

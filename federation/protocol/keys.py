@@ -1,0 +1,160 @@
+"""Key material: our own two pairs from the environment, other servers' public keys from the wire.
+
+Secrets stay out of reprs, errors and pickles: a pair prints its public half only and refuses to be copied out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import NoReturn, SupportsIndex
+
+from nacl import bindings
+
+from federation.protocol.base64_text import decode_base64_sized, encode_base64
+from federation.protocol.errors import KeyMaterialError
+
+PUBLIC_KEY_BYTES = 32
+SIGNING_SECRET_BYTES = 64
+SIGNING_SEED_BYTES = 32
+ENCRYPTION_SECRET_BYTES = 32
+
+SIGNING_PUBLIC_VARIABLE = "FEDERATION_PUBLIC_KEY"
+SIGNING_SECRET_VARIABLE = "FEDERATION_PRIVATE_KEY"  # noqa: S105 - the variable's name, not its value
+ENCRYPTION_PUBLIC_VARIABLE = "FEDERATION_ENCRYPTION_PUBLIC_KEY"
+ENCRYPTION_SECRET_VARIABLE = "FEDERATION_ENCRYPTION_PRIVATE_KEY"  # noqa: S105 - as above
+
+
+def fingerprint(raw: bytes) -> str:
+    """Return the lower-case hex SHA-256 of a raw public key."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+def decode_key(text: object, *, what: str) -> bytes:
+    """Return the 32 raw bytes of a public key in strict base64; *what* names it in the error.
+
+    Raises:
+        KeyMaterialError: not strict base64, or another size.
+    """
+    try:
+        return decode_base64_sized(text, PUBLIC_KEY_BYTES)
+    except ValueError as error:
+        raise KeyMaterialError([f"{what}: {error}"]) from None
+
+
+class _StaysHere:
+    """A value that holds a secret and therefore refuses to be pickled or copied."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} holds a secret key and is not pickled or copied")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigningKeyPair(_StaysHere):
+    """An Ed25519 pair; *secret* is the 32-byte seed followed by the public key (NaCl's layout)."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> SigningKeyPair:
+        """Return the pair a 32-byte seed determines."""
+        public, secret = bindings.crypto_sign_seed_keypair(seed)
+        return cls(public=public, secret=secret)
+
+    @property
+    def public_text(self) -> str:
+        return encode_base64(self.public)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncryptionKeyPair(_StaysHere):
+    """An X25519 pair; *secret* is the scalar as stored, clamped only in use."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def from_secret(cls, secret: bytes) -> EncryptionKeyPair:
+        """Return the pair a 32-byte scalar determines."""
+        return cls(public=bindings.crypto_scalarmult_base(secret), secret=secret)
+
+    @property
+    def public_text(self) -> str:
+        return encode_base64(self.public)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnKeys:
+    """The two key pairs that are this node's identity."""
+
+    signing: SigningKeyPair
+    encryption: EncryptionKeyPair
+
+    @classmethod
+    def from_base64(
+        cls, *, signing_public: str, signing_secret: str, encryption_public: str, encryption_secret: str
+    ) -> OwnKeys:
+        """Return the keys the four environment values hold, each pair known to belong together.
+
+        Raises:
+            KeyMaterialError: every problem at once, each with its variable's name and never its value.
+        """
+        problems: list[str] = []
+        signing = _signing_pair(signing_public, signing_secret, problems)
+        encryption = _encryption_pair(encryption_public, encryption_secret, problems)
+        if problems or signing is None or encryption is None:
+            raise KeyMaterialError(problems)
+        return cls(signing=signing, encryption=encryption)
+
+    def to_env(self) -> dict[str, str]:
+        """Return the four variables, **secrets included**, as a `.env` file holds them."""
+        return {
+            SIGNING_PUBLIC_VARIABLE: self.signing.public_text,
+            SIGNING_SECRET_VARIABLE: encode_base64(self.signing.secret),
+            ENCRYPTION_PUBLIC_VARIABLE: self.encryption.public_text,
+            ENCRYPTION_SECRET_VARIABLE: encode_base64(self.encryption.secret),
+        }
+
+
+def generate_own_keys() -> OwnKeys:
+    """Return two fresh pairs from the operating system's randomness."""
+    return OwnKeys(
+        signing=SigningKeyPair.from_seed(os.urandom(SIGNING_SEED_BYTES)),
+        encryption=EncryptionKeyPair.from_secret(os.urandom(ENCRYPTION_SECRET_BYTES)),
+    )
+
+
+def _signing_pair(public_text: str, secret_text: str, problems: list[str]) -> SigningKeyPair | None:
+    public = _decode(SIGNING_PUBLIC_VARIABLE, public_text, PUBLIC_KEY_BYTES, problems)
+    secret = _decode(SIGNING_SECRET_VARIABLE, secret_text, SIGNING_SECRET_BYTES, problems)
+    if secret is None:
+        return None
+    pair = SigningKeyPair.from_seed(secret[:SIGNING_SEED_BYTES])
+    if pair.secret != secret:
+        problems.append(f"{SIGNING_SECRET_VARIABLE}: the second half is not the public key of the seed before it")
+    elif public not in (None, pair.public):
+        problems.append(f"{SIGNING_PUBLIC_VARIABLE}: not the public half of {SIGNING_SECRET_VARIABLE}")
+    return pair
+
+
+def _encryption_pair(public_text: str, secret_text: str, problems: list[str]) -> EncryptionKeyPair | None:
+    public = _decode(ENCRYPTION_PUBLIC_VARIABLE, public_text, PUBLIC_KEY_BYTES, problems)
+    secret = _decode(ENCRYPTION_SECRET_VARIABLE, secret_text, ENCRYPTION_SECRET_BYTES, problems)
+    if secret is None:
+        return None
+    pair = EncryptionKeyPair.from_secret(secret)
+    if public not in (None, pair.public):
+        problems.append(f"{ENCRYPTION_PUBLIC_VARIABLE}: not the public half of {ENCRYPTION_SECRET_VARIABLE}")
+    return pair
+
+
+def _decode(variable: str, text: str, size: int, problems: list[str]) -> bytes | None:
+    try:
+        return decode_base64_sized(text, size)
+    except ValueError as error:
+        problems.append(f"{variable}: {error}")
+        return None

@@ -1,0 +1,132 @@
+"""Sealed envelopes: text only one server can read.
+
+X25519 with a one-time key and HSalsa20 (together NaCl's `crypto_box_beforenm`), HKDF-SHA256, AES-256-GCM without
+associated data. The parameters are those of Sipher's federation layer, version 1.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from nacl import bindings
+from nacl.exceptions import CryptoError
+
+from federation.protocol.base64_text import decode_base64, decode_base64_sized, encode_base64
+from federation.protocol.errors import EnvelopeError, KeyMaterialError
+from federation.protocol.json_text import encode_text
+from federation.protocol.keys import ENCRYPTION_SECRET_BYTES, PUBLIC_KEY_BYTES
+
+IV_BYTES = 12
+AUTH_TAG_BYTES = 16
+
+_SALT = b"sipher-federation-v1-salt"
+_INFO = b"sipher-federation-v1-aes"
+_AES_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """The four parts of a sealed text, raw; sizes are checked where they enter, in `from_wire`."""
+
+    ephemeral_public_key: bytes = field(repr=False)
+    iv: bytes = field(repr=False)
+    ciphertext: bytes = field(repr=False)
+    auth_tag: bytes = field(repr=False)
+
+    def to_wire(self) -> dict[str, str]:
+        """Return the JSON object a peer reads."""
+        return {
+            "ephemeralPublicKey": encode_base64(self.ephemeral_public_key),
+            "iv": encode_base64(self.iv),
+            "ciphertext": encode_base64(self.ciphertext),
+            "authTag": encode_base64(self.auth_tag),
+        }
+
+    @classmethod
+    def from_wire(cls, value: object) -> Envelope:
+        """Return the envelope in a parsed JSON value; other members are ignored.
+
+        Only strict base64 and the exact sizes pass: short GCM tags, which Sipher takes, would be forgeable.
+
+        Raises:
+            EnvelopeError: names the first member that is missing or malformed.
+        """
+        if not isinstance(value, dict):
+            raise EnvelopeError("", "an envelope is a JSON object of four base64 strings")
+        return cls(
+            ephemeral_public_key=_member(value, "ephemeralPublicKey", PUBLIC_KEY_BYTES),
+            iv=_member(value, "iv", IV_BYTES),
+            ciphertext=_member(value, "ciphertext", None),
+            auth_tag=_member(value, "authTag", AUTH_TAG_BYTES),
+        )
+
+
+def seal(plaintext: str | bytes, recipient_key: bytes) -> Envelope:
+    """Return *plaintext* sealed to *recipient_key*, a raw X25519 public key.
+
+    Raises:
+        KeyMaterialError: the key has another size or is a low-order point, so nobody could be kept out.
+        PayloadError: the text has lone surrogates and therefore no UTF-8 form.
+    """
+    ephemeral_secret = os.urandom(ENCRYPTION_SECRET_BYTES)
+    return _seal(plaintext, recipient_key, ephemeral_secret=ephemeral_secret, iv=os.urandom(IV_BYTES))
+
+
+def open_envelope(envelope: Envelope, secret: bytes) -> str:
+    """Return the text sealed to *secret*'s public key; *secret* is a raw X25519 scalar.
+
+    Raises:
+        EnvelopeError: low-order ephemeral key; altered or sealed to another key; the content is not UTF-8.
+    """
+    try:
+        shared = bindings.crypto_box_beforenm(envelope.ephemeral_public_key, secret)
+    except CryptoError:
+        raise EnvelopeError("ephemeralPublicKey", "not a usable X25519 key") from None
+    sealed = envelope.ciphertext + envelope.auth_tag
+    try:
+        plaintext = AESGCM(_aes_key(shared)).decrypt(envelope.iv, sealed, None)
+    except InvalidTag:
+        raise EnvelopeError("authTag", "does not open: altered, or sealed to another key") from None
+    try:
+        return plaintext.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EnvelopeError("ciphertext", f"opens, but is not UTF-8 at byte {error.start}") from None
+
+
+# The names of the delivery API.
+encrypt_payload = seal
+decrypt_payload = open_envelope
+
+
+def _seal(plaintext: str | bytes, recipient_key: bytes, *, ephemeral_secret: bytes, iv: bytes) -> Envelope:
+    """Seal with a given one-time key and nonce: reusing either breaks the cipher, so only test vectors may choose."""
+    raw = encode_text(plaintext) if isinstance(plaintext, str) else plaintext
+    try:
+        shared = bindings.crypto_box_beforenm(recipient_key, ephemeral_secret)
+    except CryptoError:
+        raise KeyMaterialError(["recipient encryption key: not a usable X25519 key"]) from None
+    sealed = AESGCM(_aes_key(shared)).encrypt(iv, raw, None)
+    return Envelope(
+        ephemeral_public_key=bindings.crypto_scalarmult_base(ephemeral_secret),
+        iv=iv,
+        ciphertext=sealed[:-AUTH_TAG_BYTES],
+        auth_tag=sealed[-AUTH_TAG_BYTES:],
+    )
+
+
+def _aes_key(shared: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=_AES_KEY_BYTES, salt=_SALT, info=_INFO).derive(shared)
+
+
+def _member(value: dict[object, object], name: str, size: int | None) -> bytes:
+    if name not in value:
+        raise EnvelopeError(name, "missing")
+    try:
+        return decode_base64(value[name]) if size is None else decode_base64_sized(value[name], size)
+    except ValueError as error:
+        raise EnvelopeError(name, str(error)) from None

@@ -1,0 +1,253 @@
+"""The two queues: their names, what their jobs hold, and how they are opened on whatever storage is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Final, cast
+
+from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic.alias_generators import to_camel
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from federation.errors import ConfigurationError
+from federation.protocol.models import MAX_PAYLOAD_BYTES
+from federation.settings import Settings
+from workers.jobs import DROP, Retention
+from workers.queue import DEFAULT_NAME, Enqueued, JobSpec, Queue
+from workers.retry import RetryPolicy
+from workers.storage.base import Storage
+
+if TYPE_CHECKING:
+    import bullmq
+    import redis.asyncio
+
+DELIVERY_QUEUE_NAME: Final = "federation-delivery"
+HEALTH_CHECK_QUEUE_NAME: Final = "federation-health-check"
+
+FOLLOW_JOB: Final = "deliver-follow"
+UNFOLLOW_JOB: Final = "deliver-unfollow"
+POST_JOB: Final = "deliver-post"
+HEALTH_CHECK_JOB: Final = "health-check"
+
+KEEP_COMPLETED: Final = timedelta(hours=24)
+KEEP_FAILED: Final = timedelta(days=7)
+LONGEST_BACKOFF: Final = timedelta(days=1)
+
+
+class _JobData(BaseModel):
+    """Job data is camelCase in the queue, where other implementations read it, and either spelling in Python."""
+
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
+        alias_generator=AliasGenerator(alias=to_camel),
+        hide_input_in_errors=True,
+    )
+
+    def to_wire(self) -> dict[str, object]:
+        """The data as it lies in the queue."""
+        return self.model_dump(by_alias=True)
+
+
+class FederationDeliveryJob(_JobData):
+    """One delivery: the row it belongs to, where it goes, and its payload, a JSON text."""
+
+    delivery_job_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
+    target_url: Annotated[str, Field(max_length=2048)]
+    server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
+    payload: Annotated[str, Field(repr=False, max_length=MAX_PAYLOAD_BYTES)]
+
+
+class HealthCheckJob(_JobData):
+    """One probe of one server."""
+
+    server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
+
+
+class BullQueue(Queue):
+    """The core's queue, with BullMQ's way of adding jobs."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        max_attempts: int = 1,
+        backoff: RetryPolicy | None = None,
+        keep_completed: Retention = timedelta(hours=1),
+        keep_failed: Retention = timedelta(hours=1),
+        redis_url: str | None = None,
+        prefix: str = "bull",
+    ) -> None:
+        super().__init__(storage, max_attempts=max_attempts)
+        self._defaults = JobSpec(payload=None, backoff=backoff, keep_completed=keep_completed, keep_failed=keep_failed)
+        self._redis_url = redis_url
+        self._prefix = prefix
+        self._raw: bullmq.Queue | None = None
+
+    def spec(self, name: str, data: object, opts: Mapping[str, object] | None = None) -> JobSpec:
+        """A job with this queue's defaults, changed by BullMQ's options.
+
+        Known options: `jobId`, `delay` (ms), `attempts`, `backoff` (ms, or `{type, delay, jitter}` with type `fixed` or
+        `exponential`), `priority`, `removeOnComplete`, `removeOnFail` (a bool, or `{age}` in seconds).
+
+        Raises:
+            ValueError: an unknown option, or a value BullMQ would not take; says which.
+        """
+        return _with_options(self._defaults, name or DEFAULT_NAME, data, opts or {})
+
+    async def add(self, name: str, data: object, opts: Mapping[str, object] | None = None) -> Enqueued:
+        """One job is in the queue; see `spec` and `Queue.enqueue`. Repeating it with the same `jobId` adds nothing."""
+        return (await self.add_bulk([(name, data, opts)]))[0]
+
+    async def add_bulk(
+        self, jobs: Sequence[tuple[str, object, Mapping[str, object] | None]], *, connection: object | None = None
+    ) -> list[Enqueued]:
+        """As `add`, for many jobs in one round trip; `connection` joins the caller's SQL transaction."""
+        return await self.enqueue_many([self.spec(*job) for job in jobs], connection=connection)
+
+    @property
+    def raw(self) -> bullmq.Queue:
+        """The stock `bullmq.Queue` on the same keys, for flows, job schedulers and rate limits.
+
+        Raises:
+            ConfigurationError: this queue is not on BullMQ.
+        """
+        if self._redis_url is None:
+            raise ConfigurationError(["REDIS_URL: not set, so this queue is not a BullMQ queue"])
+        if self._raw is None:
+            import bullmq
+
+            self._raw = bullmq.Queue(self.storage.queue, {"connection": self._redis_url, "prefix": self._prefix})
+        return self._raw
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._raw is not None:
+            await self._raw.close()
+            self._raw = None
+
+
+def delivery_queue(settings: Settings, storage: Storage) -> BullQueue:
+    """The delivery queue: 5 attempts, 5, 10, 20, 40 s apart without jitter; completed kept 24 h, failed 7 days."""
+    return BullQueue(
+        storage,
+        max_attempts=settings.federation_delivery_attempts,
+        backoff=delivery_backoff(settings),
+        keep_completed=KEEP_COMPLETED,
+        keep_failed=KEEP_FAILED,
+        redis_url=bullmq_url(settings),
+        prefix=settings.federation_queue_prefix,
+    )
+
+
+def health_check_queue(settings: Settings, storage: Storage) -> BullQueue:
+    """The health-check queue, without defaults: one attempt a job, kept an hour unless it says otherwise."""
+    return BullQueue(storage, redis_url=bullmq_url(settings), prefix=settings.federation_queue_prefix)
+
+
+def delivery_backoff(settings: Settings) -> RetryPolicy:
+    """The pause between two attempts at a delivery."""
+    return RetryPolicy(initial=settings.federation_delivery_backoff, maximum=LONGEST_BACKOFF, jitter=0)
+
+
+def bullmq_url(settings: Settings) -> str | None:
+    """The Redis the BullMQ queues live on, None if they live elsewhere."""
+    chosen = _secret(settings.queue_url)
+    if chosen is None:
+        return _secret(settings.redis_url)
+    scheme = chosen.partition("://")[0]
+    return chosen.removeprefix("bullmq+") if scheme in ("bullmq+redis", "bullmq+rediss") else None
+
+
+def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
+    """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's SQLite file.
+
+    `client` is used for BullMQ instead of a connection of its own.
+
+    Raises:
+        ConfigurationError: a URL no storage here understands, or a database that cannot hold queues.
+    """
+    redis_url = bullmq_url(settings)
+    if redis_url is not None:
+        from workers.storage.bullmq import BullMQStorage
+
+        return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
+    variable, url = ("QUEUE_URL", _secret(settings.queue_url)) if settings.queue_url else ("DATABASE_URL", None)
+    return _open_sql(variable, url or settings.database_url.get_secret_value(), queue)
+
+
+def _open_sql(variable: str, url: str, queue: str) -> Storage:
+    try:
+        backend = make_url(url).get_backend_name()
+    except ArgumentError:
+        raise ConfigurationError([f"{variable}: not a URL"]) from None
+    if backend == "sqlite":
+        from workers.storage.sql import SqlStorage
+
+        return SqlStorage(url, queue)
+    if variable == "DATABASE_URL":
+        raise ConfigurationError(["REDIS_URL: not set; with this DATABASE_URL the queues need a Redis or Valkey"])
+    raise ConfigurationError([f"{variable}: no queue storage for {backend}://; use sqlite:// or bullmq+redis://"])
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return None if value is None else value.get_secret_value()
+
+
+_OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})
+
+
+def _with_options(defaults: JobSpec, name: str, data: object, opts: Mapping[str, object]) -> JobSpec:
+    unknown = opts.keys() - _OPTIONS
+    if unknown:
+        raise ValueError(f"job options {sorted(unknown)} are not supported; known are {sorted(_OPTIONS)}")
+    return JobSpec(
+        payload=data,
+        name=name,
+        id=cast(str | None, opts.get("jobId")),
+        delay=timedelta(milliseconds=_number("delay", opts.get("delay", 0))),
+        max_attempts=int(_number("attempts", opts["attempts"])) or 1 if "attempts" in opts else None,
+        priority=int(_number("priority", opts.get("priority", 0))),
+        backoff=_backoff(opts["backoff"]) if "backoff" in opts else defaults.backoff,
+        keep_completed=_retention("removeOnComplete", opts, defaults.keep_completed),
+        keep_failed=_retention("removeOnFail", opts, defaults.keep_failed),
+    )
+
+
+def _number(option: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ValueError(f"job option {option!r} must be a number from 0 up, not {value!r}")
+    return value
+
+
+def _backoff(value: object) -> RetryPolicy:
+    if not isinstance(value, Mapping):
+        return RetryPolicy(
+            initial=timedelta(milliseconds=_number("backoff", value)), multiplier=1, maximum=LONGEST_BACKOFF, jitter=0
+        )
+    kind = value.get("type")
+    if kind not in ("fixed", "exponential"):
+        raise ValueError(f"job option 'backoff' must have type fixed or exponential, not {kind!r}")
+    return RetryPolicy(
+        initial=timedelta(milliseconds=_number("backoff.delay", value.get("delay", 0))),
+        multiplier=2 if kind == "exponential" else 1,
+        maximum=LONGEST_BACKOFF,
+        jitter=_number("backoff.jitter", value.get("jitter", 0)),
+    )
+
+
+def _retention(option: str, opts: Mapping[str, object], default: Retention | None) -> Retention | None:
+    value = opts.get(option)
+    if value is None:
+        return default
+    if value is True:
+        return DROP
+    if value is False:
+        return timedelta(days=36_500)
+    if isinstance(value, Mapping) and set(value) == {"age"}:
+        return timedelta(seconds=_number(f"{option}.age", value["age"]))
+    raise ValueError(f"job option {option!r} must be a bool or {{'age': seconds}}, not {value!r}")

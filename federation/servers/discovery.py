@@ -1,0 +1,137 @@
+"""Getting to know a server: its keys from its own `/discover`, and ours to it in return."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Final, Protocol
+
+import structlog
+
+from federation.http.errors import BlockedUrl, OutboundError
+from federation.http.gates import FederationFetch, Fetched
+from federation.protocol.discovery import DiscoverDocument, parse_discover_document, parse_echo, register_request
+from federation.protocol.errors import ProtocolError, UrlError
+from federation.protocol.keys import OwnKeys
+from federation.protocol.urls import canonical_origin
+from federation.servers.registry import KeysTaken, KnownServer, Registry
+
+log = structlog.get_logger(__name__)
+
+DISCOVERY_TIMEOUT: Final = timedelta(seconds=10)
+
+
+class DiscoveryError(Exception):
+    """The server could not be discovered now; worth another try."""
+
+
+class Discover(Protocol):
+    """Makes a server known."""
+
+    async def __call__(self, server_url: str) -> KnownServer: ...
+
+
+class Discovery:
+    """Callable as `discover_and_register(server_url)`; concurrent calls for one server share one discovery.
+
+    Without keys and a URL of its own a node can still learn others' keys, but not register with them.
+    """
+
+    def __init__(
+        self, *, own_url: str | None, keys: OwnKeys | None, fetch: FederationFetch, registry: Registry
+    ) -> None:
+        self._own_url = own_url
+        self._keys = keys
+        self._fetch = fetch
+        self._registry = registry
+        self._running: dict[str, asyncio.Task[KnownServer]] = {}
+
+    async def __call__(self, server_url: str) -> KnownServer:
+        """The server is in the registry with the keys its `/discover` shows, and was asked to register us.
+
+        That registration may fail; it is only logged. A server known with another signing key is not touched: it may
+        have rotated unannounced, or be somebody else.
+
+        Raises:
+            DiscoveryError: no usable answer, other keys than before, or keys that belong to another server.
+            BlockedUrl: the guard refuses the URL; trying again cannot help.
+        """
+        task = self._running.get(server_url)
+        if task is None:
+            task = self._running[server_url] = asyncio.create_task(self._discover(server_url))
+            task.add_done_callback(lambda _: self._running.pop(server_url, None))
+        # Shielded: one attempt's cancellation must not fail the others that wait for the same server.
+        return await asyncio.shield(task)
+
+    async def _discover(self, server_url: str) -> KnownServer:
+        document = await self._ask(server_url)
+        known = await self._registry.find(server_url)
+        if known is not None and known.public_key != document.public_key:
+            raise DiscoveryError(
+                f"{server_url} shows another signing key than the registered one: it rotated, or is an impostor"
+            )
+        await self._register(server_url, document)
+        await self._introduce_ourselves(server_url)
+        found = await self._registry.find(server_url)
+        if found is None:
+            raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
+        return found
+
+    async def _ask(self, server_url: str) -> DiscoverDocument:
+        try:
+            origin = canonical_origin(server_url)
+        except UrlError as error:
+            raise BlockedUrl(f"the server URL is not acceptable: {error}") from error
+        try:
+            fetched = await self._fetch(f"{origin}/discover", timeout=DISCOVERY_TIMEOUT, server_url=server_url)
+        except BlockedUrl:
+            raise
+        except OutboundError as error:
+            raise DiscoveryError(f"{origin}/discover could not be fetched: {error}") from error
+        return _document(origin, fetched)
+
+    async def _register(self, server_url: str, document: DiscoverDocument) -> None:
+        try:
+            await self._registry.register(
+                url=server_url,
+                public_key=document.public_key,
+                encryption_public_key=document.encryption_public_key,
+            )
+        except KeysTaken as error:
+            raise DiscoveryError(str(error)) from error
+
+    async def _introduce_ourselves(self, server_url: str) -> None:
+        if self._own_url is None or self._keys is None:
+            return
+        body = register_request(url=self._own_url, keys=self._keys)
+        try:
+            fetched = await self._fetch(
+                f"{canonical_origin(server_url)}/discover",
+                method="POST",
+                headers={"Content-Type": "application/json", "Origin": self._own_url},
+                body=body,
+                timeout=DISCOVERY_TIMEOUT,
+                server_url=server_url,
+            )
+            if not fetched.response.ok:
+                log.warning("register_refused", server_url=server_url, status=fetched.response.status)
+                return
+            echo = parse_echo(fetched.response.body)
+            if echo is not None and echo.url == server_url:
+                await self._registry.register(
+                    url=echo.url, public_key=echo.public_key, encryption_public_key=echo.encryption_public_key
+                )
+        except (OutboundError, ProtocolError, KeysTaken) as error:
+            log.warning("register_failed", server_url=server_url, error=type(error).__name__)
+
+
+def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
+    if not fetched.response.ok:
+        raise DiscoveryError(f"{origin}/discover answered with status {fetched.response.status}")
+    try:
+        document = parse_discover_document(fetched.response.body)
+    except ProtocolError as error:
+        raise DiscoveryError(f"{origin}/discover: {error}") from error
+    if document.origin != origin:
+        raise DiscoveryError(f"{origin}/discover names another server as itself")
+    return document

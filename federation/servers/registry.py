@@ -1,0 +1,201 @@
+"""The servers we know: their keys, their health, and who among them is blacklisted.
+
+Theory of operation. Rows are written by discovery, rotation and health; every attempt reads them. Reads go through a
+cache of a few seconds, so a burst to one server costs one query; every write of this process drops the server's entry,
+and another process's write is seen when the entry expires. Health is advice (it picks relays), so that lag is harmless;
+a blacklisting takes effect within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from sqlalchemy import exists, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlmodel import col
+
+from db import BlacklistedServer, Database, Server, ServerHealth, ServerHealthEvent, new_id
+from federation.servers.cache import LoadingCache
+
+log = structlog.get_logger(__name__)
+
+CACHE_TTL = timedelta(seconds=5)
+
+ScheduleHealthCheck = Callable[[str, int], Awaitable[None]]
+"""Plans probe number n (from 0) of a server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownServer:
+    """One registry row: both public keys in base64, and the server's health."""
+
+    url: str
+    public_key: str
+    encryption_public_key: str
+    is_healthy: bool
+    health_check_attempts: int
+    unhealthy_reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What we hold of a server URL: its registry row, if it has one, and whether it is blacklisted."""
+
+    server: KnownServer | None
+    blacklisted: bool
+
+
+class KeysTaken(Exception):
+    """Another server is registered with one of these keys."""
+
+
+class Registry:
+    """Reads and writes `server_registry`; `schedule_health_check` is called for each server found unhealthy."""
+
+    def __init__(self, database: Database, *, schedule_health_check: ScheduleHealthCheck) -> None:
+        self._database = database
+        self._schedule_health_check = schedule_health_check
+        self._standings = LoadingCache(self._load, ttl=CACHE_TTL)
+
+    async def standing(self, url: str) -> Standing:
+        """What is known of `url`, at most a few seconds old; compared byte for byte."""
+        return await self._standings.get(url)
+
+    async def find(self, url: str) -> KnownServer | None:
+        """The registry row of `url` as it is now."""
+        self._standings.drop(url)
+        return (await self.standing(url)).server
+
+    def forget(self, url: str) -> None:
+        """Cached knowledge of `url` is dropped."""
+        self._standings.drop(url)
+
+    async def register(self, *, url: str, public_key: str, encryption_public_key: str) -> None:
+        """The server is in the registry: healthy if it is new, only seen again if it was there (keys are kept).
+
+        Raises:
+            KeysTaken: one of the keys belongs to another URL.
+        """
+        now = datetime.now(UTC)
+        seen = (
+            update(Server).where(col(Server.url) == url).values(last_seen=now, updated_at=now).returning(col(Server.id))
+        )
+        row = {
+            "id": new_id(),
+            "url": url,
+            "public_key": public_key,
+            "encryption_public_key": encryption_public_key,
+            "last_seen": now,
+            "created_at": now,
+            "updated_at": now,
+            "is_healthy": True,
+            "health_check_attempts": 0,
+        }
+        try:
+            async with self._database.transaction() as session:
+                if (await session.execute(seen)).first() is None:
+                    await session.execute(insert(Server).values(row))
+        except IntegrityError as error:
+            if await self.find(url) is None:
+                raise KeysTaken(f"{url}: one of its keys is registered for another server") from error
+        finally:
+            self._standings.drop(url)
+
+    async def mark_healthy(self, url: str, *, reason: str) -> None:
+        """The server counts as healthy, with its probe counter at 0; `reason` says what showed it."""
+        now = datetime.now(UTC)
+        values = {
+            "is_healthy": True,
+            "unhealthy_reason": None,
+            "health_check_attempts": 0,
+            "last_seen": now,
+            "updated_at": now,
+        }
+        if await self._change_health(url, values, ServerHealth.HEALTHY, reason, now):
+            log.info("server_healthy", server_url=url, reason=reason)
+
+    async def mark_unhealthy(self, url: str, code: str) -> None:
+        """The server counts as unhealthy because of `code`, its probe counter is back at 0 and probe 0 is scheduled.
+
+        Nothing happens for a server that is not registered. A probe that cannot be scheduled is only logged.
+        """
+        now = datetime.now(UTC)
+        values = {"is_healthy": False, "unhealthy_reason": code, "health_check_attempts": 0, "updated_at": now}
+        changed = await self._change_health(url, values, ServerHealth.UNHEALTHY, code, now)
+        if changed is None:
+            return
+        if changed:
+            log.warning("server_unhealthy", server_url=url, code=code)
+        try:
+            await self._schedule_health_check(url, 0)
+        except Exception:
+            log.exception("health_check_not_scheduled", server_url=url)
+
+    async def count_failed_probe(self, url: str) -> int | None:
+        """One more failed probe is counted, atomically; the new count, None if the server is gone or healthy."""
+        failed = (
+            update(Server)
+            .where(col(Server.url) == url, col(Server.is_healthy).is_(False))
+            .values(health_check_attempts=col(Server.health_check_attempts) + 1, updated_at=datetime.now(UTC))
+            .returning(col(Server.health_check_attempts))
+        )
+        try:
+            async with self._database.transaction() as session:
+                count: int | None = (await session.execute(failed)).scalar_one_or_none()
+                return count
+        finally:
+            self._standings.drop(url)
+
+    async def _change_health(
+        self, url: str, values: Mapping[str, object], state: ServerHealth, reason: str, now: datetime
+    ) -> bool | None:
+        """Write `values`, and an event if the state changed; whether it did, None if there is no such server."""
+        try:
+            async with self._database.transaction() as session:
+                was_healthy = await self._locked_health(session, url)
+                if was_healthy is None:
+                    return None
+                await session.execute(update(Server).where(col(Server.url) == url).values(values))
+                before = ServerHealth.HEALTHY if was_healthy else ServerHealth.UNHEALTHY
+                if before is not state:
+                    session.add(
+                        ServerHealthEvent(server_url=url, from_state=before, to_state=state, reason=reason, at=now)
+                    )
+                return before is not state
+        finally:
+            self._standings.drop(url)
+
+    async def _locked_health(self, session: AsyncSession, url: str) -> bool | None:
+        query = select(col(Server.is_healthy)).where(col(Server.url) == url).with_for_update()
+        healthy: bool | None = (await session.execute(query)).scalar_one_or_none()
+        return healthy
+
+    async def _load(self, url: str) -> Standing:
+        blacklisted = exists().where(col(BlacklistedServer.server_url) == url)
+        query = select(
+            col(Server.public_key),
+            col(Server.encryption_public_key),
+            col(Server.is_healthy),
+            col(Server.health_check_attempts),
+            col(Server.unhealthy_reason),
+        ).where(col(Server.url) == url)
+        async with self._database.read() as session:
+            row = (await session.execute(query)).one_or_none()
+            is_blacklisted = bool((await session.execute(select(blacklisted))).scalar_one())
+        if row is None:
+            return Standing(server=None, blacklisted=is_blacklisted)
+        return Standing(
+            server=KnownServer(
+                url=url,
+                public_key=row.public_key,
+                encryption_public_key=row.encryption_public_key,
+                is_healthy=row.is_healthy,
+                health_check_attempts=row.health_check_attempts,
+                unhealthy_reason=row.unhealthy_reason,
+            ),
+            blacklisted=is_blacklisted,
+        )

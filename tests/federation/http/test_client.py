@@ -1,0 +1,180 @@
+"""The client over an injected transport: what goes out, what comes back, what is classified how."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import httpx
+import pytest
+import respx
+
+from federation.http.client import FederationClient
+from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, classify
+from federation.http.guard import AddressGuard
+from federation.http.response import Response
+from federation.http.threat_policy import NetworkErrorCode as Code
+
+URL = "https://b.example/api/auth/social/posts"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def router() -> respx.MockRouter:
+    return respx.MockRouter(assert_all_called=False)
+
+
+@pytest.fixture
+async def client(router: respx.MockRouter) -> AsyncIterator[FederationClient]:
+    transport = httpx.MockTransport(router.async_handler)
+    async with FederationClient(AddressGuard(), transport) as open_client:
+        yield open_client
+
+
+@pytest.mark.parametrize("status", [200, 204, 301, 307, 400, 404, 409, 429, 500, 503])
+async def test_every_status_is_a_response(client: FederationClient, router: respx.MockRouter, status: int) -> None:
+    """Whatever the status, status, headers and body come back, and only 2xx is ok."""
+    router.post(URL).respond(status, headers={"X-Thing": "1"}, content=b"body")
+    response = await client.fetch(URL, method="POST", body=b"{}")
+    assert (response.status, response.headers["x-thing"], response.body) == (status, "1", b"body")
+    assert response.ok == (status < 300)
+
+
+async def test_request_goes_out_as_given(client: FederationClient, router: respx.MockRouter) -> None:
+    """Method, headers and body arrive as given, next to our own headers, and no cookie."""
+    route = router.post(URL).respond(200)
+    headers = {"Content-Type": "application/json", "X-Federation-Target": URL}
+    await client.fetch(URL, method="POST", headers=headers, body=b'{"a":1}')
+    sent = route.calls.last.request
+    assert sent.content == b'{"a":1}'
+    assert {name: sent.headers[name] for name in headers} == headers
+    assert sent.headers["user-agent"] == "federation-delivery"
+    assert sent.headers["accept-encoding"] == "identity"
+    assert "cookie" not in sent.headers
+
+
+async def test_blocked_url_sends_nothing(client: FederationClient, router: respx.MockRouter) -> None:
+    """A refused URL reaches no transport."""
+    route = router.route().respond(200)
+    with pytest.raises(BlockedUrl):
+        await client.fetch("http://169.254.169.254/latest/meta-data")
+    assert not route.called
+
+
+@pytest.mark.parametrize("length", ["1001", "9" * 30])
+async def test_announced_length_over_the_cap(client: FederationClient, router: respx.MockRouter, length: str) -> None:
+    """A Content-Length over the cap is enough to give up."""
+    router.get(URL).respond(200, headers={"Content-Length": length}, content=b"short")
+    with pytest.raises(BodyTooLarge):
+        await client.fetch(URL, max_bytes=1000)
+
+
+async def test_response_repr_hides_the_body() -> None:
+    """A response in a log line shows no byte of its body."""
+    assert "hidden" not in repr(Response(status=200, headers={}, body=b"hidden"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "pause"),
+    [
+        ({}, None),
+        ({"Retry-After": "30"}, 30),
+        ({"retry-after": " 30 "}, 30),
+        ({"X-Retry-After": "7"}, 7),
+        ({"Retry-After": "5", "X-Retry-After": "7"}, 5),
+        ({"Retry-After": "soon", "X-Retry-After": "7"}, 7),
+        ({"Retry-After": "0"}, 1),
+        ({"Retry-After": "86400"}, 3600),
+        ({"Retry-After": "9" * 5000}, 3600),
+        ({"Retry-After": "Fri, 02 Jan 2026 03:05:05 GMT"}, 60),
+        ({"Retry-After": "Fri, 02 Jan 2026 03:05:05 -0000"}, 60),
+        ({"Retry-After": "Fri, 02 Jan 2026 04:05:05 +0100"}, 60),
+        ({"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}, 1),
+        ({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, 3600),
+        ({"Retry-After": "Fri, 99 Jan 2026 03:05:05 GMT"}, None),
+        ({"Retry-After": "Fri, 02 Jan 99999999999 03:05:05 GMT"}, None),
+        ({"Retry-After": "-5"}, None),
+        ({"Retry-After": "1.5"}, None),
+        ({"Retry-After": "1e9"}, None),
+        ({"Retry-After": "٣"}, None),
+        ({"Retry-After": ""}, None),
+        ({"Retry-After": "nan"}, None),
+        ({"Retry-After": "2026-01-02T03:05:05Z"}, None),
+    ],
+)
+def test_retry_after(headers: dict[str, str], pause: int | None) -> None:
+    """Seconds and dates count, within one second and one hour; junk does not."""
+    response = Response(status=429, headers=httpx.Headers(headers, encoding="utf-8"), body=b"")
+    assert response.retry_after(NOW) == (None if pause is None else timedelta(seconds=pause))
+
+
+@pytest.mark.parametrize(
+    ("exc", "code"),
+    [
+        (socket.gaierror(socket.EAI_AGAIN, "again"), Code.DNS_BLOCKED),
+        (socket.gaierror(socket.EAI_NONAME, "no name"), Code.DNS_BLOCKED),
+        (ConnectionRefusedError(), Code.CONN_REFUSED),
+        (OSError(errno.ECONNREFUSED, "Multiple exceptions: refused, refused"), Code.CONN_REFUSED),
+        (ConnectionResetError(), Code.CONN_RESET),
+        (BrokenPipeError(), Code.CONN_RESET),
+        (TimeoutError(errno.ETIMEDOUT, "kernel"), Code.CONN_RESET),
+        (TimeoutError(), Code.TIMEOUT),
+        (aiohttp.SocketTimeoutError(), Code.TIMEOUT),
+        (httpx.ConnectTimeout("connect"), Code.TIMEOUT),
+        (httpx.ReadTimeout("read"), Code.TIMEOUT),
+        (httpx.PoolTimeout("pool"), Code.TIMEOUT),
+        (ssl.SSLError(1, "wrong version"), Code.TLS_ERROR),
+        (ssl.SSLCertVerificationError(1, "issuer"), Code.TLS_ERROR),
+        (aiohttp.ServerDisconnectedError(), Code.UNKNOWN),
+        (httpx.ReadError("x"), Code.UNKNOWN),
+        (httpx.RemoteProtocolError("x"), Code.UNKNOWN),
+        (aiohttp.ClientPayloadError(), Code.CONN_RESET),
+        (OSError(errno.EHOSTUNREACH, "no route"), Code.UNKNOWN),
+        (OSError(errno.ENETUNREACH, "unreachable"), Code.UNKNOWN),
+    ],
+    ids=repr,
+)
+async def test_classification(client: FederationClient, router: respx.MockRouter, exc: Exception, code: Code) -> None:
+    """Each failure of the transport becomes a NetworkError with its code, judged by type and errno."""
+    router.get(URL).mock(side_effect=exc)
+    with pytest.raises(NetworkError) as caught:
+        await client.fetch(URL)
+    assert caught.value.code is code
+    assert caught.value.__cause__ is exc
+
+
+def _raised_from(outer: Exception, cause: BaseException) -> Exception:
+    outer.__cause__ = cause
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("exc", "code"),
+    [
+        (_raised_from(httpx.ConnectTimeout("lost"), aiohttp.ServerDisconnectedError()), Code.UNKNOWN),
+        (_raised_from(httpx.ConnectError("x"), ConnectionRefusedError()), Code.CONN_REFUSED),
+        (_raised_from(httpx.ConnectError("x"), socket.gaierror(-2, "x")), Code.DNS_BLOCKED),
+    ],
+    ids=["lost", "refused", "dns"],
+)
+def test_cause_decides(exc: Exception, code: Code) -> None:
+    """What stands behind the HTTP library's exception decides, not the name the library gave it."""
+    assert classify(exc) is code
+
+
+def test_error_being_handled_does_not_colour_the_next() -> None:
+    """What happened to be in flight when an error was raised plays no part in its code."""
+    disconnected = aiohttp.ServerDisconnectedError()
+    disconnected.__context__ = socket.gaierror(socket.EAI_NONAME, "no name")
+    assert classify(disconnected) is Code.UNKNOWN
+
+
+async def test_bug_is_not_a_network_error(client: FederationClient, router: respx.MockRouter) -> None:
+    """An exception that no network or peer causes passes unchanged."""
+    router.get(URL).mock(side_effect=ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        await client.fetch(URL)

@@ -1,0 +1,301 @@
+"""Ids, payloads, options and errors as BullMQ keeps them, and back; pure.
+
+Everything read here may have been written by any producer: junk never raises, it reads as if it were not there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from bullmq.queue_keys import QueueKeys
+
+from workers.jobs import DROP, MAX_DELAY, MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo, NewJob, Retention
+from workers.retry import RetryPolicy
+from workers.storage.bullmq_lua import DELAY_SCALE
+
+# Fields of a job's hash that are ours. Node BullMQ reads its own by name and ignores these.
+SETTLED_FIELD: Final = "workers:settled"
+"""The token of the claim that last settled the job: how a repeated settle is told from a late one."""
+UNCOUNTED_FIELD: Final = "workers:uncounted"
+"""Uncounted retries in a row."""
+CANCEL_FIELD: Final = "workers:cancel"
+"""A cancel was requested; the value is `ats - stc` at that time, which settling changes and a crash does not."""
+ERROR_FIELD: Final = "workers:error"
+"""What `failedReason` cannot say: the error's type, and whether the attempts were used up."""
+
+OWN_KEYS: Final = "workers"
+"""Keys of ours are named `<prefix>:<queue>:workers:...`; no job id has such a key."""
+
+RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "priority", "added", OWN_KEYS}
+"""Names of keys beside the job hashes; a job with such an id would destroy the queue."""
+
+FOREVER: Final = MAX_DELAY
+
+_PLAIN_ID: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
+_UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z", re.ASCII)
+_WRAPPED: Final = b'{"$base64":"'
+_STACK_HEAD: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)", re.ASCII)
+
+
+def encode_id(job_id: str) -> str:
+    """The id in Redis: itself if a UUID or a plain word that is no key of BullMQ, else `~` and base64url.
+
+    BullMQ takes ids of digits for its own counter, splits at colons, drops `0:...` as a marker, and does not protect
+    the names of its keys.
+    """
+    if _UUID.match(job_id) or (_PLAIN_ID.match(job_id) and job_id not in RESERVED_IDS):
+        return job_id
+    return "~" + base64.urlsafe_b64encode(job_id.encode(errors="surrogateescape")).decode().rstrip("=")
+
+
+def decode_id(raw: str) -> str:
+    """The id a job in Redis goes by; what `encode_id` did not make reads as it is."""
+    if not raw.startswith("~"):
+        return raw
+    try:
+        job_id = base64.urlsafe_b64decode(raw[1:] + "=" * (-len(raw[1:]) % 4)).decode()
+    except (binascii.Error, ValueError):
+        return raw
+    return job_id if encode_id(job_id) == raw else raw
+
+
+def raw_ids(job_id: str) -> tuple[str, ...]:
+    """Where a job of this id may be: as we would store it, and as another producer may have."""
+    encoded = encode_id(job_id)
+    if encoded == job_id or job_id in RESERVED_IDS or job_id.startswith(f"{OWN_KEYS}:"):
+        return (encoded,)
+    return encoded, job_id
+
+
+def encode_bytes(data: bytes) -> bytes:
+    """JSON text for `data`: byte for byte itself if it is JSON, else `{"$base64":"..."}`."""
+    if data.startswith(_WRAPPED) or not _is_json(data):
+        return _WRAPPED + base64.b64encode(data) + b'"}'
+    return data
+
+
+def decode_bytes(text: str) -> bytes:
+    """The bytes that `encode_bytes` took, or the JSON text of another producer."""
+    data = text.encode(errors="surrogateescape")
+    if data.startswith(_WRAPPED) and data.endswith(b'"}'):
+        try:
+            return base64.b64decode(data[len(_WRAPPED) : -2], validate=True)
+        except binascii.Error:
+            pass
+    return data
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`."""
+
+    max_attempts: int = 1
+    backoff: RetryPolicy | None = None
+    remove_on_complete: object = None
+    remove_on_fail: object = None
+
+    @property
+    def keep_completed(self) -> Retention:
+        return retention_of(self.remove_on_complete)
+
+    @property
+    def keep_failed(self) -> Retention:
+        return retention_of(self.remove_on_fail)
+
+
+def encode_options(job: NewJob, raw: str) -> dict[str, object]:
+    """The job's options as Node BullMQ writes them."""
+    options: dict[str, object] = {
+        "attempts": job.max_attempts,
+        "jobId": raw,
+        "removeOnComplete": _remove_option(job.keep_completed),
+        "removeOnFail": _remove_option(job.keep_failed),
+    }
+    if job.backoff is not None:
+        options["backoff"] = _encode_backoff(job.backoff)
+    if job.delay:
+        options["delay"] = max(1, to_ms(job.delay))
+    if job.priority:
+        options["priority"] = job.priority
+    return options
+
+
+def decode_options(text: str | None) -> JobOptions:
+    """Options written by any producer; BullMQ's 0 or missing `attempts` mean one."""
+    options = json_object(text)
+    attempts = number(options.get("attempts"))
+    return JobOptions(
+        max_attempts=max(1, int(attempts)) if attempts is not None else 1,
+        backoff=_decode_backoff(options.get("backoff")),
+        remove_on_complete=options.get("removeOnComplete"),
+        remove_on_fail=options.get("removeOnFail"),
+    )
+
+
+def _remove_option(keep: Retention) -> object:
+    if keep is DROP:
+        return True
+    seconds = keep.total_seconds()
+    return {"age": int(seconds) if seconds.is_integer() else seconds}
+
+
+def retention_of(remove: object) -> Retention:
+    """How long a record lasts by BullMQ's `removeOn...`; a limit by count alone reads as for ever."""
+    if remove is True:
+        return DROP
+    if isinstance(remove, dict):
+        if number(remove.get("count")) == 0:
+            return DROP
+        age = number(remove.get("age"))
+        if age is None:
+            return FOREVER
+        return timedelta(seconds=min(age, FOREVER.total_seconds())) or DROP
+    return DROP if number(remove) == 0 else FOREVER
+
+
+def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
+    """What BullMQ shall keep of finished jobs: by `keep`, or as the job's own option says."""
+    if keep is not None:
+        return {"count": 0} if keep is DROP else {"age": keep.total_seconds()}
+    if isinstance(remove, dict):
+        limits = {name: number(remove.get(name)) for name in ("age", "count", "limit")}
+        return {name: value for name, value in limits.items() if value is not None}
+    if remove is True:
+        return {"count": 0}
+    count = number(remove)
+    return {"count": -1 if count is None else count}
+
+
+def _encode_backoff(policy: RetryPolicy) -> dict[str, object]:
+    """BullMQ's `delay` is the longest of a jittered range, ours the middle; what it has no word for goes beside it."""
+    longest = to_ms(policy.initial * (1 + policy.jitter))
+    backoff: dict[str, object] = {"type": "fixed" if policy.multiplier == 1 else "exponential", "delay": longest}
+    if policy.jitter:
+        backoff["jitter"] = round(2 * policy.jitter / (1 + policy.jitter), 9)
+    if policy.multiplier not in (1, 2):
+        backoff["multiplier"] = policy.multiplier
+    if policy.maximum < FOREVER:
+        backoff["maximum"] = to_ms(policy.maximum)
+    return backoff
+
+
+def _decode_backoff(value: object) -> RetryPolicy | None:
+    """The policy of a built-in strategy; None for a custom one, which only its own worker knows."""
+    backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
+    delay, kind = number(backoff.get("delay")), backoff.get("type")
+    if not delay or kind not in ("fixed", "exponential"):
+        return None
+    spread = min(number(backoff.get("jitter")) or 0.0, 1.0) / 2
+    multiplier = number(backoff.get("multiplier")) or 2.0
+    maximum = number(backoff.get("maximum"))
+    return RetryPolicy(
+        initial=from_ms(round(delay * (1 - spread))),
+        multiplier=1.0 if kind == "fixed" else max(1.0, multiplier),
+        maximum=FOREVER if maximum is None else from_ms(maximum),
+        jitter=round(spread / (1 - spread), 6),
+    )
+
+
+def error_fields(error: ErrorInfo) -> dict[str, object]:
+    """Hash fields that go with a failure, beside `failedReason`."""
+    known = {"type": error.type, "exhausted": error.exhausted, "of": _checksum(error.message)}
+    return {
+        "stacktrace": json.dumps([error.stack] if error.stack else []),
+        ERROR_FIELD: json.dumps(known, separators=(",", ":")),
+    }
+
+
+def decode_error(reason: str | None, stacktrace: str | None, known: str | None, *, exhausted: bool) -> ErrorInfo | None:
+    """The last failure. `known` counts only if it belongs to this `reason`: a Node worker may have failed since."""
+    if reason is None:
+        return None
+    stack = _last_text(stacktrace)
+    facts = json_object(known)
+    head = _STACK_HEAD.match(stack)
+    kind = head.group() if head else "Error"
+    if facts.get("of") == _checksum(reason):
+        kind, exhausted = str(facts.get("type")), facts.get("exhausted") is True
+    return ErrorInfo(
+        type=kind, message=reason[:MESSAGE_CHARACTERS], stack=stack[-STACK_CHARACTERS:], exhausted=exhausted
+    )
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode(errors="surrogateescape"))
+
+
+def _last_text(stacktrace: str | None) -> str:
+    try:
+        stacks = json.loads(stacktrace or "[]")
+    except (ValueError, RecursionError):
+        return ""
+    return str(stacks[-1]) if isinstance(stacks, list) and stacks else ""
+
+
+def json_object(text: str | None) -> Mapping[str, object]:
+    """The JSON object in `text`, empty if there is none."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def number(value: object) -> float | None:
+    """A finite number that is not negative, given as a number or as text; else None."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        parsed = float(value)
+    except (ValueError, OverflowError):
+        return None
+    if not math.isfinite(parsed) or parsed < 0:
+        return None
+    return int(parsed) if parsed.is_integer() else parsed
+
+
+def whole(value: object) -> int:
+    """A counter as the scripts keep them, 0 when missing."""
+    return int(number(value) or 0)
+
+
+def to_ms(duration: timedelta) -> int:
+    return round(duration / timedelta(milliseconds=1))
+
+
+def from_ms(milliseconds: float) -> timedelta:
+    return timedelta(milliseconds=min(milliseconds, FOREVER / timedelta(milliseconds=1)))
+
+
+def moment(milliseconds: float) -> datetime:
+    """A timestamp of BullMQ; one that is out of range reads as the start of 1970."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+def due_ms(score: float) -> int:
+    """When a member of the delayed set is due."""
+    return int(score // DELAY_SCALE)

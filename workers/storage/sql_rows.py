@@ -1,0 +1,145 @@
+"""How job values look in a row: times, retentions, errors, tokens; and one transaction with what it will announce."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection
+
+from workers.jobs import (
+    DROP,
+    MAX_DELAY,
+    MESSAGE_CHARACTERS,
+    STACK_CHARACTERS,
+    ErrorInfo,
+    JobEventKind,
+    JobState,
+    Retention,
+)
+from workers.retry import RetryPolicy
+
+T = TypeVar("T")
+
+BATCH: Final = 500
+"""Values bound to one statement; SQLite's least limit is far above."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class RowState(StrEnum):
+    """The `state` column."""
+
+    READY = "ready"
+    HELD = "held"
+    SCHEDULED = "scheduled"
+    FAILING = "failing"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+DELAYED: Final = frozenset({RowState.SCHEDULED, RowState.FAILING})
+
+
+@dataclass(slots=True, kw_only=True)
+class Transaction:
+    """One short transaction on one queue; `events` and `wake` are announced when it has committed."""
+
+    connection: Connection
+    queue: int
+    now: int
+    events: list[tuple[JobEventKind, str]] = field(default_factory=list)
+    wake: bool = False
+
+    def announce(self, kind: JobEventKind, ids: Iterable[str]) -> None:
+        self.events.extend([(kind, job_id) for job_id in ids])
+
+
+def milliseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+def moment(value: int) -> datetime:
+    return _EPOCH + value * _MILLISECOND
+
+
+def optional_moment(value: int | None) -> datetime | None:
+    return None if value is None else moment(value)
+
+
+def duration(value: timedelta) -> int:
+    """Milliseconds, rounded up so that nothing is early; within 0 and 100 years so that every date stays one."""
+    return -(-min(max(value, timedelta(0)), MAX_DELAY) // _MILLISECOND)
+
+
+def encode_retention(value: Retention) -> int | None:
+    return None if value is DROP else duration(value)
+
+
+def decode_retention(value: int | None) -> Retention:
+    return DROP if value is None else value * _MILLISECOND
+
+
+def encode_error(error: ErrorInfo) -> str:
+    # ASCII JSON also holds what UTF-8 cannot: a message with a lone surrogate, as of an undecodable file name.
+    return json.dumps(
+        [error.type, error.message[:MESSAGE_CHARACTERS], error.stack[-STACK_CHARACTERS:], error.exhausted]
+    )
+
+
+def decode_error(value: str | None) -> ErrorInfo | None:
+    if value is None:
+        return None
+    kind, message, stack, exhausted = json.loads(value)
+    return ErrorInfo(type=kind, message=message, stack=stack, exhausted=exhausted)
+
+
+def encode_backoff(policy: RetryPolicy | None) -> str | None:
+    if policy is None:
+        return None
+    return json.dumps(
+        [policy.initial.total_seconds(), policy.multiplier, policy.maximum.total_seconds(), policy.jitter]
+    )
+
+
+def decode_backoff(value: str | None) -> RetryPolicy | None:
+    if value is None:
+        return None
+    initial, multiplier, maximum, jitter = json.loads(value)
+    return RetryPolicy(
+        initial=timedelta(seconds=initial), multiplier=multiplier, maximum=timedelta(seconds=maximum), jitter=jitter
+    )
+
+
+def encode_token(seq: int, secret: bytes) -> str:
+    """The row number finds the job without a search, the random part fences."""
+    return f"{seq:x}.{secret.hex()}"
+
+
+def decode_token(token: str) -> tuple[int, bytes]:
+    """The row number and the random part; (-1, b"") for a token no claim of ours ever had."""
+    seq, _, secret = token.partition(".")
+    try:
+        value = int(seq, 16)
+        return (value, bytes.fromhex(secret)) if 0 <= value < 1 << 63 else (-1, b"")
+    except ValueError:
+        return -1, b""
+
+
+def public_state(state: str, run_at: int, now: int) -> JobState:
+    """The state as others see it: a delayed job that is due counts as queued although no step moved it yet."""
+    if state in (RowState.READY, RowState.HELD) or (state in DELAYED and run_at <= now):
+        return JobState.QUEUED
+    return JobState(state)
+
+
+def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), BATCH):
+        yield values[start : start + BATCH]

@@ -1,0 +1,175 @@
+"""The `workers_*` tables, and how a database comes to have them.
+
+Theory of operation. Queues share the tables and are told apart by a small integer. A job's row is small and changes
+often; its payload lies in `workers_payloads` and is written once, then replaced by the result when the job completes.
+`state` is finer than the public state: `held` is a queued job whose ordering key is busy, `cancelled` a tombstone.
+
+Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
+that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
+deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
+served.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    text,
+)
+
+from workers.errors import StorageError
+
+VERSION: Final = 1
+
+metadata: Final = MetaData()
+
+# An SQLite row id must be declared INTEGER; it has 64 bits all the same.
+_Sequence = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _partial(name: str, *columns: str, where: str) -> Index:
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+
+
+Table("workers_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+
+Table(
+    "workers_queues",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("paused", Integer, nullable=False, server_default="0"),
+)
+
+Table(
+    "workers_jobs",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("queue", Integer, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("priority", Integer, nullable=False),
+    # Times are milliseconds since 1970, UTC; durations milliseconds. run_at is also the place in the queue.
+    Column("run_at", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("max_attempts", Integer, nullable=False),
+    Column("stalls", Integer, nullable=False, server_default="0"),
+    Column("uncounted", Integer, nullable=False, server_default="0"),
+    Column("cancel_requested", Integer, nullable=False, server_default="0"),
+    # NULL: the record vanishes in the step that settles the job.
+    Column("keep_completed", BigInteger),
+    Column("keep_failed", BigInteger),
+    Column("ordering_key", Text),
+    Column("backoff", Text),
+    # The token of the last claim outlives it, so that a repeated settle is recognised; recovery clears it.
+    Column("token", LargeBinary),
+    Column("worker", Text),
+    Column("lease_until", BigInteger),
+    Column("finished_at", BigInteger),
+    Column("expires_at", BigInteger),
+    Column("error", Text),
+    Index("workers_jobs_by_id", "queue", "id", unique=True),
+    _partial("workers_jobs_ready", "queue", "priority", "run_at", where="state = 'ready'"),
+    _partial("workers_jobs_ready_by_name", "queue", "name", "priority", "run_at", where="state = 'ready'"),
+    _partial("workers_jobs_delayed", "queue", "run_at", where="state IN ('scheduled', 'failing')"),
+    _partial("workers_jobs_leases", "queue", "lease_until", where="state = 'processing'"),
+    _partial("workers_jobs_finished", "queue", "state", "expires_at", where="expires_at IS NOT NULL"),
+    _partial(
+        "workers_jobs_busy_keys",
+        "queue",
+        "ordering_key",
+        where="state = 'processing' AND ordering_key IS NOT NULL",
+    ),
+    _partial("workers_jobs_held", "queue", "ordering_key", "name", "priority", "run_at", where="state = 'held'"),
+)
+
+Table(
+    "workers_payloads",
+    metadata,
+    Column("seq", _Sequence, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+Table(
+    "workers_seen",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("worker", Text, primary_key=True),
+    Column("seen_at", BigInteger, nullable=False),
+)
+
+Table(
+    "workers_listeners",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("process", Text, primary_key=True),
+    Column("expires_at", BigInteger, nullable=False),
+)
+
+Table(
+    "workers_events",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("queue", Integer, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("job_id", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    # Never reuses a number, even when all events were swept: readers remember how far they came.
+    sqlite_autoincrement=True,
+)
+
+
+def migrate(connection: Connection) -> None:
+    """The `workers_*` tables are at this version within the connection's transaction, which must be a writing one.
+
+    Raises:
+        StorageError: a newer version of this package made them.
+    """
+    found = _version(connection)
+    if found > VERSION:
+        raise _newer(found)
+    if found < VERSION:
+        metadata.create_all(connection)
+        connection.execute(text("INSERT INTO workers_schema (version) VALUES (:version)"), {"version": VERSION})
+
+
+def check(connection: Connection) -> None:
+    """Nothing is changed; the tables are there, at this version.
+
+    Raises:
+        StorageError: they are missing, older or newer.
+    """
+    found = _version(connection)
+    if found > VERSION:
+        raise _newer(found)
+    if found < VERSION:
+        raise StorageError(
+            f"the database has no workers_* tables of version {VERSION}; run `await storage.migrate()` once,"
+            " as part of the application's upgrade"
+        )
+
+
+def _version(connection: Connection) -> int:
+    if not inspect(connection).has_table("workers_schema"):
+        return 0
+    return int(connection.execute(text("SELECT coalesce(max(version), 0) FROM workers_schema")).scalar_one())
+
+
+def _newer(found: int) -> StorageError:
+    return StorageError(
+        f"the workers_* tables have version {found}, this package knows {VERSION}: upgrade it before it runs here"
+    )

@@ -1,0 +1,296 @@
+"""An SQLite file as this process uses it: one thread that writes, one that reads and watches for others' commits.
+
+Theory of operation. SQLite has one writer at a time and its driver blocks, so a transition runs as a whole in the
+writer's thread: one hop per transition, and its commits queue up in order instead of polling for the file's lock.
+`BEGIN IMMEDIATE` takes that lock before the first read, so what a transition read still holds when it writes. The
+reader's thread never waits for a writer (write-ahead log); while somebody waits or listens it reads `PRAGMA
+data_version` every 50 ms, which costs no table access and changes when any other connection has committed.
+
+With `synchronous = NORMAL` a commit survives the death of the process; a crash of the operating system may take the
+last ones with it, but never tears the file.
+
+All storages of a process on one file share one `SqliteDatabase`, whatever their event loop, by reference count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from sqlalchemy import URL, Connection, NullPool, create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from workers.errors import StorageError, StorageUnavailable
+from workers.storage import sql_schema
+from workers.storage.sql_errors import is_busy, translate
+from workers.storage.sql_events import EventLog
+from workers.storage.sql_notices import Notices
+
+T = TypeVar("T")
+
+POLL: Final = timedelta(milliseconds=50)
+_LOG = logging.getLogger(__name__)
+
+
+class Lane:
+    """One thread with one connection, doing what it is handed in order; connects when first needed.
+
+    With `tick`, that is called about every 50 ms as long as `ticking()`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        database: str,
+        connect: Callable[[], Connection],
+        *,
+        tick: Callable[[Connection], None] | None = None,
+        ticking: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._database = database
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._tick = tick
+        self._ticking = ticking
+        self._ticked = 0.0
+        self._tick_failed = False
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stopped: Future[None] | None = None
+        # A daemon, so that a program that forgot to disconnect can end; SQLite does not mind.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Connection], T]) -> Future[T]:
+        """The future of `work`'s result; database errors arrive as ours, everything else as it is."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = self._with_connection(work)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._stopped is None:
+                self._tasks.put(run)
+                return future
+        raise StorageUnavailable(f"{self._database} was disconnected")
+
+    def stop(self) -> Future[None]:
+        """Done when all that was handed in is done and the connection is closed."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = Future()
+                self._tasks.put(None)
+            return self._stopped
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+        self._close()
+        assert self._stopped is not None, "only stop() ends the thread"
+        self._stopped.set_result(None)
+
+    def _step(self) -> bool:
+        # A method of its own, so that an idle thread keeps no reference to its last task.
+        poll = POLL.total_seconds()
+        timeout = poll if self._tick is not None and self._ticking() else None
+        try:
+            task = self._tasks.get(timeout=timeout)
+        except queue.Empty:
+            pass
+        else:
+            if task is None:
+                return False
+            task()
+        if timeout is not None and time.monotonic() - self._ticked >= poll:
+            self._do_tick()
+        return True
+
+    def _do_tick(self) -> None:
+        assert self._tick is not None
+        try:
+            self._with_connection(self._tick)
+        except (StorageUnavailable, StorageError) as error:
+            if not self._tick_failed:
+                _LOG.warning("cannot watch %s for others' commits: %s", self._database, error)
+            self._tick_failed = True
+        else:
+            self._tick_failed = False
+        self._ticked = time.monotonic()
+
+    def _with_connection(self, work: Callable[[Connection], T]) -> T:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            return work(self._connection)
+        except DBAPIError as error:
+            if not is_busy(error):
+                self._close()
+            raise translate(error, self._database) from error
+        finally:
+            if self._connection is not None:
+                self._connection.rollback()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class SqliteDatabase:
+    """One file, its two lanes, and everybody in this process who waits for something in it."""
+
+    def __init__(self, path: str, busy_timeout: timedelta) -> None:
+        self.path = path
+        self.name = f"SQLite database {path!r}"
+        self.notices = Notices()
+        self.users = 0
+        self._data_version: int | None = None
+        self._writer = Lane("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
+        self._reader = Lane(
+            "workers-sqlite-reader",
+            self.name,
+            lambda: self._open_reader(busy_timeout),
+            tick=self._watch,
+            ticking=lambda: self.notices.wanted,
+        )
+        self.events = EventLog(secrets.token_hex(8), self.notices, self._write_later)
+
+    def write(self, work: Callable[[Connection], T]) -> Future[T]:
+        """`work` in a transaction of its own, which commits when it returns and rolls back when it raises."""
+
+        def run(connection: Connection) -> T:
+            with connection.begin():
+                return work(connection)
+
+        return self._writer.submit(run)
+
+    def read(self, work: Callable[[Connection], T]) -> Future[T]:
+        """`work` beside any writer; each statement sees what was committed before it."""
+        return self._reader.submit(work)
+
+    async def close(self) -> None:
+        """Both threads are gone and their connections closed."""
+        await asyncio.gather(*(asyncio.wrap_future(lane.stop()) for lane in (self._writer, self._reader)))
+
+    def _open_reader(self, busy_timeout: timedelta) -> Connection:
+        connection = _connect(self.path, busy_timeout)
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+        self._data_version = None  # the counts of two connections cannot be compared
+        return connection
+
+    def _write_later(self, work: Callable[[Connection], None]) -> None:
+        self.write(work)
+
+    def _watch(self, connection: Connection) -> None:
+        version = int(connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+        if version != self._data_version:
+            # Set first: a commit between the two is then seen at the next look.
+            self._data_version = version
+            self.events.read(connection)
+            self.notices.wake_all()
+        self.events.keep_listening()
+
+
+def open_writer(path: str, busy_timeout: timedelta) -> Connection:
+    """A connection to the file, made if missing, whose transactions take the write lock as they begin."""
+    if sqlite3.sqlite_version_info < (3, 35):
+        raise StorageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is the first with RETURNING")
+    connection = _connect(path, busy_timeout)
+    try:
+        _use_write_ahead_log(connection, busy_timeout)
+        connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
+        connection.rollback()
+    except BaseException:
+        connection.close()
+        raise
+    event.listen(connection, "begin", _begin_immediate)
+    return connection
+
+
+def _connect(path: str, busy_timeout: timedelta) -> Connection:
+    engine = create_engine(
+        URL.create("sqlite+pysqlite", database=path),
+        poolclass=NullPool,
+        hide_parameters=True,
+        # isolation_level None: the driver begins no transaction by itself.
+        connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
+    )
+    return engine.connect()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _use_write_ahead_log(connection: Connection, busy_timeout: timedelta) -> None:
+    """The file has a write-ahead log. The first switch needs the file alone, and SQLite does not wait for that."""
+    deadline = time.monotonic() + busy_timeout.total_seconds()
+    while True:
+        try:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            return
+        except DBAPIError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+        connection.rollback()
+        time.sleep(0.01)
+
+
+def migrate(path: str, busy_timeout: timedelta) -> None:
+    """The file exists and has this version's tables; processes that migrate at once do so one after another."""
+    name = f"SQLite database {path!r}"
+    try:
+        connection = open_writer(path, busy_timeout)
+        try:
+            with connection.begin():
+                sql_schema.migrate(connection)
+        finally:
+            connection.close()
+    except DBAPIError as error:
+        raise translate(error, name) from error
+
+
+_lock = threading.Lock()
+_databases: dict[tuple[str, timedelta], SqliteDatabase] = {}
+
+
+def acquire(path: str, busy_timeout: timedelta) -> SqliteDatabase:
+    """This process's database on the file, with one user more; each must `release` it."""
+    if not os.path.exists(path):
+        raise StorageError(f"SQLite database {path!r} does not exist; run `await storage.migrate()` once")
+    with _lock:
+        key = (path, busy_timeout)
+        database = _databases.get(key)
+        if database is None:
+            database = _databases[key] = SqliteDatabase(path, busy_timeout)
+        database.users += 1
+        return database
+
+
+async def release(database: SqliteDatabase) -> None:
+    """One user less; with the last one its threads and connections are gone."""
+    with _lock:
+        database.users -= 1
+        if database.users:
+            return
+        for key, other in list(_databases.items()):
+            if other is database:
+                del _databases[key]
+    await database.close()
