@@ -43,6 +43,8 @@ class DeliveryJob(FederationTable, table=True):
 
 
 class AttemptOutcome(StrEnum):
+    """How one attempt ended; `parked` means given back unattempted, because the server was busy enough."""
+
     DELIVERED = "delivered"
     RETRYABLE = "retryable"
     PERMANENT = "permanent"

@@ -10,6 +10,8 @@ from db.columns import FederationTable, TextEnum, UtcDateTime, new_id
 
 
 class ServerHealth(StrEnum):
+    """What we believe of a server: does it answer?"""
+
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 

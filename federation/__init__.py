@@ -1,0 +1,71 @@
+"""Federation delivery: what application services import.
+
+`enqueue_delivery` and the producers owe a delivery inside the application's transaction; `start_federation_worker`, or
+`python -m federation.workers`, delivers.
+"""
+
+from federation.errors import ConfigurationError
+from federation.http.threat_policy import get_threat_policy
+from federation.protocol.sealing import decrypt_payload, encrypt_payload
+from federation.protocol.signing import sign_message, verify_signature
+from federation.queues import (
+    DELIVERY_QUEUE_NAME,
+    HEALTH_CHECK_QUEUE_NAME,
+    BullQueue,
+    FederationDeliveryJob,
+    HealthCheckJob,
+)
+from federation.service import (
+    close_federation,
+    discover_and_register,
+    enqueue_delivery,
+    federation_fetch,
+    get_federation_queue,
+    get_health_check_queue,
+    get_redis_connection,
+    get_redis_worker_connection,
+    handle_follow_ack,
+    mark_server_healthy,
+    mark_server_unhealthy,
+    process_federation_delivery,
+    process_health_check,
+    publish_post,
+    request_follow,
+    request_unfollow,
+    schedule_health_check,
+    start_federation_worker,
+    transaction,
+)
+
+__all__ = [
+    "DELIVERY_QUEUE_NAME",
+    "HEALTH_CHECK_QUEUE_NAME",
+    "BullQueue",
+    "ConfigurationError",
+    "FederationDeliveryJob",
+    "HealthCheckJob",
+    "close_federation",
+    "decrypt_payload",
+    "discover_and_register",
+    "encrypt_payload",
+    "enqueue_delivery",
+    "federation_fetch",
+    "get_federation_queue",
+    "get_health_check_queue",
+    "get_redis_connection",
+    "get_redis_worker_connection",
+    "get_threat_policy",
+    "handle_follow_ack",
+    "mark_server_healthy",
+    "mark_server_unhealthy",
+    "process_federation_delivery",
+    "process_health_check",
+    "publish_post",
+    "request_follow",
+    "request_unfollow",
+    "schedule_health_check",
+    "sign_message",
+    "start_federation_worker",
+    "transaction",
+    "verify_signature",
+]

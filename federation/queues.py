@@ -150,7 +150,7 @@ def health_check_queue(settings: Settings, storage: Storage) -> BullQueue:
 
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:
-    """The pause between two attempts at a delivery."""
+    """The pause between two attempts at a delivery: doubling, without jitter."""
     return RetryPolicy(initial=settings.federation_delivery_backoff, maximum=LONGEST_BACKOFF, jitter=0)
 
 

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal
 
 from workers.attempt import Attempt, Ending, Runner
 from workers.errors import LossReason, StorageUnavailable
@@ -101,7 +101,7 @@ class Worker:
         self._slot_freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._waiting: asyncio.Task[None] | None = None  # what the claim loop waits for, so that `stop` can end it
+        self._stop_asked: asyncio.Task[Literal[True]] | None = None  # done once `stop` was called
         self._idle = True
 
     @property
@@ -115,8 +115,6 @@ class Worker:
             self._hurry.set()
         self._stopping.set()
         self._slot_freed.set()
-        if self._waiting is not None:
-            self._waiting.cancel()
 
     async def run(self) -> None:
         """Work until `stop`, then let jobs finish for *grace* and give back the rest, uncounted.
@@ -127,8 +125,15 @@ class Worker:
         Raises:
             StorageError: the storage is not fit for use, as with missing tables.
         """
-        if not await self._connect():
-            return
+        self._stop_asked = asyncio.create_task(self._stopping.wait())
+        try:
+            if await self._connect():
+                await self._work()
+        finally:
+            self._stop_asked.cancel()
+            self._emit(WorkerEventKind.STOPPED)
+
+    async def _work(self) -> None:
         try:
             async with asyncio.TaskGroup() as side:
                 tasks = [
@@ -149,7 +154,6 @@ class Worker:
         finally:
             with contextlib.suppress(StorageUnavailable):
                 await self._storage.disconnect()
-            self._emit(WorkerEventKind.STOPPED)
 
     async def _connect(self) -> bool:
         pause = FIRST_PAUSE_SECONDS
@@ -224,17 +228,17 @@ class Worker:
 
     async def _unless_stopping(self, work: Coroutine[object, object, None]) -> None:
         """Await `work`; `stop` cuts it short."""
-        if self._stopping.is_set():
-            work.close()
-            return
-        self._waiting = asyncio.create_task(work)
+        assert self._stop_asked is not None
+        task = asyncio.create_task(work)
         try:
-            await asyncio.wait([self._waiting])
+            await asyncio.wait([task, self._stop_asked], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._waiting.cancel()
-            await asyncio.gather(self._waiting, return_exceptions=True)
-        if not self._waiting.cancelled():
-            self._waiting.result()
+            while not task.done():
+                task.cancel()
+                # Again and again: a single cancellation can be swallowed by what the task awaits.
+                await asyncio.wait([task], timeout=1)
+        if not task.cancelled():
+            task.result()
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         claim = attempt.claim

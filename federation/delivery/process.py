@@ -137,10 +137,16 @@ class DeliveryProcessor:
                 await self._ledger.settled(row, outcome=AttemptOutcome.RETRYABLE, error=str(failure))
             raise
         except SQLAlchemyError as error:
-            trouble = RetryableFailure("DATABASE", f"the database failed: {type(error).__name__}")
-            self._log(job, report, AttemptOutcome.RETRYABLE, trouble.code, trouble)
-            raise trouble from error
+            raise self._trouble(job, report, "DATABASE", error) from error
+        except Exception as error:  # a bug of ours: on record like any failure, with its stack in the log
+            log.exception("delivery_attempt_crashed", delivery_id=row)
+            raise self._trouble(job, report, "INTERNAL", error) from error
         self._log(job, report, AttemptOutcome.DELIVERED, None, None)
+
+    def _trouble(self, job: Job, report: Report, code: str, error: Exception) -> RetryableFailure:
+        trouble = RetryableFailure(code, f"the attempt broke off: {type(error).__name__}")
+        self._log(job, report, AttemptOutcome.RETRYABLE, code, trouble)
+        return trouble
 
     async def _deliver(self, job: Job, report: Report) -> FollowAnswer | None:
         delivery = report.delivery

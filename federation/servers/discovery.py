@@ -63,15 +63,23 @@ class Discovery:
         # Shielded: one attempt's cancellation must not fail the others that wait for the same server.
         return await asyncio.shield(task)
 
-    async def _discover(self, server_url: str) -> KnownServer:
+    async def learn(self, server_url: str) -> DiscoverDocument:
+        """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.
+
+        Raises:
+            DiscoveryError, BlockedUrl: as the call itself.
+        """
         document = await self._ask(server_url)
         known = await self._registry.find(server_url)
         if known is not None and known.public_key != document.public_key:
             raise DiscoveryError(
                 f"{server_url} shows another signing key than the registered one: it rotated, or is an impostor"
             )
-        await self._register(server_url, document)
-        await self._introduce_ourselves(server_url)
+        return document
+
+    async def _discover(self, server_url: str) -> KnownServer:
+        await self._register(server_url, await self.learn(server_url))
+        await self.introduce_ourselves(server_url)
         found = await self._registry.find(server_url)
         if found is None:
             raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
@@ -83,7 +91,8 @@ class Discovery:
         except UrlError as error:
             raise BlockedUrl(f"the server URL is not acceptable: {error}") from error
         try:
-            fetched = await self._fetch(f"{origin}/discover", timeout=DISCOVERY_TIMEOUT, server_url=server_url)
+            # Whoever is asked here is not registered: there is no health to update.
+            fetched = await self._fetch(f"{origin}/discover", timeout=DISCOVERY_TIMEOUT, skip_health_update=True)
         except BlockedUrl:
             raise
         except OutboundError as error:
@@ -100,7 +109,8 @@ class Discovery:
         except KeysTaken as error:
             raise DiscoveryError(str(error)) from error
 
-    async def _introduce_ourselves(self, server_url: str) -> None:
+    async def introduce_ourselves(self, server_url: str) -> None:
+        """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time."""
         if self._own_url is None or self._keys is None:
             return
         body = register_request(url=self._own_url, keys=self._keys)

@@ -74,38 +74,29 @@ class Registry:
         """Cached knowledge of `url` is dropped."""
         self._standings.drop(url)
 
-    async def register(self, *, url: str, public_key: str, encryption_public_key: str) -> None:
+    async def register(
+        self, *, url: str, public_key: str, encryption_public_key: str, session: AsyncSession | None = None
+    ) -> None:
         """The server is in the registry: healthy if it is new, only seen again if it was there (keys are kept).
+
+        With `session` that is part of the caller's transaction, else of one of its own.
 
         Raises:
             KeysTaken: one of the keys belongs to another URL.
         """
-        now = datetime.now(UTC)
-        seen = (
-            update(Server).where(col(Server.url) == url).values(last_seen=now, updated_at=now).returning(col(Server.id))
-        )
-        row = {
-            "id": new_id(),
-            "url": url,
-            "public_key": public_key,
-            "encryption_public_key": encryption_public_key,
-            "last_seen": now,
-            "created_at": now,
-            "updated_at": now,
-            "is_healthy": True,
-            "health_check_attempts": 0,
-        }
         try:
-            async with self._database.transaction() as session:
-                if (await session.execute(seen)).first() is None:
-                    await session.execute(insert(Server).values(row))
+            if session is not None:
+                await _upsert(session, url, public_key, encryption_public_key)
+                return
+            async with self._database.transaction() as own:
+                await _upsert(own, url, public_key, encryption_public_key)
         except IntegrityError as error:
-            if await self.find(url) is None:
+            if session is not None or await self.find(url) is None:
                 raise KeysTaken(f"{url}: one of its keys is registered for another server") from error
         finally:
             self._standings.drop(url)
 
-    async def mark_healthy(self, url: str, *, reason: str) -> None:
+    async def mark_healthy(self, server_url: str, *, reason: str) -> None:
         """The server counts as healthy, with its probe counter at 0; `reason` says what showed it."""
         now = datetime.now(UTC)
         values = {
@@ -115,25 +106,25 @@ class Registry:
             "last_seen": now,
             "updated_at": now,
         }
-        if await self._change_health(url, values, ServerHealth.HEALTHY, reason, now):
-            log.info("server_healthy", server_url=url, reason=reason)
+        if await self._change_health(server_url, values, ServerHealth.HEALTHY, reason, now):
+            log.info("server_healthy", server_url=server_url, reason=reason)
 
-    async def mark_unhealthy(self, url: str, code: str) -> None:
+    async def mark_unhealthy(self, server_url: str, code: str) -> None:
         """The server counts as unhealthy because of `code`, its probe counter is back at 0 and probe 0 is scheduled.
 
         Nothing happens for a server that is not registered. A probe that cannot be scheduled is only logged.
         """
         now = datetime.now(UTC)
         values = {"is_healthy": False, "unhealthy_reason": code, "health_check_attempts": 0, "updated_at": now}
-        changed = await self._change_health(url, values, ServerHealth.UNHEALTHY, code, now)
+        changed = await self._change_health(server_url, values, ServerHealth.UNHEALTHY, code, now)
         if changed is None:
             return
         if changed:
-            log.warning("server_unhealthy", server_url=url, code=code)
+            log.warning("server_unhealthy", server_url=server_url, code=code)
         try:
-            await self._schedule_health_check(url, 0)
+            await self._schedule_health_check(server_url, 0)
         except Exception:
-            log.exception("health_check_not_scheduled", server_url=url)
+            log.exception("health_check_not_scheduled", server_url=server_url)
 
     async def count_failed_probe(self, url: str) -> int | None:
         """One more failed probe is counted, atomically; the new count, None if the server is gone or healthy."""
@@ -199,3 +190,22 @@ class Registry:
             ),
             blacklisted=is_blacklisted,
         )
+
+
+async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_public_key: str) -> None:
+    now = datetime.now(UTC)
+    seen = update(Server).where(col(Server.url) == url).values(last_seen=now, updated_at=now).returning(col(Server.id))
+    if (await session.execute(seen)).first() is not None:
+        return
+    row = {
+        "id": new_id(),
+        "url": url,
+        "public_key": public_key,
+        "encryption_public_key": encryption_public_key,
+        "last_seen": now,
+        "created_at": now,
+        "updated_at": now,
+        "is_healthy": True,
+        "health_check_attempts": 0,
+    }
+    await session.execute(insert(Server).values(row))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
 import zlib
 from collections.abc import Mapping
@@ -29,6 +28,8 @@ UNCOUNTED_FIELD: Final = "workers:uncounted"
 """Uncounted retries in a row."""
 CANCEL_FIELD: Final = "workers:cancel"
 """A cancel was requested; the value is `ats - stc` at that time, which settling changes and a crash does not."""
+KEEP_FIELD: Final = "workers:keep"
+"""Milliseconds the finished record lasts, where the settlement said so."""
 ERROR_FIELD: Final = "workers:error"
 """What `failedReason` cannot say: the error's type, and whether the attempts were used up."""
 
@@ -39,6 +40,8 @@ RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "pr
 """Names of keys beside the job hashes; a job with such an id would destroy the queue."""
 
 FOREVER: Final = MAX_DELAY
+MAX_NUMBER: Final = 2**53
+"""The largest number that JavaScript and Lua count exactly to."""
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z", re.ASCII)
@@ -141,9 +144,8 @@ def encode_options(job: NewJob, raw: str) -> dict[str, object]:
     return options
 
 
-def decode_options(text: str | None) -> JobOptions:
+def decode_options(options: Mapping[str, object]) -> JobOptions:
     """Options written by any producer; BullMQ's 0 or missing `attempts` mean one."""
-    options = json_object(text)
     attempts = number(options.get("attempts"))
     return JobOptions(
         max_attempts=max(1, int(attempts)) if attempts is not None else 1,
@@ -175,9 +177,12 @@ def retention_of(remove: object) -> Retention:
 
 
 def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
-    """What BullMQ shall keep of finished jobs: by `keep`, or as the job's own option says."""
+    """What BullMQ shall keep of the queue's finished jobs: as the job's own option says.
+
+    Where one settlement says otherwise with `keep`, its own record alone goes at once or stays for a sweep.
+    """
     if keep is not None:
-        return {"count": 0} if keep is DROP else {"age": keep.total_seconds()}
+        return {"count": 0 if keep is DROP else -1}
     if isinstance(remove, dict):
         limits = {name: number(remove.get(name)) for name in ("age", "count", "limit")}
         return {name: value for name, value in limits.items() if value is not None}
@@ -263,14 +268,14 @@ def json_object(text: str | None) -> Mapping[str, object]:
 
 
 def number(value: object) -> float | None:
-    """A finite number that is not negative, given as a number or as text; else None."""
+    """A number from 0 to 2^53, given as a number or as text; else None."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:
         parsed = float(value)
     except (ValueError, OverflowError):
         return None
-    if not math.isfinite(parsed) or parsed < 0:
+    if not 0 <= parsed <= MAX_NUMBER:
         return None
     return int(parsed) if parsed.is_integer() else parsed
 

@@ -61,7 +61,7 @@ class QueueScripts:
 
     def __init__(self, queue: str, prefix: str) -> None:
         self._keys: dict[str, str] = QueueKeys(prefix).getKeys(queue)
-        self.base = self._keys[""]
+        self.base: str = self._keys[""]
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("moveToActive", *every, "marker")
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
@@ -137,7 +137,7 @@ class QueueScripts:
         )
 
     def release(self, raw: str, token: str) -> tuple[Command, Command]:
-        """Put an active job back in front; the script forgets to wake anyone for a prioritized job, so a marker follows.
+        """Put an active job back in front, and wake a waiter, which the script forgets for a prioritized job.
 
         The first answers a number of milliseconds (a rate limit) or an error code.
         """

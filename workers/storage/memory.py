@@ -268,7 +268,7 @@ class MemoryStorage:
         now = self._now()
         removed = sum(1 for _ in itertools.islice(self._table.drop_expired(now), limit))
         busy = {job.worker_id for job in self._table.by_state[JobState.PROCESSING].values()}
-        gone = [id for id, seen in self._queue.seen.items() if seen + WORKER_RECORD <= now and id not in busy]
+        gone = [name for name, seen in self._queue.seen.items() if seen + WORKER_RECORD <= now and name not in busy]
         for worker_id in gone[: limit - removed]:
             del self._queue.seen[worker_id]
             removed += 1
@@ -311,7 +311,7 @@ class MemoryStorage:
         for job in self._table.by_state[JobState.PROCESSING].values():
             if job.worker_id is not None:
                 claims[job.worker_id] = claims.get(job.worker_id, 0) + 1
-        return [WorkerInfo(id=id, seen_at=seen, claims=claims[id]) for id, seen in self._queue.seen.items()]
+        return [WorkerInfo(id=name, seen_at=seen, claims=claims[name]) for name, seen in self._queue.seen.items()]
 
     async def pause(self) -> None:
         self._queue.paused = True

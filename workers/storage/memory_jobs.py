@@ -2,8 +2,9 @@
 
 Theory of operation. Every change of state is one row of the transition table: `_step` asks `lifecycle.after` and files
 the job under its new state. A job that waits stands in exactly one line: `ready` (one per name, by priority and time),
-`delayed` (by due time), or `parked` (its ordering key is busy). Whoever reads first lets due jobs move from `delayed` to
-`ready`, so time needs no task of its own. All methods are synchronous: one call is one atomic step of the event loop.
+`delayed` (by due time), or `parked` (its ordering key is busy). Jobs that are due move from `delayed` to `ready` when
+somebody looks, so time needs no task of its own. All methods are synchronous: one call is one atomic step of the event
+loop.
 
 An ordering key is busy while a job of it is processing. Its other jobs are parked as they come up in a claim; when the
 key is free again, the first of each name steps back into its ready line, and no other has to move.
@@ -326,7 +327,7 @@ def stalled_error(job: Job, lease_holder: str, max_stalls: int) -> ErrorInfo:
     spent = f"attempt {job.attempts} of {job.new.max_attempts}, {job.stalls} lost leases ({max_stalls} allowed)"
     return ErrorInfo(
         type="StalledError",
-        message=f"worker {lease_holder!r} vanished or lost its lease: {spent}; look for what kills it, then retry the job",
+        message=f"worker {lease_holder!r} vanished or lost its lease ({spent}): find what stops it, then retry the job",
         exhausted=job.attempts >= job.new.max_attempts,
     )
 

@@ -31,7 +31,7 @@ _REFUSED: Final[dict[int, str]] = {
     sqlite3.SQLITE_TOOBIG: "cannot hold a value of this size",
     sqlite3.SQLITE_ERROR: "does not have the expected tables; run `await storage.migrate()`",
 }
-_STALE = "was written to since the caller's transaction first read; roll that back and repeat it, begun as a writing one"
+_STALE = "was written to since the caller's transaction first read; roll that back and begin it as a writing one"
 
 
 def is_busy(error: DBAPIError) -> bool:

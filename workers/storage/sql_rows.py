@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, TextClause, bindparam, text
 
 from workers.jobs import (
     DROP,
@@ -138,6 +138,11 @@ def public_state(state: str, run_at: int, now: int) -> JobState:
     if state in (RowState.READY, RowState.HELD) or (state in DELAYED and run_at <= now):
         return JobState.QUEUED
     return JobState(state)
+
+
+def expanding(statement: str, name: str) -> TextClause:
+    """A statement whose parameter `name` is a list."""
+    return text(statement).bindparams(bindparam(name, expanding=True))
 
 
 def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -32,11 +32,13 @@ from sqlalchemy.exc import DBAPIError
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage import sql_schema
+from workers.storage.sql_caller import Callers
 from workers.storage.sql_errors import is_busy, translate
 from workers.storage.sql_events import EventLog
 from workers.storage.sql_notices import Notices
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 POLL: Final = timedelta(milliseconds=50)
 _LOG = logging.getLogger(__name__)
@@ -160,6 +162,7 @@ class SqliteDatabase:
         self.path = path
         self.name = f"SQLite database {path!r}"
         self.notices = Notices()
+        self.callers = Callers(path, self.name)
         self.users = 0
         self._data_version: int | None = None
         self._writer = Lane("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
@@ -172,12 +175,16 @@ class SqliteDatabase:
         )
         self.events = EventLog(secrets.token_hex(8), self.notices, self._write_later)
 
-    def write(self, work: Callable[[Connection], T]) -> Future[T]:
-        """`work` in a transaction of its own, which commits when it returns and rolls back when it raises."""
+    def write(self, work: Callable[[Connection], T], committed: Callable[[T], U]) -> Future[U]:
+        """`work` in a transaction of its own, rolled back when it raises; then what `committed` makes of its result.
 
-        def run(connection: Connection) -> T:
+        Both are called in the writer's thread.
+        """
+
+        def run(connection: Connection) -> U:
             with connection.begin():
-                return work(connection)
+                result = work(connection)
+            return committed(result)
 
         return self._writer.submit(run)
 
@@ -196,7 +203,7 @@ class SqliteDatabase:
         return connection
 
     def _write_later(self, work: Callable[[Connection], None]) -> None:
-        self.write(work)
+        self.write(work, lambda done: done)
 
     def _watch(self, connection: Connection) -> None:
         version = int(connection.exec_driver_sql("PRAGMA data_version").scalar_one())

@@ -1,0 +1,181 @@
+"""The composition root: everything concrete is built here, from settings, and closed here."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from db import Database
+from federation.delivery.attempts import AttemptLog
+from federation.delivery.ledger import Ledger
+from federation.delivery.outbox import Outbox
+from federation.delivery.process import DeliveryProcessor
+from federation.delivery.producers import Producers
+from federation.delivery.slots import ServerSlots
+from federation.errors import ConfigurationError
+from federation.health.process import HealthCheckProcessor
+from federation.health.schedule import HealthSchedule
+from federation.http.client import FederationClient
+from federation.http.gates import FederationFetch
+from federation.http.guard import AddressGuard
+from federation.http.transport import PoolLimits, pooled_transport
+from federation.queues import (
+    DELIVERY_QUEUE_NAME,
+    HEALTH_CHECK_QUEUE_NAME,
+    bullmq_url,
+    delivery_queue,
+    health_check_queue,
+    open_storage,
+)
+from federation.servers.discovery import Discovery
+from federation.servers.registry import Registry
+from federation.settings import Settings
+from workers import Storage
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from redis.asyncio import Redis
+
+REDIS_TIMEOUT: Final = timedelta(seconds=5)
+SPARE_CONNECTIONS: Final = 50
+"""For discovery and the inbound side, beside the workers' own."""
+
+
+class Federation:
+    """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
+
+    `client` replaces the HTTP client, for tests.
+    """
+
+    def __init__(self, settings: Settings, *, client: FederationClient | None = None) -> None:
+        self.settings = settings
+        self.own_url = settings.better_auth_url
+        self.keys = settings.own_keys()
+        self.database = Database(settings.database_url.get_secret_value())
+        self.guard = AddressGuard(settings.dev_allowed_hostnames)
+        self.client = client or FederationClient(
+            self.guard, pooled_transport(self.guard, limits=_pool_limits(settings))
+        )
+        self.delivery_queue = delivery_queue(settings, open_storage(settings, DELIVERY_QUEUE_NAME, client=self.redis))
+        self.health_check_queue = health_check_queue(
+            settings, open_storage(settings, HEALTH_CHECK_QUEUE_NAME, client=self.redis)
+        )
+        self.schedule_health_check = HealthSchedule(
+            self.health_check_queue,
+            first_delay=settings.federation_health_first_delay,
+            step=settings.federation_health_step,
+        )
+        self.registry = Registry(self.database, schedule_health_check=self.schedule_health_check)
+        self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy)
+        self.discovery = Discovery(own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry)
+        self.outbox = Outbox(self.database, self.delivery_queue, joins=self._queue_joins_database())
+        self.ledger = Ledger(self.database)
+        self.attempts = AttemptLog(self.database)
+        self.delivery_processor = DeliveryProcessor(
+            own_url=self.own_url,
+            keys=self.keys,
+            registry=self.registry,
+            discover=self.discovery,
+            guard=self.guard,
+            fetch=self.fetch,
+            ledger=self.ledger,
+            attempts=self.attempts,
+            slots=ServerSlots(settings.federation_per_server),
+        )
+        self.health_check_processor = HealthCheckProcessor(
+            registry=self.registry,
+            fetch=self.fetch,
+            schedule=self.schedule_health_check,
+            checks=settings.federation_health_checks,
+        )
+
+    def worker_storage(self, queue: str) -> Storage:
+        """The storage a worker of this process uses, on the connection that is the workers' own."""
+        return open_storage(self.settings, queue, client=self.worker_redis)
+
+    @cached_property
+    def redis(self) -> Redis | None:
+        """The producers' Redis client, None without a Redis."""
+        return self._redis_client()
+
+    @cached_property
+    def worker_redis(self) -> Redis | None:
+        """The workers' Redis client, apart from the producers', so that a busy worker never delays an enqueue."""
+        return self._redis_client()
+
+    def _redis_client(self) -> Redis | None:
+        url = bullmq_url(self.settings)
+        if url is None:
+            return None
+        from redis.asyncio import Redis  # here, because a node without a Redis need not have the package
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        seconds = REDIS_TIMEOUT.total_seconds()
+        # No retries inside a command: a worker reports the outage and asks again itself, for as long as it lasts.
+        client: Redis = Redis.from_url(
+            url,
+            decode_responses=True,
+            socket_timeout=seconds,
+            socket_connect_timeout=seconds,
+            retry=Retry(NoBackoff(), 0),
+        )
+        return client
+
+    @property
+    def producers(self) -> Producers:
+        """What builds activities in this node's name.
+
+        Raises:
+            ConfigurationError: the node has no URL of its own.
+        """
+        if self.own_url is None:
+            raise ConfigurationError(["BETTER_AUTH_URL: not set; activities carry it as their origin"])
+        return Producers(own_url=self.own_url, outbox=self.outbox, registry=self.registry, discovery=self.discovery)
+
+    def node_app(self) -> FastAPI:
+        """The inbound side.
+
+        Raises:
+            ConfigurationError: the node has no URL or no keys of its own.
+        """
+        from federation.node.app import create_node_app  # here, because only nodes that serve need the `node` extra
+
+        self.settings.require_identity()
+        assert self.own_url is not None
+        assert self.keys is not None
+        return create_node_app(
+            own_url=self.own_url,
+            keys=self.keys,
+            database=self.database,
+            registry=self.registry,
+            fetch=self.fetch,
+            guard=self.guard,
+        )
+
+    async def close(self) -> None:
+        """Everything written, every connection closed; stop workers first. A second call does nothing more."""
+        async with contextlib.AsyncExitStack() as stack:  # each step runs, whatever the others raise
+            stack.push_async_callback(self.database.close)
+            for client in (self.redis, self.worker_redis):
+                if client is not None:
+                    stack.push_async_callback(client.aclose)
+            stack.push_async_callback(self.client.close)
+            stack.push_async_callback(self.health_check_queue.stop)
+            stack.push_async_callback(self.delivery_queue.stop)
+            stack.push_async_callback(self.attempts.close)
+            stack.push_async_callback(self.outbox.close)
+
+    def _queue_joins_database(self) -> bool:
+        return self.settings.queue_url is None and bullmq_url(self.settings) is None
+
+
+def _pool_limits(settings: Settings) -> PoolLimits:
+    """Room for every attempt and probe at once: waiting for a connection would count against the server."""
+    attempts = settings.federation_delivery_concurrency + settings.federation_health_concurrency
+    return PoolLimits(
+        connections=attempts + SPARE_CONNECTIONS,
+        connections_per_server=settings.federation_per_server + settings.federation_health_concurrency + 1,
+    )

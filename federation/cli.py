@@ -1,0 +1,104 @@
+"""The `federation` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import DatabaseUrlError
+from db.migrate import upgrade
+from federation.errors import ConfigurationError
+from federation.logs import configure_logging
+from federation.protocol.errors import UrlError
+from federation.protocol.keys import generate_own_keys
+from federation.protocol.urls import canonical_origin
+from federation.queues import DELIVERY_QUEUE_NAME, open_storage
+from federation.run import run
+from federation.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
+from workers import WorkersError
+from workers.storage.sql import SqlStorage
+
+ENV_FILE: Final = Path(".env")
+USAGE_ERROR: Final = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; ends the process with 0, or with 2 and what to do on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except ConfigurationError as error:
+        _fail("this node's settings need attention:", *error.problems)
+    except (DatabaseUrlError, UrlError, WorkersError, OSError) as error:
+        _fail(str(error))
+    except SQLAlchemyError as error:
+        _fail(f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="federation", description="A federated server's delivery and inbound side.")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    init = commands.add_parser("init", help="write a .env with fresh keys and create the database")
+    init.add_argument("--url", default="http://127.0.0.1:8000", help="this node's own URL (default: %(default)s)")
+    init.set_defaults(command=_init)
+
+    migrate = commands.add_parser("upgrade", help="bring the database's tables up to date")
+    migrate.set_defaults(command=lambda _: _upgrade(Settings.load()))
+
+    everything = commands.add_parser("run", help="deliver and serve, in one process")
+    everything.set_defaults(command=lambda options: _run(options, workers=True, node=True))
+
+    workers = commands.add_parser("workers", help="the delivering side").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    deliver = workers.add_parser("run", help="deliver until stopped")
+    deliver.set_defaults(command=lambda options: _run(options, workers=True, node=False))
+
+    node = commands.add_parser("node", help="the inbound side").add_subparsers(required=True, metavar="COMMAND")
+    serve = node.add_parser("serve", help="serve until stopped")
+    serve.set_defaults(command=lambda options: _run(options, workers=False, node=True))
+    return parser
+
+
+def _init(options: argparse.Namespace) -> None:
+    values = {
+        "BETTER_AUTH_URL": canonical_origin(options.url),
+        **generate_own_keys().to_env(),
+        "DATABASE_URL": DEFAULT_DATABASE_URL,
+    }
+    try:
+        write_env_file(ENV_FILE, values)
+        print(f"wrote {ENV_FILE} with fresh keys for {values['BETTER_AUTH_URL']}; keep it secret")  # noqa: T201
+    except FileExistsError:
+        print(f"{ENV_FILE} exists and stays as it is")  # noqa: T201
+    _upgrade(Settings.load())
+    print("the database is ready; `federation run` starts the node")  # noqa: T201
+
+
+def _upgrade(settings: Settings) -> None:
+    upgrade(settings.database_url.get_secret_value())
+    storage = open_storage(settings, DELIVERY_QUEUE_NAME)
+    if isinstance(storage, SqlStorage):
+        asyncio.run(storage.migrate())
+
+
+def _run(options: argparse.Namespace, *, workers: bool, node: bool) -> None:
+    configure_logging(options.log_level)
+    settings = Settings.load()
+    settings.require_identity()
+    asyncio.run(run(settings, workers=workers, node=node))
+
+
+def _fail(*lines: str) -> None:
+    print("federation:", *lines, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201
+    sys.exit(USAGE_ERROR)

@@ -1,0 +1,195 @@
+"""What users do that other servers must hear of: follow, unfollow, post."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, TypeAlias
+
+from pydantic import JsonValue
+from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlmodel import col
+
+from db import Follow, Post, User, new_id
+from federation.delivery.outbox import Outbox
+from federation.protocol.activities import follow_activity, post_activity, unfollow_activity
+from federation.protocol.urls import canonical_origin
+from federation.queues import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
+from federation.servers.discovery import Discovery
+from federation.servers.registry import Registry
+
+FOLLOWS_PATH: Final = "/api/auth/social/follows"
+POSTS_PATH: Final = "/api/auth/social/posts"
+
+Content: TypeAlias = Sequence[Mapping[str, JsonValue]]
+
+
+class ServerRefused(Exception):
+    """The other server is blacklisted here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedFollow:
+    """A new follow and the delivery that asks for it."""
+
+    follow_id: str
+    delivery_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedPost:
+    """A stored post and one delivery per server that shall have it."""
+
+    post_id: str
+    delivery_ids: tuple[str, ...]
+
+
+class Producers:
+    """Builds activities in this node's name and owes their delivery, all in the caller's transaction."""
+
+    def __init__(self, *, own_url: str, outbox: Outbox, registry: Registry, discovery: Discovery) -> None:
+        self._own_url = own_url
+        self._outbox = outbox
+        self._registry = registry
+        self._discovery = discovery
+
+    async def request_follow(
+        self,
+        session: AsyncSession,
+        *,
+        follower_id: str,
+        following_id: str,
+        server_url: str,
+        requester_signature: str | None = None,
+    ) -> RequestedFollow:
+        """The local user's follow of a user on `server_url` is stored, pending, and its request is owed.
+
+        An unknown server is discovered first, over the network: call this before the session's other writes.
+
+        Raises:
+            ServerRefused: the server is blacklisted.
+            DiscoveryError: it is unknown and could not be discovered.
+            BlockedUrl, ValueError: its URL is not acceptable.
+        """
+        server_url = canonical_origin(server_url)
+        await self._ensure_known(session, server_url)
+        now = datetime.now(UTC)
+        follow = Follow(
+            id=new_id(),
+            follower_id=follower_id,
+            following_id=following_id,
+            created_at=now,
+            # The followed side's server: the acknowledgment is matched by it. See `Follow`.
+            follower_server_url=server_url,
+            requester_signature=requester_signature,
+        )
+        session.add(follow)
+        payload = follow_activity(
+            federation_url=self._own_url,
+            follow_id=follow.id,
+            created_at=now,
+            follower_id=follower_id,
+            following_id=following_id,
+            follower_server_url=server_url,
+            requester_signature=requester_signature,
+        )
+        delivery_id = await self._outbox.enqueue_delivery(
+            session, FOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload
+        )
+        return RequestedFollow(follow_id=follow.id, delivery_id=delivery_id)
+
+    async def request_unfollow(
+        self, session: AsyncSession, *, follower_id: str, following_id: str, server_url: str
+    ) -> str | None:
+        """The local user's follow is removed and the other server will hear of it; the delivery's id.
+
+        None if there was no such follow: then nothing is sent.
+        """
+        server_url = canonical_origin(server_url)
+        removed = (
+            delete(Follow)
+            .where(
+                col(Follow.follower_id) == follower_id,
+                col(Follow.following_id) == following_id,
+                col(Follow.follower_server_url) == server_url,
+            )
+            .returning(col(Follow.id))
+        )
+        if not (await session.execute(removed)).all():
+            return None
+        payload = unfollow_activity(federation_url=self._own_url, follower_id=follower_id, following_id=following_id)
+        return await self._outbox.enqueue_delivery(
+            session, UNFOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload
+        )
+
+    async def publish_post(
+        self,
+        session: AsyncSession,
+        *,
+        author_id: str,
+        content: Content,
+        published: datetime | None = None,
+        is_private: bool | None = None,
+        post_id: str | None = None,
+        author_signature: str | None = None,
+    ) -> PublishedPost:
+        """The local user's post is stored, and a delivery owed to every server that shall have it.
+
+        Those are the servers of accepted follows that name the author on either side; with the author's policy
+        `followers` only of those who follow the author; with `none`, none.
+        """
+        now = datetime.now(UTC)
+        post = Post(
+            id=post_id or new_id(),
+            content=[dict(block) for block in content],
+            author_id=author_id,
+            published=published or now,
+            is_local=True,
+            is_private=bool(is_private),
+            created_at=now,
+            author_signature=author_signature,
+        )
+        session.add(post)
+        payload = post_activity(
+            federation_url=self._own_url,
+            post_id=post.id,
+            content=content,
+            author_id=author_id,
+            published=post.published,
+            is_private=is_private,
+        )
+        deliveries = [
+            await self._outbox.enqueue_delivery(session, POST_JOB, server + POSTS_PATH, server, payload)
+            for server in await self._audience(session, author_id)
+        ]
+        return PublishedPost(post_id=post.id, delivery_ids=tuple(deliveries))
+
+    async def _audience(self, session: AsyncSession, author_id: str) -> list[str]:
+        policy = (
+            await session.execute(select(col(User.post_propagation_policy)).where(col(User.id) == author_id))
+        ).scalar_one_or_none()
+        if policy == "none":
+            return []
+        is_followed = and_(col(Follow.following_id) == author_id)
+        named = is_followed if policy == "followers" else or_(is_followed, col(Follow.follower_id) == author_id)
+        # Either column may hold the other party's server, by which side wrote the row.
+        server = func.coalesce(col(Follow.follower_server_url), col(Follow.following_server_url))
+        query = select(server).where(named, col(Follow.accepted).is_(True), server.is_not(None)).distinct()
+        return sorted((await session.execute(query)).scalars())
+
+    async def _ensure_known(self, session: AsyncSession, server_url: str) -> None:
+        standing = await self._registry.standing(server_url)
+        if standing.blacklisted:
+            raise ServerRefused(f"{server_url} is blacklisted")
+        if standing.server is not None:
+            return
+        document = await self._discovery.learn(server_url)
+        await self._discovery.introduce_ourselves(server_url)
+        await self._registry.register(
+            url=server_url,
+            public_key=document.public_key,
+            encryption_public_key=document.encryption_public_key,
+            session=session,
+        )

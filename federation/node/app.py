@@ -1,0 +1,70 @@
+"""The inbound side of a node: its endpoints and what stands before them.
+
+Nothing in a request is believed before a signature or a fetch of our own confirms it. Requests are handled without
+the framework's dependency and validation machinery: every bound and every error here is part of the wire protocol.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from db import Database
+from federation.http.gates import FederationFetch
+from federation.http.guard import AddressGuard
+from federation.node.blacklist import BlacklistGate
+from federation.node.bodies import BodyReader
+from federation.node.callback import Callback
+from federation.node.discover import MAX_DISCOVER_REQUEST_BYTES, Discover
+from federation.node.follows import FollowsInbox
+from federation.node.front import Front
+from federation.node.inbox import Inbox
+from federation.node.key_check import KeyCheck
+from federation.node.posts import PostsInbox
+from federation.node.registration import Registration
+from federation.protocol.activities import MAX_REQUEST_BYTES
+from federation.protocol.keys import OwnKeys
+from federation.servers.registry import Registry
+
+FOLLOWS_PATH = "/api/auth/social/follows"
+POSTS_PATH = "/api/auth/social/posts"
+
+
+def create_node_app(
+    *,
+    own_url: str,
+    keys: OwnKeys,
+    database: Database,
+    registry: Registry,
+    fetch: FederationFetch,
+    guard: AddressGuard,
+) -> FastAPI:
+    """An ASGI application that serves as *own_url*, given in canonical form; it opens and closes nothing it is given.
+
+    *fetch* should send through the same *guard*. The tables `user`, `posts` and `blocks` have to exist.
+    """
+    gate = BlacklistGate(registry)
+    front = Front(gate=gate, bodies=BodyReader())
+    inbox = Inbox(keys=keys, registry=registry, gate=gate)
+    follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
+    posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)
+
+    identity = {
+        "url": own_url,
+        "publicKey": keys.signing.public_text,
+        "encryptionPublicKey": keys.encryption.public_text,
+    }
+    callback = Callback(fetch)
+    discover = Discover(
+        identity=identity,
+        database=database,
+        registration=Registration(identity=identity, registry=registry, callback=callback, guard=guard),
+        key_check=KeyCheck(pair=keys.encryption, database=database, callback=callback, guard=guard, gate=gate),
+    )
+
+    # The documentation pages load scripts from elsewhere and describe nothing here: the wire protocol does.
+    app = FastAPI(title="Federation node", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_route("/discover", front.endpoint(discover.show, max_bytes=0), methods=["GET"])
+    app.add_route("/discover", front.endpoint(discover.answer, max_bytes=MAX_DISCOVER_REQUEST_BYTES), methods=["POST"])
+    app.add_route(FOLLOWS_PATH, front.endpoint(follows, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
+    app.add_route(POSTS_PATH, front.endpoint(posts, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
+    return app

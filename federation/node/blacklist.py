@@ -1,0 +1,70 @@
+"""The gate before every endpoint: whoever names a blacklisted server as itself is turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from starlette.datastructures import Headers
+
+from federation.node.refusals import Refusal
+from federation.protocol.activities import MAX_REQUEST_BYTES
+from federation.protocol.errors import NotJson, UrlError
+from federation.protocol.json_text import parse_json
+from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin
+from federation.servers.registry import Registry
+
+_HEADERS = ("origin", "x-federation-origin")
+_BODY_MEMBERS = ("url", "serverUrl")
+
+
+class BlacklistGate:
+    """Refuses requests that carry the name of a blacklisted server, as they spell it or in canonical form.
+
+    Nothing is exempt: Sipher lets a request pass that names this node itself as its origin, which anyone can write.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def check_request(self, headers: Headers, body: bytes) -> None:
+        """The request names no blacklisted server, neither in its headers nor in its JSON body.
+
+        Raises:
+            Refusal: it does.
+        """
+        await self.check([*_named_in_headers(headers), *_named_in_body(body)])
+
+    async def check(self, named: Iterable[object]) -> None:
+        """None of the server URLs in *named* is blacklisted; what is no URL at all is ignored.
+
+        Raises:
+            Refusal: one of them is.
+        """
+        for url in {spelling for value in named for spelling in _spellings(value)}:
+            if (await self._registry.standing(url)).blacklisted:
+                raise Refusal(403, "Your server has been blacklisted.", reason="BLACKLISTED")
+
+
+def _named_in_headers(headers: Headers) -> Iterator[str]:
+    for name in _HEADERS:
+        yield from headers.getlist(name)
+
+
+def _named_in_body(body: bytes) -> Iterator[object]:
+    try:
+        value = parse_json(body, limit=MAX_REQUEST_BYTES)
+    except NotJson:
+        return
+    if isinstance(value, dict):
+        yield from (value.get(member) for member in _BODY_MEMBERS)
+
+
+def _spellings(value: object) -> Iterator[str]:
+    # Unprintable text could not be looked up in every database, and names nobody.
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= MAX_URL_CHARACTERS:
+        return
+    yield value
+    try:
+        yield canonical_origin(value)
+    except UrlError:
+        return

@@ -1,0 +1,68 @@
+"""Request bodies, read within bounds of size, time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from starlette.requests import ClientDisconnect, Request
+
+from federation.node.refusals import FrameworkRefusal, try_later
+
+BODY_TIMEOUT = timedelta(seconds=15)
+BODY_MEMORY_BYTES = 64 * 1024 * 1024
+
+# What is left of a refused body may still be on its way: the connection cannot be used again.
+_CLOSE = {"Connection": "close"}
+
+
+class BodyReader:
+    """Reads request bodies; those being read or worked on take at most *memory* bytes together.
+
+    A body has *timeout* to arrive. A flood of large or slow bodies therefore costs a known amount of memory and is
+    refused beyond it, while small requests still fit in between.
+    """
+
+    def __init__(self, *, timeout: timedelta = BODY_TIMEOUT, memory: int = BODY_MEMORY_BYTES) -> None:
+        self._timeout = timeout.total_seconds()
+        self._memory = memory
+        self._held = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request, *, limit: int) -> AsyncIterator[bytes]:
+        """The whole body; its memory counts as taken until the block ends.
+
+        Raises:
+            Refusal: 413 over *limit* bytes, 408 too slow or cut off, 503 no memory left for it.
+        """
+        body = bytearray()
+        try:
+            await self._fill(body, request, limit)
+            yield bytes(body)
+        finally:
+            self._held -= len(body)
+
+    async def _fill(self, body: bytearray, request: Request, limit: int) -> None:
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > limit:
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self._timeout):
+                async for chunk in request.stream():
+                    body += chunk
+                    self._held += len(chunk)
+                    if len(body) > limit:
+                        raise _too_large(limit)
+                    if self._held > self._memory:
+                        raise try_later("Too many large requests at once", reason="BODY_MEMORY")
+        except TimeoutError:
+            text = f"The body did not arrive within {self._timeout:g} seconds"
+            raise FrameworkRefusal(408, text, code="REQUEST_TIMEOUT", headers=_CLOSE) from None
+        except ClientDisconnect:
+            raise FrameworkRefusal(408, "The body broke off", code="REQUEST_TIMEOUT", headers=_CLOSE) from None
+
+
+def _too_large(limit: int) -> FrameworkRefusal:
+    return FrameworkRefusal(413, f"The body has more than {limit} bytes", code="PAYLOAD_TOO_LARGE", headers=_CLOSE)

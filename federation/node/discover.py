@@ -1,0 +1,65 @@
+"""`/discover`: who we are and whom we know, and the two questions other servers have for us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sqlalchemy import select
+from sqlmodel import col
+from starlette.responses import Response
+
+from db import Database, Server
+from federation.node.front import Inbound
+from federation.node.key_check import KeyCheck
+from federation.node.refusals import Refusal, json_response
+from federation.node.registration import Registration
+from federation.protocol.errors import NotJson
+from federation.protocol.json_text import parse_json
+
+MAX_DISCOVER_REQUEST_BYTES: Final = 16 * 1024
+
+# Keeps the document below the 256 KiB that peers read, even where every host name is as long as one can be.
+MAX_PEERS: Final = 500
+
+
+class Discover:
+    """Answers GET and POST `/discover`; *identity* is the document's part about us."""
+
+    def __init__(
+        self, *, identity: Mapping[str, str], database: Database, registration: Registration, key_check: KeyCheck
+    ) -> None:
+        self._identity = identity
+        self._database = database
+        self._registration = registration
+        self._key_check = key_check
+
+    async def show(self, _: Inbound) -> Response:
+        """Our URL and keys, and the servers we believe healthy, those seen last first."""
+        query = (
+            select(col(Server.url))
+            .where(col(Server.is_healthy))
+            .order_by(col(Server.last_seen).desc())
+            .limit(MAX_PEERS)
+        )
+        async with self._database.read() as session:
+            urls = (await session.execute(query)).scalars().all()
+        return json_response({**self._identity, "peers": [{"url": url, "isHealthy": True} for url in urls]})
+
+    async def answer(self, inbound: Inbound) -> Response:
+        """What `REGISTER` or `DISCOVER` asks for is done.
+
+        Raises:
+            Refusal: it is not.
+        """
+        try:
+            request = parse_json(inbound.body, limit=MAX_DISCOVER_REQUEST_BYTES)
+        except NotJson:
+            raise Refusal(400, "Invalid JSON", code="INVALID_JSON") from None
+        match request:
+            case {"method": "REGISTER"}:
+                return await self._registration(request)
+            case {"method": "DISCOVER"}:
+                return await self._key_check(request)
+            case _:
+                raise Refusal(400, "Invalid method", reason="INVALID_METHOD")

@@ -1,0 +1,159 @@
+"""`POST /api/auth/social/follows`: a remote user follows a local one, or stops to.
+
+Theory of operation. One transaction checks and stores, one at a time for each (server, follower, followed), so a
+delivery that is repeated, even at the same moment, finds the first one's row and is acknowledged with that row's
+state. A later accept or reject by the followed user changes only our row: peers know no message for it, and learn of
+it at best when they ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+from sqlalchemy import ColumnElement, delete, exists, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+from sqlmodel import col
+from starlette.responses import Response
+
+from db import Block, Database, Follow, User
+from federation.node.front import Inbound
+from federation.node.inbox import Inbox, unknown_server
+from federation.node.locks import one_at_a_time
+from federation.node.refusals import FrameworkRefusal, Refusal
+from federation.protocol.acks import follow_ack
+from federation.protocol.activities import (
+    ActivityMethod,
+    EndedFollowing,
+    FollowActivity,
+    Following,
+    UnfollowActivity,
+    unfollow_activity,
+)
+from federation.servers.registry import KnownServer, Registry
+
+log = structlog.get_logger(__name__)
+
+_MODELS: Final[Mapping[ActivityMethod, type[FollowActivity | UnfollowActivity]]] = {
+    ActivityMethod.FEDERATE: FollowActivity,
+    ActivityMethod.UNFOLLOW: UnfollowActivity,
+}
+
+
+class FollowsInbox:
+    """Callable with a request to the follows endpoint."""
+
+    def __init__(self, *, inbox: Inbox, database: Database, registry: Registry) -> None:
+        self._inbox = inbox
+        self._database = database
+        self._registry = registry
+
+    async def __call__(self, inbound: Inbound) -> Response:
+        """The follow is stored or gone, and the answer acknowledges it, as it does every repeat.
+
+        Raises:
+            Refusal: nothing was changed.
+        """
+        received = await self._inbox.open(inbound, _MODELS, _malformed)
+        if isinstance(received.activity, UnfollowActivity):
+            return await self._unfollow(received.sender, received.activity.following)
+        return await self._follow(received.sender, received.activity.following)
+
+    async def _follow(self, sender: KnownServer, following: Following) -> Response:
+        try:
+            async with self._database.transaction() as session:
+                await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
+                is_private = await _followed_privacy(session, following)
+                row = await _existing(session, sender, following)
+                is_new = row is None
+                if row is None:
+                    row = _new_row(sender, following, accepted=not is_private)
+                    session.add(row)
+        except IntegrityError:
+            # The row references the registry, and the server left it since it was looked up.
+            self._registry.forget(sender.url)
+            raise unknown_server() from None
+        event = "follow_received" if is_new else "follow_replayed"
+        log.info(event, server_url=sender.url, follow_id=row.id, accepted=row.accepted)
+        plaintext = follow_ack(
+            sender_url=sender.url,
+            follow_id=row.id,
+            created_at=row.created_at,
+            follower_id=row.follower_id,
+            following_id=row.following_id,
+            accepted=row.accepted,
+        )
+        return self._inbox.acknowledge(sender, plaintext, accepted=row.accepted)
+
+    async def _unfollow(self, sender: KnownServer, following: EndedFollowing) -> Response:
+        # A local follower's rows are not a peer's to delete, though they name that peer, too.
+        is_local = exists().where(col(User.id) == col(Follow.follower_id))
+        rows = delete(Follow).where(*_same_follow(sender, following), ~is_local).returning(col(Follow.id))
+        async with self._database.transaction() as session:
+            removed = len((await session.execute(rows)).all())
+        log.info("unfollow_received", server_url=sender.url, removed=removed)
+        # Echoes what is undone, in the sender's name: signed by us, it is no activity of ours to anybody.
+        plaintext = unfollow_activity(
+            federation_url=sender.url, follower_id=following.follower_id, following_id=following.following_id
+        )
+        return self._inbox.acknowledge(sender, plaintext)
+
+
+def _malformed(where: str, problem: str) -> Refusal:
+    return FrameworkRefusal(400, f"[{where}] {problem}", code="VALIDATION_ERROR")
+
+
+async def _followed_privacy(session: AsyncSession, following: Following) -> bool:
+    """Whether the followed user is private.
+
+    Raises:
+        Refusal: no such user here; they blocked the follower; or the follower's id is a local user's, who would then
+            seem to follow (user ids of all servers share one namespace in the tables).
+    """
+    local_follower = aliased(User)
+    is_blocked = exists().where(
+        col(Block.blocker_id) == following.following_id, col(Block.blocked_user_id) == following.follower_id
+    )
+    is_local = exists().where(col(local_follower.id) == following.follower_id)
+    query = select(col(User.is_private), is_blocked, is_local).where(col(User.id) == following.following_id)
+    user = (await session.execute(query)).one_or_none()
+    if user is None:
+        raise Refusal(404, "The followed user does not exist here", code="USER_NOT_FOUND")
+    private, blocked, local = user
+    if blocked:
+        raise Refusal(403, "The followed user has blocked the follower", reason="USER_BLOCKED")
+    if local:
+        raise Refusal(403, "The follower is a user of this server, not of the sending one", reason="FOLLOWER_IS_LOCAL")
+    return bool(private)
+
+
+async def _existing(session: AsyncSession, sender: KnownServer, following: Following) -> Follow | None:
+    # Nodes that stored every repeat left several rows behind; one that was accepted speaks for all.
+    best_first = col(Follow.accepted).desc(), col(Follow.created_at)
+    query = select(Follow).where(*_same_follow(sender, following)).order_by(*best_first).limit(1)
+    row: Follow | None = (await session.execute(query)).scalar_one_or_none()
+    return row
+
+
+def _same_follow(sender: KnownServer, following: Following | EndedFollowing) -> tuple[ColumnElement[bool], ...]:
+    # A follow that came through a relay has its server in the other column.
+    server = func.coalesce(col(Follow.follower_server_url), col(Follow.following_server_url))
+    return (
+        col(Follow.follower_id) == following.follower_id,
+        col(Follow.following_id) == following.following_id,
+        server == sender.url,
+    )
+
+
+def _new_row(sender: KnownServer, following: Following, *, accepted: bool) -> Follow:
+    return Follow(
+        follower_id=following.follower_id,
+        following_id=following.following_id,
+        following_server_url=sender.url,
+        accepted=accepted,
+        created_at=datetime.now(UTC),
+    )

@@ -1,0 +1,102 @@
+"""What happens to every request before and after its endpoint: bounded body, blacklist, errors, log."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import structlog
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from federation.node.blacklist import BlacklistGate
+from federation.node.bodies import BodyReader
+from federation.node.refusals import Refusal, try_later
+from federation.protocol.errors import UrlError
+from federation.protocol.urls import canonical_origin
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbound:
+    """A request that passed the gate: its headers and its whole body, neither of them believed yet."""
+
+    headers: Headers = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+Handler: TypeAlias = Callable[[Inbound], Awaitable[Response]]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+class Front:
+    """Turns handlers into endpoints that answer whatever comes, with JSON."""
+
+    def __init__(self, *, gate: BlacklistGate, bodies: BodyReader) -> None:
+        self._gate = gate
+        self._bodies = bodies
+
+    def endpoint(self, handler: Handler, *, max_bytes: int) -> Endpoint:
+        """*handler* as an endpoint for bodies of up to *max_bytes*.
+
+        A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, any other exception 500.
+        Senders try again after all of them.
+        """
+
+        async def answer(request: Request) -> Response:
+            try:
+                async with self._bodies.read(request, limit=max_bytes) as body:
+                    await self._gate.check_request(request.headers, body)
+                    return await handler(Inbound(headers=request.headers, body=body))
+            except Refusal as refusal:
+                return _refused(request, refusal)
+            except SQLAlchemyError as error:
+                if not _is_outage(error):
+                    return _failed(request, error)
+                log.error("inbound_database_unavailable", path=_path(request), error=type(error).__name__)
+                return _refused(request, try_later("The database is unavailable", reason="DATABASE"))
+            except Exception as error:
+                return _failed(request, error)
+
+        return answer
+
+
+def _refused(request: Request, refusal: Refusal) -> Response:
+    log.warning(
+        "inbound_refused",
+        path=_path(request),
+        status=refusal.status,
+        code=refusal.reason,
+        detail=refusal.text,
+        claimed_origin=_claimed_origin(request.headers),
+    )
+    return refusal.response()
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    # Frames, not messages: an exception's text may quote what was sent.
+    stack = "".join(traceback.format_tb(error.__traceback__))
+    log.error("inbound_failed", path=_path(request), error=type(error).__name__, stack=stack)
+    return Refusal(500, "Internal error", code="INTERNAL_SERVER_ERROR").response()
+
+
+def _is_outage(error: SQLAlchemyError) -> bool:
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    return lost or isinstance(error, OperationalError | InterfaceError | PoolTimeout)
+
+
+def _path(request: Request) -> str:
+    return str(request.scope["path"])
+
+
+def _claimed_origin(headers: Headers) -> str | None:
+    try:
+        return canonical_origin(headers.get("x-federation-origin", ""))
+    except UrlError:
+        return None

@@ -1,0 +1,141 @@
+"""A sealed delivery on its way in: opened, read, its sender verified, and acknowledged in the sender's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from federation.node.blacklist import BlacklistGate
+from federation.node.front import Inbound
+from federation.node.refusals import FrameworkRefusal, Refusal, json_response
+from federation.protocol.acks import ack_response
+from federation.protocol.activities import (
+    ActivityMethod,
+    DeliveryRequest,
+    FollowActivity,
+    PostActivity,
+    UnfollowActivity,
+)
+from federation.protocol.errors import EnvelopeError, ProtocolError, UrlError
+from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.models import parse_model
+from federation.protocol.sealing import open_envelope
+from federation.protocol.signing import verify_signature
+from federation.protocol.urls import canonical_origin
+from federation.servers.registry import KnownServer, Registry
+
+UNKNOWN_SERVER = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
+INVALID_SIGNATURE = "INVALID_SIGNATURE"
+
+_ORIGIN_HEADERS = ("x-federation-origin", "origin")
+
+Activity = TypeVar("Activity", bound=FollowActivity | UnfollowActivity | PostActivity)
+
+Malformed: TypeAlias = Callable[[str, str], Refusal]
+"""Makes the refusal of a malformed request from the place at fault and what is wrong there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Generic[Activity]):
+    """An activity whose signature is *sender*'s."""
+
+    sender: KnownServer
+    activity: Activity
+
+
+class Inbox:
+    """Opens deliveries sealed to our key and signs their acknowledgments."""
+
+    def __init__(self, *, keys: OwnKeys, registry: Registry, gate: BlacklistGate) -> None:
+        self._keys = keys
+        self._registry = registry
+        self._gate = gate
+
+    async def open(
+        self, inbound: Inbound, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
+    ) -> Received[Activity]:
+        """The activity in *inbound*, which the registered server that it names as its author has signed.
+
+        *models* are the methods welcome here.
+
+        Raises:
+            Refusal: 415 no JSON by its header; *malformed*'s where the body, envelope or plaintext is no such
+                activity; 403 unknown or blacklisted server, or not signed by it.
+        """
+        _require_json(inbound.headers)
+        request = _parse(inbound.body, malformed)
+        model = models.get(request.method)
+        if model is None:
+            raise malformed("body.method", f"expected {' or '.join(models)}")
+        try:
+            plaintext = open_envelope(request.payload, self._keys.encryption.secret)
+            activity = parse_model(model, plaintext)
+        except ProtocolError as error:
+            raise malformed("body.payload", str(error)) from None
+        sender = await self._sender(activity.federation_url)
+        _require_same_origin(inbound.headers, sender)
+        if not verify_signature(plaintext, request.signature, sender.public_key):
+            raise Refusal(403, "The signature is not the sending server's", code=INVALID_SIGNATURE)
+        return Received(sender=sender, activity=activity)
+
+    def acknowledge(self, sender: KnownServer, plaintext: str, *, accepted: bool | None = None) -> Response:
+        """The answer that carries *plaintext*, sealed to *sender* and signed by us, where every release looks."""
+        key = decode_key(sender.encryption_public_key, what=f"registered encryption key of {sender.url}")
+        body = ack_response(plaintext, recipient_key=key, signing_secret=self._keys.signing.secret, accepted=accepted)
+        return json_response(body)
+
+    async def _sender(self, federation_url: str) -> KnownServer:
+        try:
+            origin = canonical_origin(federation_url)
+        except UrlError:
+            raise unknown_server() from None
+        await self._gate.check([federation_url])
+        # Another process may have registered the server since it was found missing.
+        server = (await self._registry.standing(origin)).server or await self._registry.find(origin)
+        if server is None:
+            raise unknown_server()
+        return server
+
+
+def unknown_server() -> Refusal:
+    """The refusal of a server that is not in the registry."""
+    return Refusal(403, "The sending server is not registered here; POST /discover first", code=UNKNOWN_SERVER)
+
+
+def _require_json(headers: Headers) -> None:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise FrameworkRefusal(415, "Send the body as application/json", code="UNSUPPORTED_MEDIA_TYPE")
+
+
+def _parse(body: bytes, malformed: Malformed) -> DeliveryRequest:
+    try:
+        return DeliveryRequest.parse(body)
+    except EnvelopeError as error:
+        raise malformed("body.payload", str(error)) from None
+    except ProtocolError as error:
+        raise malformed("body", str(error)) from None
+
+
+def _require_same_origin(headers: Headers, sender: KnownServer) -> None:
+    """Refuse a delivery whose headers name another server than its author; it may leave them out.
+
+    The signature alone decides who the author is; a header that contradicts it means that somebody forwards what was
+    sealed for others, or that the sender's configuration names two servers.
+    """
+    for name in _ORIGIN_HEADERS:
+        claimed = headers.get(name)
+        if claimed is not None and _origin_or_none(claimed) != sender.url:
+            text = f"The {name} header names another server than the signed federationUrl"
+            raise Refusal(403, text, code=INVALID_SIGNATURE)
+
+
+def _origin_or_none(url: str) -> str | None:
+    try:
+        return canonical_origin(url)
+    except UrlError:
+        return None

@@ -1,0 +1,103 @@
+"""`POST /api/auth/social/posts`: a remote user's post arrives.
+
+Theory of operation. One transaction checks and stores, one at a time for each (server, post id). The same post again,
+which is what a lost acknowledgment makes of it, is acknowledged with the row already there; other content under a
+known id is a conflict, because peers know no message that edits a post.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlmodel import col
+from starlette.responses import Response
+
+from db import Database, Post
+from federation.node.front import Inbound
+from federation.node.inbox import Inbox
+from federation.node.locks import one_at_a_time
+from federation.node.refusals import Refusal
+from federation.protocol.acks import post_ack
+from federation.protocol.activities import ActivityMethod, PostActivity
+from federation.servers.registry import KnownServer
+
+log = structlog.get_logger(__name__)
+
+_MODELS: Final[Mapping[ActivityMethod, type[PostActivity]]] = {ActivityMethod.FEDERATE_POST: PostActivity}
+
+
+class PostsInbox:
+    """Callable with a request to the posts endpoint."""
+
+    def __init__(self, *, own_url: str, inbox: Inbox, database: Database) -> None:
+        self._own_url = own_url
+        self._inbox = inbox
+        self._database = database
+
+    async def __call__(self, inbound: Inbound) -> Response:
+        """The post is stored, and the answer acknowledges it, as it does every repeat.
+
+        Raises:
+            Refusal: nothing was changed.
+        """
+        received = await self._inbox.open(inbound, _MODELS, _malformed)
+        arrived = _row(received.sender, received.activity)
+        async with self._database.transaction() as session:
+            stored = await _stored(session, arrived)
+            if stored is None:
+                session.add(arrived)
+        if stored is not None and not _is_same(stored, arrived):
+            raise Refusal(409, "Another post with this id is stored already", code="FEDERATED_POST_ALREADY_EXISTS")
+        row = stored or arrived
+        event = "post_replayed" if stored else "post_received"
+        log.info(event, server_url=received.sender.url, post_id=row.id, federation_post_id=row.federation_post_id)
+        plaintext = post_ack(own_url=self._own_url, post_id=row.id, federation_post_id=received.activity.post.id)
+        return self._inbox.acknowledge(received.sender, plaintext)
+
+
+def _malformed(where: str, problem: str) -> Refusal:
+    return Refusal(400, f"[{where}] {problem}", code="INVALID_FEDERATED_POST_PAYLOAD")
+
+
+def _row(sender: KnownServer, activity: PostActivity) -> Post:
+    post = activity.post
+    return Post(
+        content=[*post.content_json()],
+        federated_author_id=post.author_id,
+        published=post.published,
+        is_private=post.is_private,
+        created_at=datetime.now(UTC),
+        federation_url=sender.url,
+        federation_post_id=post.id,
+    )
+
+
+async def _stored(session: AsyncSession, arrived: Post) -> Post | None:
+    assert arrived.federation_url is not None
+    assert arrived.federation_post_id is not None
+    await one_at_a_time(session, "post", arrived.federation_url, arrived.federation_post_id)
+    query = (
+        select(Post)
+        .where(
+            col(Post.federation_url) == arrived.federation_url,
+            col(Post.federation_post_id) == arrived.federation_post_id,
+        )
+        .order_by(col(Post.created_at))
+        .limit(1)
+    )
+    row: Post | None = (await session.execute(query)).scalar_one_or_none()
+    return row
+
+
+def _is_same(stored: Post, arrived: Post) -> bool:
+    return (stored.content, stored.federated_author_id, stored.published, bool(stored.is_private)) == (
+        arrived.content,
+        arrived.federated_author_id,
+        arrived.published,
+        arrived.is_private,
+    )

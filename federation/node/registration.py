@@ -1,0 +1,93 @@
+"""`REGISTER`: a server introduces itself, and is believed if its own `/discover` says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+from starlette.responses import Response
+
+from federation.http.errors import BlockedUrl
+from federation.http.guard import AddressGuard
+from federation.node.callback import Callback, no_document
+from federation.node.refusals import Refusal, invalid_member, json_response
+from federation.protocol.discovery import DiscoverDocument, parse_discover_document
+from federation.protocol.errors import NotJson, PayloadError, UrlError
+from federation.protocol.models import validate
+from federation.protocol.urls import canonical_origin
+from federation.servers.registry import KeysTaken, Registry
+
+log = structlog.get_logger(__name__)
+
+
+class Registration:
+    """Callable with the JSON object of a `REGISTER` request; *identity* is what we say of ourselves in return."""
+
+    def __init__(
+        self, *, identity: Mapping[str, str], registry: Registry, callback: Callback, guard: AddressGuard
+    ) -> None:
+        self._identity = identity
+        self._registry = registry
+        self._callback = callback
+        self._guard = guard
+
+    async def __call__(self, request: object) -> Response:
+        """The server is in the registry under its canonical URL, and healthy.
+
+        One that is known keeps its registered keys; a new signing key needs the rotation flow.
+
+        Raises:
+            Refusal: nothing was changed.
+        """
+        claimed = _claimed(request)
+        origin = self._acceptable_origin(claimed.url)
+        shown = await self._shown(origin)
+        if (shown.public_key, shown.encryption_public_key) != (claimed.public_key, claimed.encryption_public_key):
+            text = f"Public keys do not match those {origin}/discover shows"
+            raise Refusal(400, text, reason="KEYS_DO_NOT_MATCH")
+        await self._store(origin, shown)
+        return json_response({"message": "Server registered", "echo": self._identity})
+
+    def _acceptable_origin(self, url: str) -> str:
+        try:
+            origin = canonical_origin(url)
+            self._guard.check_url(origin)
+        except (UrlError, BlockedUrl) as error:
+            raise Refusal(400, f"url: {error}", reason="BLOCKED_URL") from None
+        if origin == self._identity["url"]:
+            raise Refusal(400, "url: this is the asked server's own", reason="OWN_URL")
+        return origin
+
+    async def _shown(self, origin: str) -> DiscoverDocument:
+        try:
+            document = parse_discover_document(await self._callback(origin))
+        except NotJson:
+            raise no_document(origin) from None
+        except PayloadError as error:
+            raise Refusal(400, f"Invalid server: {origin}/discover: {error}", reason="INVALID_SERVER") from None
+        if document.origin != origin:
+            text = f"Invalid server: {origin}/discover names another server as itself"
+            raise Refusal(400, text, reason="INVALID_SERVER")
+        return document
+
+    async def _store(self, origin: str, shown: DiscoverDocument) -> None:
+        known = await self._registry.find(origin)
+        if known is not None and known.public_key != shown.public_key:
+            text = "This server is registered with another signing key; use the key rotation flow to change it"
+            raise Refusal(400, text, reason="SIGNING_KEY_CHANGED")
+        try:
+            await self._registry.register(
+                url=origin, public_key=shown.public_key, encryption_public_key=shown.encryption_public_key
+            )
+        except KeysTaken:
+            raise Refusal(409, "Another server is registered with one of these keys", reason="KEYS_TAKEN") from None
+        if known is not None and not known.is_healthy:
+            await self._registry.mark_healthy(origin, reason="registered")
+        log.info("server_registered", server_url=origin, is_new=known is None)
+
+
+def _claimed(request: object) -> DiscoverDocument:
+    try:
+        return validate(DiscoverDocument, request)
+    except PayloadError as error:
+        raise invalid_member("", str(error)) from None

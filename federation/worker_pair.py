@@ -1,0 +1,178 @@
+"""The two workers of a process, and how they start, report and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from db import AttemptOutcome
+from federation.app import Federation
+from federation.housekeeping import Housekeeping
+from federation.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, delivery_backoff
+from workers import StalledError, Worker, WorkerEvent, WorkerEventKind
+from workers.storage.base import ANY_NAME
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningWorker:
+    """A worker at work."""
+
+    worker: Worker
+    task: asyncio.Task[None]
+
+    async def stop(self) -> None:
+        """The worker has stopped: claimed no more, let handlers finish for the grace, given the rest back.
+
+        Raises:
+            Exception: what had ended the worker before.
+        """
+        self.worker.stop()
+        await self.task
+
+
+class FederationWorkers:
+    """The delivery worker and the health-check worker of one node, and the housekeeping beside them."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._running: tuple[RunningWorker, RunningWorker] | None = None
+        self._rows = RowKeeper(federation)
+        self._housekeeping = Housekeeping(federation.database)
+
+    def start(self) -> tuple[RunningWorker, RunningWorker]:
+        """Both run; a second call returns the same pair."""
+        if self._running is None:
+            settings = self._federation.settings
+            delivery = Worker(
+                self._federation.worker_storage(DELIVERY_QUEUE_NAME),
+                {ANY_NAME: self._federation.delivery_processor},
+                concurrency=settings.federation_delivery_concurrency,
+                lease=settings.federation_lease,
+                grace=settings.federation_grace,
+                max_stalls=settings.federation_max_stalls,
+                retry=delivery_backoff(settings),
+                observers=[log_event, self._rows],
+            )
+            health_check = Worker(
+                self._federation.worker_storage(HEALTH_CHECK_QUEUE_NAME),
+                {ANY_NAME: self._federation.health_check_processor},
+                concurrency=settings.federation_health_concurrency,
+                lease=settings.federation_lease,
+                grace=settings.federation_grace,
+                observers=[log_event],
+            )
+            self._running = _run(delivery), _run(health_check)
+            self._housekeeping.start()
+        return self._running
+
+    def request_stop(self) -> None:
+        """Both begin to stop; a second request skips their grace."""
+        for running in self._running or ():
+            running.worker.stop()
+
+    async def wait(self) -> None:
+        """Return when both have stopped; one that fails brings the other to a stop.
+
+        Raises:
+            ExceptionGroup: what ended a worker.
+        """
+        tasks = [running.task for running in self._running or ()]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.exception() for task in done):
+            self.request_stop()
+        errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
+        self._housekeeping.stop()
+        await self._rows.close()
+        if errors:
+            raise BaseExceptionGroup("a worker ended", errors)
+
+    async def stop(self) -> None:
+        """Both have stopped in their three phases. Idempotent."""
+        if self._running is not None:
+            self.request_stop()
+            await self.wait()
+            self._running = None
+
+
+def _run(worker: Worker) -> RunningWorker:
+    return RunningWorker(worker=worker, task=asyncio.create_task(worker.run(), name=f"worker-{worker.worker_id}"))
+
+
+class RowKeeper:
+    """Brings a delivery's row in line where no processor could: its job completed, or failed without being run again.
+
+    A job that `enqueue_delivery` added carries its row's id; for others nothing is found and nothing happens.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._ledger = federation.ledger
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def __call__(self, event: WorkerEvent) -> None:
+        if event.kind is WorkerEventKind.COMPLETED and event.claim is not None:
+            self._write(self._delete(event.claim.job_id))
+        elif event.kind is WorkerEventKind.FAILED and (event.claim is None or isinstance(event.error, StalledError)):
+            ids = event.job_ids if event.claim is None else (event.claim.job_id,)
+            for delivery_id in ids:
+                self._write(self._settle(delivery_id))
+
+    async def close(self) -> None:
+        """What was begun is written."""
+        await asyncio.gather(*self._writing)
+
+    def _write(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _delete(self, delivery_id: str) -> None:
+        try:
+            await self._ledger.gone(delivery_id)
+        except Exception:
+            log.exception("delivery_row_not_deleted", delivery_id=delivery_id)
+
+    async def _settle(self, delivery_id: str) -> None:
+        error = "its worker disappeared with it too often; look for a crash in the worker's log"
+        try:
+            await self._ledger.settled(delivery_id, outcome=AttemptOutcome.RETRYABLE, error=error)
+        except Exception:
+            log.exception("delivery_row_not_settled", delivery_id=delivery_id)
+
+
+_LEVELS: Final = {
+    WorkerEventKind.READY: "info",
+    WorkerEventKind.STOPPED: "info",
+    WorkerEventKind.STALLED: "warning",
+    WorkerEventKind.FAILING: "warning",
+    WorkerEventKind.FAILED: "error",
+    WorkerEventKind.LEASE_LOST: "warning",
+    WorkerEventKind.ERROR: "error",
+}
+
+
+def log_event(event: WorkerEvent) -> None:
+    """One line for each event worth one: a worker's start, stop and errors, and every attempt that did not succeed."""
+    level = _LEVELS.get(event.kind)
+    if level is None:
+        return
+    fields: dict[str, object] = {"queue": event.queue, "worker_id": event.worker_id}
+    if event.claim is not None:
+        fields |= {
+            "job_id": event.claim.job_id,
+            "job_name": event.claim.name,
+            "attempt": event.claim.attempt,
+            "attempts_left": max(event.claim.max_attempts - event.claim.attempt, 0),
+        }
+    if event.job_ids:
+        fields["job_ids"] = event.job_ids[:20]
+    if event.delay is not None:
+        fields["next_attempt_in"] = round(event.delay.total_seconds(), 3)
+    if event.error is not None:
+        fields |= {"error_type": type(event.error).__name__, "error": str(event.error)}
+    getattr(log, level)(f"worker_{event.kind.value}", **fields)

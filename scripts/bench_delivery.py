@@ -1,0 +1,316 @@
+"""How fast one worker process delivers, and what a delivery costs it.
+
+    python scripts/bench_delivery.py [--queue sqlite|bullmq] [--servers 1 200] [--deliveries 4000] [--concurrency 50]
+
+Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another process that answer each delivery with a
+canned, validly signed acknowledgment, and the worker in a third. Half of the deliveries are follows, half posts, of
+about 1.5 KB each. Prints a table on stderr and one JSON object on stdout. Needs the `dev` extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from federation.protocol.keys import OwnKeys, generate_own_keys
+
+FOLLOWER, FOLLOWED = "bench-follower", "bench-followed"
+ENQUEUE_BATCH = 500
+
+
+def main() -> None:
+    """Run the benchmark, or one of its child roles."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queue", nargs="+", default=["sqlite", "bullmq"], choices=["sqlite", "bullmq"])
+    parser.add_argument("--servers", nargs="+", type=int, default=[1, 200])
+    parser.add_argument("--deliveries", type=int, default=4000)
+    parser.add_argument("--concurrency", type=int, default=50)
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each kind, interleaved; medians are shown")
+    parser.add_argument("--profile", type=Path, help="write a cProfile of the worker here")
+    parser.add_argument("--role", choices=["peers", "worker"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+
+    if options.role == "peers":
+        asyncio.run(serve_peers())
+    elif options.role == "worker":
+        run_worker(options)
+    else:
+        benchmark(options)
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    kinds = [(queue, servers) for queue in options.queue for servers in options.servers]
+    results: dict[tuple[str, int], list[dict[str, float]]] = {kind: [] for kind in kinds}
+    for _ in range(options.repeat):
+        for queue, servers in kinds:
+            results[queue, servers].append(run_once(queue, servers, options))
+    rows = [
+        {"queue": queue, "servers": servers, **{name: statistics.median(run[name] for run in runs) for name in runs[0]}}
+        for (queue, servers), runs in results.items()
+    ]
+    show(rows)
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+    print(json.dumps({"deliveries": options.deliveries, "concurrency": options.concurrency, **machine, "rows": rows}))
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    columns = list(rows[0])
+    print(*(f"{name:>16}" for name in columns), file=sys.stderr)
+    for row in rows:
+        print(
+            *(f"{row[name]:>16}" if isinstance(row[name], str) else f"{row[name]:>16.6g}" for name in columns),
+            file=sys.stderr,
+        )
+
+
+def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str, float]:
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-")))
+        environment = stack.enter_context(node_environment(queue, directory))
+        keys = OwnKeys.from_base64(
+            signing_public=environment["FEDERATION_PUBLIC_KEY"],
+            signing_secret=environment["FEDERATION_PRIVATE_KEY"],
+            encryption_public=environment["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
+            encryption_secret=environment["FEDERATION_ENCRYPTION_PRIVATE_KEY"],
+        )
+        peers = stack.enter_context(peer_process(servers, keys))
+        environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(options.concurrency)
+        # The cap per server protects from slow ones; with one server it would measure the cap.
+        environment["FEDERATION_PER_SERVER"] = str(options.concurrency)
+        environment["BENCH_PEERS"] = json.dumps(peers)
+        environment["BENCH_DELIVERIES"] = str(options.deliveries)
+        command = [sys.executable, __file__, "--role", "worker"]
+        if options.profile:
+            command += ["--profile", str(options.profile)]
+        finished = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, check=True, timeout=600, cwd=directory
+        )
+        result: dict[str, float] = json.loads(finished.stdout)
+        return result
+
+
+@contextlib.contextmanager
+def node_environment(queue: str, directory: Path) -> Iterator[dict[str, str]]:
+    """Settings for a fresh node, and the servers it needs."""
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "HOME": os.environ.get("HOME", ""),
+        "BETTER_AUTH_URL": "http://127.0.0.1:9",
+        "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
+        **generate_own_keys().to_env(),
+        "DATABASE_URL": f"sqlite:///{directory / 'node.sqlite3'}",
+    }
+    if queue == "sqlite":
+        yield environment
+        return
+    from tests.servers import postgres, valkey
+
+    with valkey() as server, postgres() as database_url:
+        yield {**environment, "DATABASE_URL": database_url, "REDIS_URL": server.url}
+
+
+@contextlib.contextmanager
+def peer_process(servers: int, keys: OwnKeys) -> Iterator[list[dict[str, str]]]:
+    """Peers in a process of their own; yields their URLs and keys."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--role", "peers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        request = {"servers": servers, "url": "http://127.0.0.1:9", "encryption": keys.encryption.public_text}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def serve_peers() -> None:
+    """Answer every request with the acknowledgment its path asks for, until killed."""
+    from federation.protocol.acks import ack_response, follow_ack, post_ack
+    from federation.protocol.keys import decode_key
+
+    request = json.loads(sys.stdin.readline())
+    key = decode_key(request["encryption"], what="sender")
+    peers = []
+    for _ in range(request["servers"]):
+        own = generate_own_keys()
+        follow = follow_ack(
+            sender_url=request["url"],
+            follow_id="row",
+            created_at=datetime.now(UTC),
+            follower_id=FOLLOWER,
+            following_id=FOLLOWED,
+            accepted=True,
+        )
+        post = post_ack(own_url="http://peer", post_id="row", federation_post_id="post")
+        answers = {
+            kind: _http(json.dumps(ack_response(text, recipient_key=key, signing_secret=own.signing.secret)).encode())
+            for kind, text in (("follows", follow), ("posts", post))
+        }
+        server = await asyncio.start_server(lambda r, w, answers=answers: _answer(r, w, answers), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        public = {"public": own.signing.public_text, "encryption": own.encryption.public_text}
+        peers.append({"url": f"http://127.0.0.1:{port}", **public})
+    print(json.dumps(peers), flush=True)
+    await asyncio.Event().wait()
+
+
+def _http(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: dict[str, bytes]) -> None:
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+            )
+            await reader.readexactly(length)
+            writer.write(answers["follows" if b"/follows" in head.split(b"\r\n", 1)[0] else "posts"])
+            await writer.drain()
+    writer.close()
+
+
+def run_worker(options: argparse.Namespace) -> None:
+    """Fill a fresh queue, then measure how long the workers take to empty it."""
+    if options.profile:
+        import cProfile
+
+        profile = cProfile.Profile()
+        print(json.dumps(asyncio.run(deliver_all(profile))))
+        profile.dump_stats(options.profile)
+    else:
+        print(json.dumps(asyncio.run(deliver_all(None))))
+
+
+async def deliver_all(profile: Any) -> dict[str, float]:
+    from db.migrate import upgrade
+    from federation.app import Federation
+    from federation.cli import _upgrade
+    from federation.logs import configure_logging
+    from federation.settings import Settings
+    from federation.worker_pair import FederationWorkers
+    from workers import JobState
+
+    configure_logging("warning")
+    settings = Settings.load(_env_file=None)
+    await asyncio.to_thread(upgrade, settings.database_url.get_secret_value())
+    await asyncio.to_thread(_upgrade, settings)
+    federation = Federation(settings)
+    peers, deliveries = json.loads(os.environ["BENCH_PEERS"]), int(os.environ["BENCH_DELIVERIES"])
+    await register(federation, peers)
+    await enqueue(federation, peers, deliveries)
+
+    workers = FederationWorkers(federation)
+    started, cpu = time.perf_counter(), _cpu()
+    if profile:
+        profile.enable()
+    workers.start()
+    storage = federation.delivery_queue.storage
+    counts: dict[JobState, int] = {}
+    while counts.get(JobState.COMPLETED, 0) + counts.get(JobState.FAILED, 0) < deliveries:
+        await asyncio.sleep(0.05)
+        counts = await storage.counts()
+    seconds, cpu = time.perf_counter() - started, _cpu() - cpu
+    if profile:
+        profile.disable()
+    await workers.stop()
+    await federation.attempts.close()
+    durations = await attempt_durations(federation)
+    await federation.close()
+    return {
+        "deliveries_per_s": deliveries / seconds,
+        "cpu_ms_each": cpu * 1000 / deliveries,
+        "p50_ms": statistics.median(durations),
+        "p99_ms": statistics.quantiles(durations, n=100)[98],
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "failed": counts.get(JobState.FAILED, 0),
+    }
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def register(federation: Any, peers: list[dict[str, str]]) -> None:
+    from db import Follow
+
+    for peer in peers:
+        await federation.registry.register(
+            url=peer["url"], public_key=peer["public"], encryption_public_key=peer["encryption"]
+        )
+    async with federation.database.transaction() as session:
+        for peer in peers:
+            session.add(
+                Follow(
+                    follower_id=FOLLOWER,
+                    following_id=FOLLOWED,
+                    created_at=datetime.now(UTC),
+                    follower_server_url=peer["url"],
+                )
+            )
+
+
+async def enqueue(federation: Any, peers: list[dict[str, str]], deliveries: int) -> None:
+    from federation.protocol.activities import follow_activity, post_activity
+
+    now = datetime.now(UTC)
+    post = post_activity(
+        federation_url=federation.own_url,
+        post_id="post",
+        content=[{"type": "text", "value": "words " * 220}],
+        author_id=FOLLOWER,
+        published=now,
+        is_private=False,
+    )
+    follow = follow_activity(
+        federation_url=federation.own_url,
+        follow_id="row",
+        created_at=now,
+        follower_id=FOLLOWER,
+        following_id=FOLLOWED,
+        follower_server_url=peers[0]["url"],
+        requester_signature="x" * 1000,
+    )
+    kinds = [("deliver-follow", "follows", follow), ("deliver-post", "posts", post)]
+    for start in range(0, deliveries, ENQUEUE_BATCH):
+        async with federation.outbox.transaction() as session:
+            for number in range(start, min(start + ENQUEUE_BATCH, deliveries)):
+                name, path, payload = kinds[number % 2]
+                url = peers[number // 2 % len(peers)]["url"]
+                await federation.outbox.enqueue_delivery(session, name, f"{url}/api/auth/social/{path}", url, payload)
+
+
+async def attempt_durations(federation: Any) -> list[int]:
+    from sqlalchemy import select
+    from sqlmodel import col
+
+    from db import DeliveryAttempt
+
+    async with federation.database.read() as session:
+        return list((await session.execute(select(col(DeliveryAttempt.duration_ms)))).scalars())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A second process on the same database: `python -m tests.workers.storage.sql_child VERB URL ARGUMENT`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from workers.jobs import Completed, NewJob
+from workers.storage.sql import SqlStorage
+
+MINUTE = timedelta(minutes=1)
+
+
+async def enqueue(storage: SqlStorage, job_id: str) -> None:
+    """One job, as soon as the parent says so."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await storage.enqueue([NewJob(id=job_id, name="work", payload=b"{}")])
+
+
+async def complete(storage: SqlStorage, _: str) -> None:
+    """Every job there is, as soon as the parent says so."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    for claim in await storage.claim("child", leases={"*": MINUTE}, limit=100):
+        await storage.settle([Completed(claim=claim, result=b"from the child")])
+
+
+async def race(storage: SqlStorage, _: str) -> None:
+    """Claims until nothing is left; prints what it got."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    while claims := await storage.claim("child", leases={"*": MINUTE}, limit=7):
+        print("\n".join(claim.job_id for claim in claims), flush=True)
+
+
+async def churn(storage: SqlStorage, _: str) -> None:
+    """Enqueues, claims and completes for ever; prints each id once its enqueue was acknowledged."""
+    print("ready", flush=True)
+    for number in range(1_000_000):
+        jobs = [NewJob(id=f"{number}-{part}", name="work", payload=b"{}") for part in range(5)]
+        await storage.enqueue(jobs)
+        print("\n".join(job.id for job in jobs), flush=True)
+        claims = await storage.claim("child", leases={"*": timedelta(milliseconds=1)}, limit=3)
+        await storage.settle([Completed(claim=claim, result=b"") for claim in claims[:2]])
+
+
+async def migrate(storage: SqlStorage, _: str) -> None:
+    """Only the migration itself, as soon as the parent says so."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await storage.migrate()
+
+
+VERBS: dict[str, Callable[[SqlStorage, str], Awaitable[None]]] = {
+    "enqueue": enqueue,
+    "complete": complete,
+    "race": race,
+    "churn": churn,
+}
+
+
+async def main(verb: str, url: str, argument: str) -> None:
+    storage = SqlStorage(url)
+    if verb == "migrate":
+        await migrate(storage, argument)
+        return
+    await storage.connect()
+    await VERBS[verb](storage, argument)
+    await storage.disconnect()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

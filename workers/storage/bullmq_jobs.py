@@ -1,0 +1,169 @@
+"""What producers and operators do to jobs on BullMQ's structures: enqueue, cancel, retry, remove, promote.
+
+Theory of operation. BullMQ's adding scripts never add an id twice; whether they did is known from an EXISTS just
+before, in the same transaction. Steps that BullMQ has no script for (a new generation of a failed id, cancelling) look
+at the job and act under WATCH of its hash and its lock: every script that moves a job changes one of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from workers.errors import StorageError, Unsupported
+from workers.jobs import CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob
+from workers.storage.base import TOMBSTONE
+from workers.storage.bullmq_codec import (
+    CANCEL_FIELD,
+    ERROR_FIELD,
+    KEEP_FIELD,
+    SETTLED_FIELD,
+    UNCOUNTED_FIELD,
+    decode_bytes,
+    encode_bytes,
+    encode_id,
+    encode_options,
+    to_ms,
+)
+from workers.storage.bullmq_events import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
+from workers.storage.bullmq_lua import Command
+from workers.storage.bullmq_queue import QueueAccess
+from workers.storage.bullmq_record import Record, cancel_mark, reading, record
+from workers.storage.bullmq_server import Reply
+
+TRANSACTION_JOBS: Final = 500
+"""Jobs added in one transaction, during which the server serves nobody else: about 10 ms."""
+EVENTS_KEPT: Final = 10_000
+"""BullMQ's default length of the event stream."""
+
+WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING})
+
+
+class Jobs:
+    """The part of a BullMQ storage that changes jobs nobody is processing."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+        self._lua = queue.lua
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        for job in jobs:
+            if job.ordering_key is not None:
+                raise Unsupported(f"job {job.id!r}: BullMQ has no ordering keys; see BullMQStorage.limits")
+        results: list[EnqueueResult] = []
+        for start in range(0, len(jobs), TRANSACTION_JOBS):
+            results += await self._add(jobs[start : start + TRANSACTION_JOBS])
+        return results
+
+    async def _add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        now_ms = self._queue.now_ms()
+        raws = [encode_id(job.id) for job in jobs]
+        units: list[tuple[Command, ...]] = [
+            (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, now_ms))
+            for job, raw in zip(jobs, raws, strict=True)
+        ]
+        units.append((("DEL", *(self._queue.tombstone(raw) for raw in raws)),))
+        results: list[EnqueueResult] = []
+        for job, (existed, added) in zip(jobs, await self._queue.server.run_atomic(units), strict=False):
+            if isinstance(added, StorageError):
+                raise added
+            results.append(await self._add_again(job) if existed else _queued(job))
+        return results
+
+    def _insertion(self, job: NewJob, raw: str, now_ms: int) -> Command:
+        return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), now_ms)
+
+    async def _add_again(self, job: NewJob) -> EnqueueResult:
+        """A new generation of an id that failed, expired, or has just gone; otherwise what stands in the way."""
+        raw = encode_id(job.id)
+
+        def decide(found: Record) -> list[Command]:
+            if found.state not in (None, JobState.FAILED):
+                return []
+            gone = self._removal(raw) if found.fields else []
+            return [*gone, ("DEL", self._queue.tombstone(raw)), self._insertion(job, raw, self._queue.now_ms())]
+
+        found = await self._change(raw, decide)
+        if found.state is JobState.COMPLETED:
+            result = decode_bytes(found.fields.get("returnvalue", "null"))
+            return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=found.state, result=result)
+        if found.state in (None, JobState.FAILED):
+            return _queued(job)
+        return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=found.state)
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        """See `Storage.cancel`."""
+        [first] = await self._queue.find([job_id])
+        raw = first.raw
+
+        def decide(found: Record) -> list[Command]:
+            if found.state is JobState.PROCESSING:
+                mark = cancel_mark(found.fields.get("ats"), found.fields.get("stc"))
+                return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), self._event(CANCEL_REQUESTED_EVENT, raw)]
+            if found.state not in WAITING:
+                return []
+            if "rjk" in found.fields:
+                raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")
+            tombstone: Command = ("SET", self._queue.tombstone(raw), 1, "PX", to_ms(TOMBSTONE))
+            return [*self._removal(raw), tombstone, self._event(CANCELLED_EVENT, raw)]
+
+        state = (await self._change(raw, decide)).state
+        if state is None:
+            return CancelResult.NOT_FOUND
+        return CancelResult.CANCELLED if state in WAITING else CancelResult(state.value)
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        """See `Storage.retry`."""
+        forgotten = ("stc", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
+
+        def plan(raw: str) -> list[Command]:
+            return [self._lua.reprocess(raw), ("HDEL", self._lua.job(raw), *forgotten)]
+
+        return await self._change_each(ids, lambda found: found.state is JobState.FAILED, plan)
+
+    async def remove(self, ids: Sequence[str]) -> int:
+        """See `Storage.remove`."""
+        return await self._change_each(
+            ids,
+            lambda found: found.state not in (None, JobState.PROCESSING) and "rjk" not in found.fields,
+            self._removal,
+        )
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        """See `Storage.promote`."""
+        waits = (JobState.SCHEDULED, JobState.FAILING)
+        return await self._change_each(
+            ids, lambda found: found.state in waits and found.place == "delayed", lambda raw: [self._lua.promote(raw)]
+        )
+
+    async def _change_each(
+        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[str], Sequence[Command]]
+    ) -> int:
+        """How many of the jobs were `wanted`; the plan was carried out for each."""
+        changed = 0
+        for raw in dict.fromkeys(found.raw for found in await self._queue.find(ids) if wanted(found)):
+            found = await self._change(raw, lambda found: plan(found.raw) if wanted(found) else [])
+            changed += wanted(found)
+        return changed
+
+    async def _change(self, raw: str, decide: Callable[[Record], Sequence[Command]]) -> Record:
+        """The job as it was when what `decide` made of it was carried out."""
+        now_ms = self._queue.now_ms()
+
+        def decide_on(replies: list[Reply]) -> Sequence[Command]:
+            return decide(record(raw, replies, now_ms))
+
+        watched = (self._lua.job(raw), self._lua.lock(raw))
+        return record(raw, await self._queue.server.transact(watched, reading(self._lua, raw), decide_on), now_ms)
+
+    def _removal(self, raw: str) -> list[Command]:
+        """The job is gone, also one with a lock left over that would protect it."""
+        return [("DEL", self._lua.lock(raw)), self._lua.remove(raw)]
+
+    def _event(self, name: str, raw: str) -> Command:
+        return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw
+
+
+def _queued(job: NewJob) -> EnqueueResult:
+    return EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)

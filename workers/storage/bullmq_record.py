@@ -1,0 +1,208 @@
+"""One job as BullMQ's structures have it, and what that means in our terms; pure.
+
+Theory of operation. A job is a hash, an entry in exactly one list or set (its state), and, while it is claimed, a lock
+that expires with the lease. Three counters tell attempts apart: `ats` counts starts, `atm` attempts that ended and
+count, `stc` lost leases; so `atm + stc` attempts are spent, and the next or current one is one more. Whatever ends a
+claim changes one of them or leaves the mark of its token, which is how a claim whose lock has expired can still be told
+from one that was taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from workers.errors import LossReason, StorageError
+from workers.jobs import DROP, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
+from workers.storage.bullmq_codec import (
+    ERROR_FIELD,
+    FOREVER,
+    KEEP_FIELD,
+    SETTLED_FIELD,
+    JobOptions,
+    decode_error,
+    decode_id,
+    decode_options,
+    due_ms,
+    json_object,
+    moment,
+    number,
+    to_ms,
+    whole,
+)
+from workers.storage.bullmq_lua import Command, QueueScripts
+
+Fields: TypeAlias = Mapping[str, str]
+
+FIELDS: Final = (
+    *("name", "opts", "timestamp", "priority", "atm", "stc", "ats", "finishedOn", "pb", "failedReason", "stacktrace"),
+    *("returnvalue", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD),
+)
+STALLED_REASON_FIELD: Final = "defa"
+"""Set by BullMQ when a job stalled too often: whoever claims it next must fail it with this reason."""
+
+FOREVER_MS: Final = to_ms(FOREVER)
+
+_STATES: Final = {
+    "active": JobState.PROCESSING,
+    "completed": JobState.COMPLETED,
+    "failed": JobState.FAILED,
+    "prioritized": JobState.QUEUED,
+    "waiting": JobState.QUEUED,
+    "waiting-children": JobState.SCHEDULED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BullMQClaim(Claim):
+    """A claim with what settling needs of BullMQ's record: the id in Redis, options as written, uncounted retries."""
+
+    raw: str
+    options: JobOptions
+    uncounted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A job as it was at `now_ms`; `fields` is empty if there is none."""
+
+    raw: str
+    fields: Fields
+    place: str
+    lock: str | None
+    score: float | None
+    now_ms: int
+    options: JobOptions = field(default_factory=JobOptions)
+
+    @property
+    def spent(self) -> int:
+        """Attempts that were used, by ending or by a lost lease."""
+        return whole(self.fields.get("atm")) + whole(self.fields.get("stc"))
+
+    @property
+    def runs(self) -> int:
+        """Attempts that ran. Failing a job that stalled too often takes a claim too, but no run."""
+        gave_up = self.place == "failed" and self.error is not None and self.error.type == "StalledError"
+        return self.spent + (self.place == "active") - gave_up
+
+    @property
+    def state(self) -> JobState | None:
+        """The public state; None for no job, an orphaned hash, and a finished job whose retention is over."""
+        if not self.fields or self.place == "unknown":
+            return None
+        if self.place == "delayed":
+            if self.score is not None and due_ms(self.score) <= self.now_ms:
+                return JobState.QUEUED
+            return JobState.FAILING if "failedReason" in self.fields else JobState.SCHEDULED
+        state = _STATES.get(self.place)
+        return None if state is not None and self._expired(state) else state
+
+    def _expired(self, state: JobState) -> bool:
+        finished = number(self.fields.get("finishedOn"))
+        if finished is None or state not in (JobState.COMPLETED, JobState.FAILED):
+            return False
+        keep_ms = number(self.fields.get(KEEP_FIELD))
+        if keep_ms is None:
+            keep = self.options.keep_completed if state is JobState.COMPLETED else self.options.keep_failed
+            keep_ms = FOREVER_MS if keep is DROP else to_ms(keep)
+        return finished + keep_ms <= self.now_ms
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """The last failure."""
+        spent = self.spent >= self.options.max_attempts and self.place == "failed"
+        read = self.fields.get
+        return decode_error(read("failedReason"), read("stacktrace"), read(ERROR_FIELD), exhausted=spent)
+
+    def status(self) -> JobStatus | None:
+        """The job's public status."""
+        state = self.state
+        if state is None:
+            return None
+        processing = state is JobState.PROCESSING
+        finished = number(self.fields.get("finishedOn"))
+        waits = state in (JobState.SCHEDULED, JobState.FAILING) and self.score is not None
+        return JobStatus(
+            id=decode_id(self.raw),
+            name=self.fields.get("name", ""),
+            state=state,
+            attempt=self.runs,
+            max_attempts=self.options.max_attempts,
+            created_at=moment(whole(self.fields.get("timestamp"))),
+            priority=whole(self.fields.get("priority")),
+            next_run_at=moment(due_ms(self.score)) if waits and self.score is not None else None,
+            finished_at=None if finished is None else moment(finished),
+            worker_id=worker_of(self.lock or self.fields.get("pb")) if processing else None,
+            last_error=self.error,
+        )
+
+
+def reading(lua: QueueScripts, raw: str) -> tuple[Command, ...]:
+    """The commands whose replies `record` takes."""
+    return (
+        ("HMGET", lua.job(raw), *FIELDS),
+        lua.state(raw),
+        ("GET", lua.lock(raw)),
+        ("ZSCORE", lua["delayed"], raw),
+    )
+
+
+def record(raw: str, replies: Sequence[object], now_ms: int) -> Record:
+    """The record from the replies to `reading`.
+
+    Raises:
+        StorageError: a key has the wrong type: this is no queue of BullMQ.
+    """
+    for reply in replies:
+        if isinstance(reply, StorageError):
+            raise reply
+    values, place, lock, score = replies
+    assert isinstance(values, list)
+    fields = {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None}
+    return Record(
+        raw=raw,
+        fields=fields,
+        place=str(place),
+        lock=lock if isinstance(lock, str) else None,
+        score=number(score),
+        now_ms=now_ms,
+        options=decode_options(json_object(fields.get("opts"))),
+    )
+
+
+def worker_of(token: str | None) -> str | None:
+    """The worker that made a token; Node and stock Python workers use `<id>:<number>` too."""
+    return None if token is None else token.rpartition(":")[0] or token
+
+
+def cancel_mark(starts: str | None, stalls: str | None) -> str:
+    """What `CANCEL_FIELD` holds for a request that concerns the job as it is now, with these `ats` and `stc`."""
+    return str(whole(starts) - whole(stalls))
+
+
+def still_holds(claim: Claim, found: Record) -> bool:
+    """Whether the claim's lock is merely expired (or back): nobody recovered, settled or took the job since."""
+    if found.place != "active" or found.fields.get(SETTLED_FIELD) == claim.token:
+        return False
+    if found.lock is not None:
+        return found.lock == claim.token
+    return found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
+
+
+def verdict(claim: Claim, found: Record) -> SettleOutcome:
+    """Why a settlement did not work, for a claim that does not hold its job."""
+    if not found.fields:
+        return _lost(LossReason.NOT_FOUND)
+    settled_here = found.fields.get(SETTLED_FIELD) == claim.token
+    # A release leaves no mark; but then the job waits as it was before this claim, and nobody has claimed it since.
+    released_here = found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
+    if found.place in ("completed", "failed"):
+        return SettleOutcome(status=SettleStatus.ALREADY_APPLIED) if settled_here else _lost(LossReason.COMPLETED)
+    if found.place != "active" and (settled_here or released_here):
+        return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
+    return _lost(LossReason.TAKEN)
+
+
+def _lost(reason: LossReason) -> SettleOutcome:
+    return SettleOutcome(status=SettleStatus.LOST, reason=reason)

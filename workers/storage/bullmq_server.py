@@ -1,0 +1,319 @@
+"""The Redis or Valkey server under BullMQ queues: connections, batches, errors.
+
+Theory of operation. Queues on one target share one connection pool, opened by the first `open` in an event loop and
+closed by the last `close`. A client that is passed in lends its settings only: its own connections stay untouched, and
+its retry policy is left out, because redis-py repeats a batch blindly when a reply is lost, and repeating a claim would
+strand the jobs it claimed. Reads have no socket timeout, so that one pool serves blocking commands too; every call is
+bounded from outside instead, and a connection with an unread reply is thrown away by redis-py.
+
+Scripts are called by hash. A server that lost them (restart, `SCRIPT FLUSH`, failover) answers NOSCRIPT for the calls
+in question and has done nothing for them: they are loaded, and exactly those calls repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
+
+from redis import exceptions
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.storage.bullmq_lua import Command, scripts
+
+Reply: TypeAlias = Any  # what a script or command answers; each caller knows its own shape
+
+SCHEME: Final = "bullmq+"
+ROUNDS: Final = 10
+"""Tries of an optimistic transaction, and of a call whose scripts get lost again."""
+BLOCKING_SLACK_SECONDS: Final = 5.0
+"""How much later than asked the answer of a blocking command may come."""
+
+_UNAVAILABLE: Final = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    TimeoutError,
+    OSError,
+)
+_REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+_BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE"})
+
+
+def translate(error: BaseException) -> WorkersError:
+    """The error of ours that a server's or connection's error means."""
+    if isinstance(error, _REFUSED):
+        return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
+    # redis-py has no types for these, and leaves the protocol's error code in front of the message.
+    if isinstance(error, _UNAVAILABLE) or str(error).partition(" ")[0] in _BUSY_CODES:
+        return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")
+    return StorageError(f"the Redis server answered with an error: {str(error)[:200]}")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Errors of redis-py leave the block as `StorageUnavailable` or `StorageError`."""
+    try:
+        yield
+    except (exceptions.RedisError, OSError) as error:
+        raise translate(error) from error
+
+
+class _Pool:
+    """Connections that several queues share, and how many of them do."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self.client = Redis(connection_pool=pool)
+        self.users = 0
+
+
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
+
+
+class Server:
+    """Runs commands on the server at `target`; `timeout` bounds each call."""
+
+    def __init__(self, target: str | Redis, timeout: timedelta) -> None:
+        self._target = target
+        self._timeout = timeout.total_seconds()
+        self._users = 0
+        self._pool: _Pool | None = None
+        _check_target(target)
+
+    async def open(self) -> None:
+        """The server answers and knows the scripts. Counted: each call wants one `close`."""
+        if self._pool is None:
+            pools = _pools.setdefault(asyncio.get_running_loop(), {})
+            self._pool = pools.setdefault(self._target, _Pool(self._make_pool()))
+        self._pool.users += 1
+        self._users += 1
+        try:
+            await self._load_scripts()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> bool:
+        """Whether that was this object's last use; connections nobody else uses are closed."""
+        if self._pool is None:
+            return False
+        pool = self._pool
+        pool.users -= 1
+        self._users -= 1
+        if self._users:
+            return False
+        self._pool = None
+        if pool.users == 0:
+            _pools[asyncio.get_running_loop()].pop(self._target, None)
+            await pool.client.connection_pool.disconnect()
+        return True
+
+    def _make_pool(self) -> ConnectionPool:
+        settings = {
+            "protocol": 2,  # one shape of replies, whatever the server and the client's default
+            "decode_responses": True,
+            "encoding_errors": "surrogateescape",  # other producers' bytes survive the way through text
+            "retry": Retry(NoBackoff(), 0),
+            "retry_on_error": [],
+            "retry_on_timeout": False,
+            "socket_timeout": None,
+            "socket_connect_timeout": self._timeout,
+        }
+        if isinstance(self._target, str):
+            return ConnectionPool.from_url(self._target, **settings)
+        lent = self._target.connection_pool
+        return ConnectionPool(lent.connection_class, **{**lent.connection_kwargs, **settings})
+
+    async def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """Every command has run, in one round trip, each for itself; one that failed answers a `StorageError`.
+
+        Raises:
+            StorageUnavailable: some may have run, some may not.
+        """
+        replies = await self._pipeline(commands, atomic=False)
+        for _ in range(ROUNDS):
+            lost = [at for at, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
+            if not lost:
+                break
+            await self._load_scripts()
+            again = await self._pipeline([commands[at] for at in lost], atomic=False)
+            for at, reply in zip(lost, again, strict=True):
+                replies[at] = reply
+        return [_checked(reply) for reply in replies]
+
+    async def run_atomic(self, units: Sequence[Sequence[Command]]) -> list[list[Reply]]:
+        """Every command has run, in one transaction; replies by unit, one that failed answers a `StorageError`.
+
+        A unit whose script was lost runs again whole.
+
+        Raises:
+            StorageUnavailable: either all have run or none.
+        """
+        answers: list[list[Reply]] = [[] for _ in units]
+        missing = list(range(len(units)))
+        for _ in range(ROUNDS):
+            replies = iter(await self._pipeline([command for at in missing for command in units[at]], atomic=True))
+            for at in missing:
+                answers[at] = [next(replies) for _ in units[at]]
+            missing = [at for at in missing if _lost_script(answers[at])]
+            if not missing:
+                break
+            await self._load_scripts()
+        return [[_checked(reply) for reply in answer] for answer in answers]
+
+    async def transact(
+        self, watched: Sequence[str], read: Sequence[Command], decide: Callable[[list[Reply]], Sequence[Command]]
+    ) -> list[Reply]:
+        """What `decide` made of the replies to `read` has run, none of `watched` having changed in between.
+
+        Returns the replies that `decide` saw last; it is called again whenever another client was faster.
+
+        Raises:
+            StorageUnavailable: it may have run.
+            StorageError: a command failed; the others have run.
+        """
+        for _ in range(ROUNDS):
+            async with self._bounded(), self._client().pipeline(transaction=True) as pipe:
+                await pipe.watch(*watched)
+                seen = await _read(pipe.connection, read)
+                plan = [] if _lost_script(seen) else decide([_good(reply) for reply in seen])
+                pipe.multi()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+                for command in plan:
+                    pipe.execute_command(*command)
+                if await _commit(pipe, seen):
+                    return seen
+            await self._load_scripts()
+        raise StorageUnavailable(f"other clients changed the same jobs {ROUNDS} times in a row")
+
+    async def run_blocking(self, command: Command, seconds: float) -> Reply:
+        """The answer of a command that blocks up to `seconds` and changes nothing."""
+        async with self._bounded(seconds + BLOCKING_SLACK_SECONDS), self.connection() as connection:
+            return await ask(connection, command)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[AbstractConnection]:
+        """A connection of one's own; errors are translated, and close it."""
+        pool = self._client().connection_pool
+        with translated():
+            connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            try:
+                yield connection
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await pool.release(connection)
+
+    async def _pipeline(self, commands: Sequence[Command], *, atomic: bool) -> list[Reply]:
+        if not commands:
+            return []
+        async with self._bounded(), self._client().pipeline(transaction=atomic) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            replies: list[Reply] = await pipe.execute(raise_on_error=False)
+            return replies
+
+    async def _load_scripts(self) -> None:
+        for reply in await self._pipeline(
+            [("SCRIPT LOAD", script.text) for script in scripts().values()], atomic=False
+        ):
+            _good(reply)
+
+    def _client(self) -> Redis:
+        if self._pool is None:
+            raise StorageError("this storage is not connected; await its connect() first")
+        return self._pool.client
+
+    @asynccontextmanager
+    async def _bounded(self, seconds: float | None = None) -> AsyncIterator[None]:
+        with translated():
+            async with asyncio.timeout(seconds or self._timeout):
+                yield
+
+
+def parse_url(url: str) -> tuple[str, str | None]:
+    """The server's URL as redis-py takes it, and the queue named by `?queue=`."""
+    parts = urlsplit(url.removeprefix(SCHEME))
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    queue = query.pop("queue", None)
+    return urlunsplit(parts._replace(query=urlencode(query))), queue
+
+
+def _check_target(target: str | Redis) -> None:
+    if isinstance(target, str):
+        try:
+            ConnectionPool.from_url(target)
+        except ValueError:
+            scheme = target.partition(":")[0]
+            raise StorageError(f"not the URL of a Redis server: its scheme is {scheme[:40]!r}") from None
+    elif not isinstance(target, Redis):
+        raise StorageError(f"BullMQ needs a URL or a redis.asyncio.Redis client, not {type(target).__name__}")
+    elif not target.connection_pool.connection_kwargs.get("decode_responses"):
+        raise StorageError("BullMQ needs text replies: create the client with decode_responses=True")
+
+
+async def ask(connection: AbstractConnection, command: Command) -> Reply:
+    """The answer of one command, on a connection of one's own."""
+    return _good((await _read(connection, [command]))[0])
+
+
+async def _read(connection: AbstractConnection | None, commands: Sequence[Command]) -> list[Reply]:
+    """One round trip outside redis-py's pipelines, which cannot batch between WATCH and MULTI."""
+    assert connection is not None
+    if not commands:
+        return []
+    await connection.send_packed_command(connection.pack_commands(commands))
+    replies: list[Reply] = []
+    for _ in commands:
+        try:
+            replies.append(await connection.read_response())
+        except exceptions.ResponseError as error:
+            replies.append(error)
+    return replies
+
+
+async def _commit(pipe: Any, seen: list[Reply]) -> bool:
+    """Execute the transaction; False when it has to be tried again from the start."""
+    try:
+        replies = await pipe.execute(raise_on_error=False)
+    except exceptions.WatchError as error:
+        # redis-py also says so when the connection broke; then nobody knows whether the transaction ran.
+        if isinstance(error.__context__, exceptions.ConnectionError | exceptions.TimeoutError):
+            raise error.__context__ from error
+        return False
+    if _lost_script(seen) or _lost_script(replies):
+        return False
+    for reply in replies:
+        _good(reply)
+    return True
+
+
+def _lost_script(replies: Sequence[Reply]) -> bool:
+    return any(isinstance(reply, exceptions.NoScriptError) for reply in replies)
+
+
+def _checked(reply: Reply) -> Reply:
+    """The reply, an error as a `StorageError` in its place; one that is the whole server's is raised."""
+    if not isinstance(reply, exceptions.RedisError):
+        return reply
+    ours = translate(reply)
+    if isinstance(ours, StorageUnavailable):
+        raise ours from reply
+    return ours
+
+
+def _good(reply: Reply) -> Reply:
+    if isinstance(reply, exceptions.RedisError):
+        raise translate(reply) from reply
+    return reply

@@ -1,0 +1,143 @@
+"""Waiting for a job on BullMQ's marker, without losing it.
+
+Theory of operation. Whoever makes a job claimable puts a member into the marker set; a waiter pops it with BZPOPMIN, so
+each marker wakes one waiter, and every claim puts one back for the next. The member `0` means "claim now"; another one
+has the time the next delayed job is due as its score. Two rules keep wake-ups from getting lost:
+
+* A waiter that popped a marker and will not claim puts it back: one that is cancelled, and one that popped a future
+  time and leaves before. A cancelled waiter first ends its BZPOPMIN with CLIENT UNBLOCK and reads the answer; closing
+  the connection instead could leave a marker popped for nobody.
+* A waiter killed with a popped marker cannot put it back. So before it blocks, and every 10 s, each waiter looks at the
+  queue itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.storage.bullmq_codec import due_ms, number, whole
+from workers.storage.bullmq_lua import READY_MARKER
+from workers.storage.bullmq_queue import QueueAccess
+from workers.storage.bullmq_server import BLOCKING_SLACK_SECONDS, Reply, ask
+
+LOOK_SECONDS: Final = 10.0
+SHORTEST_BLOCK_SECONDS: Final = 0.002
+"""Zero would mean for ever, and some servers round one millisecond down to it."""
+CALL_OFF_SECONDS: Final = 1.0
+
+Marker: TypeAlias = tuple[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Whether something can be claimed now, and in how many milliseconds that will have changed at the latest."""
+
+    claimable: bool
+    changes_in_ms: float = float("inf")
+
+
+class Waiter:
+    """Waits on one queue; any number of calls at once."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+        self._lua = queue.lua
+
+    async def wait(self, seconds: float) -> None:
+        """See `Storage.wait`."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        held: Marker | None = None
+        try:
+            while (left := deadline - clock()) > 0:
+                outlook = await self._look()
+                if outlook.claimable:
+                    held = None  # the claim that follows moves every due job and marks the next
+                    return
+                popped = await self._pop(min(left, LOOK_SECONDS, outlook.changes_in_ms / 1000))
+                if popped is not None and popped[0] == READY_MARKER:
+                    return
+                held = popped or held
+        finally:
+            if held is not None:
+                await self._put_back(held)
+
+    async def _look(self) -> Outlook:
+        now_ms = self._queue.now_ms()
+        replies = await self._queue.server.run(
+            [
+                ("HMGET", self._lua["meta"], "paused", "concurrency", "max"),
+                ("LLEN", self._lua["active"]),
+                ("LLEN", self._lua["wait"]),
+                ("ZCARD", self._lua["prioritized"]),
+                ("ZRANGE", self._lua["delayed"], 0, 0, "WITHSCORES"),
+                ("GET", self._lua["limiter"]),
+                ("PTTL", self._lua["limiter"]),
+            ]
+        )
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        (paused, concurrency, rate), active, waiting, prioritized, delayed, started, limited_ms = replies
+        if paused is not None or (concurrency is not None and active >= whole(concurrency)):
+            return Outlook(False)
+        if rate is not None and limited_ms > 0 and whole(started) >= whole(rate):
+            return Outlook(False, limited_ms)
+        due_in_ms = due_ms(number(delayed[1]) or 0) - now_ms if delayed else float("inf")
+        return Outlook(waiting + prioritized > 0 or due_in_ms <= 0, due_in_ms)
+
+    async def _pop(self, seconds: float) -> Marker | None:
+        """The next marker, None after `seconds`. Cancelled, it has popped nothing."""
+        block = max(seconds, SHORTEST_BLOCK_SECONDS)
+        async with self._queue.server.connection() as connection:
+            client_id = await ask(connection, ("CLIENT", "ID"))
+            # Shielded from its first byte on: what is sent will be answered, and the answer read.
+            answer = asyncio.ensure_future(ask(connection, ("BZPOPMIN", self._lua["marker"], f"{block:.3f}")))
+            try:
+                async with asyncio.timeout(block + BLOCKING_SLACK_SECONDS):
+                    popped = await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                await _to_the_end(self._call_off(answer, client_id))
+                raise
+            except TimeoutError:
+                await _abandon(answer)
+                raise StorageUnavailable(f"the Redis server did not end a wait of {block:.1f} s") from None
+        return _marker(popped)
+
+    async def _call_off(self, answer: asyncio.Future[Reply], client_id: int) -> None:
+        """End the blocking command, and put back what it popped; a marker too many only wakes somebody for nothing."""
+        with contextlib.suppress(WorkersError):
+            await self._queue.server.run([("CLIENT", "UNBLOCK", client_id)])
+            await asyncio.wait([answer], timeout=CALL_OFF_SECONDS)
+        await _abandon(answer)
+        known = not answer.cancelled() and answer.exception() is None
+        popped = _marker(answer.result()) if known else (READY_MARKER, 0.0)
+        if popped is not None:
+            await self._put_back(popped)
+
+    async def _put_back(self, marker: Marker) -> None:
+        with contextlib.suppress(WorkersError):  # the server is gone: other waiters look for themselves
+            await self._queue.server.run([self._lua.mark(*marker)])
+
+
+def _marker(popped: Reply) -> Marker | None:
+    return None if popped is None else (str(popped[1]), number(popped[2]) or 0.0)
+
+
+async def _abandon(answer: asyncio.Future[Reply]) -> None:
+    """The answer is read or given up."""
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+
+
+async def _to_the_end(work: Coroutine[object, object, None]) -> None:
+    """Finish `work`, however often this task is cancelled meanwhile; it must be bounded."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)

@@ -1,0 +1,114 @@
+"""A conformance case: what it shows, which guarantees it stands for, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from workers.testing.harness import Harness
+
+CaseFunction: TypeAlias = Callable[[Harness], Awaitable[None]]
+
+GUARANTEES: Final[dict[int, str]] = {
+    1: "no acknowledged enqueue is lost",
+    2: "one enqueue per id and generation, whatever the race",
+    3: "one live claim per job; an old token has no effect",
+    4: "attempts are counted at the claim",
+    5: "a crashed worker's jobs are claimable again, in batches, by any number of reapers",
+    6: "completion, result, expiry and continuation are one step; results expire one by one",
+    7: "cancelled means never run; waiters are told at once",
+    8: "no result and an empty result are told apart",
+    9: "ids and worker ids are any text up to 512 bytes",
+    10: "payloads are bytes from end to end",
+    11: "a restarted server needs nobody's help",
+    12: "nothing grows without bound",
+    13: "an idle worker does not spin",
+    14: "closing one queue never disturbs another",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Something a storage may declare away in its limits, or a harness may not be able to do."""
+
+    what: str
+    met: Callable[[Harness], bool]
+
+
+ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness: harness.limits.atomic_continuation)
+NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)
+ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
+PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
+RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
+RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
+RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts)
+MOVES_TIME: Final = Need(what="a clock the harness can move", met=lambda harness: harness.moves_time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One promise of the storage contract, as a function that fails where it is not kept."""
+
+    verb: str
+    name: str
+    promise: str
+    guarantees: tuple[int, ...]
+    needs: tuple[Need, ...]
+    function: CaseFunction
+
+    @property
+    def id(self) -> str:
+        return f"{self.verb}.{self.name}"
+
+    def declared(self, harness: Harness) -> str | None:
+        """What the storage declared not to keep, of all this case needs; None when the case applies."""
+        missing = [need.what for need in self.needs if not need.met(harness)]
+        return ", ".join(missing) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What running a case showed: kept, or declared away. A broken promise raises instead."""
+
+    case: Case
+    declared: str | None = None
+
+
+REGISTRY: Final[list[Case]] = []
+
+
+def case(*, guarantees: tuple[int, ...] = (), needs: tuple[Need, ...] = ()) -> Callable[[CaseFunction], CaseFunction]:
+    """The function is part of the suite; its docstring is the promise, its module's name the verb."""
+    unknown = set(guarantees) - set(GUARANTEES)
+    if unknown:
+        raise ValueError(f"no such guarantees: {sorted(unknown)}")
+
+    def register(function: CaseFunction) -> CaseFunction:
+        if not function.__doc__:
+            raise ValueError(f"{function.__qualname__} needs a docstring: the promise it shows")
+        REGISTRY.append(
+            Case(
+                verb=function.__module__.rpartition(".")[2],
+                name=function.__qualname__,
+                promise=function.__doc__.strip(),
+                guarantees=guarantees,
+                needs=needs,
+                function=function,
+            )
+        )
+        return function
+
+    return register
+
+
+async def run(case: Case, harness: Harness) -> Verdict:
+    """The case ran and held, or what it needs is declared away.
+
+    Raises:
+        AssertionError: the storage broke the promise.
+    """
+    declared = case.declared(harness)
+    if declared is None:
+        await case.function(harness)
+    return Verdict(case=case, declared=declared)

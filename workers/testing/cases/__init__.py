@@ -1,0 +1,20 @@
+"""The cases, one module per verb or concern."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+from workers.testing.case import REGISTRY, Case
+
+MODULES: Final = (
+    *("enqueue", "claim", "ordering", "wait", "renew", "settle", "attempts", "recover", "retention", "cancel"),
+    *("inspect", "manage", "events", "identifiers", "payloads", "isolation", "restart"),
+)
+
+
+def all_cases() -> tuple[Case, ...]:
+    """Every case of the suite, in the order of the verbs."""
+    for module in MODULES:
+        import_module(f"{__name__}.{module}")
+    return tuple(REGISTRY)

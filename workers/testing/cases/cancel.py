@@ -1,0 +1,138 @@
+"""What `cancel` promises."""
+
+from __future__ import annotations
+
+import asyncio
+
+from workers.jobs import CancelResult, JobEventKind, JobOutcome, JobState, OutcomeKind
+from workers.testing.case import case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    HOUR,
+    apply,
+    claim,
+    claim_one,
+    completed,
+    enqueue,
+    expect,
+    failed,
+    job,
+    retried,
+    state,
+)
+
+CANCELLED = JobOutcome(kind=OutcomeKind.CANCELLED)
+
+
+@case(guarantees=(7,))
+async def a_waiting_job_never_runs(harness: Harness) -> None:
+    """A queued, prioritised, scheduled or failing job that was cancelled is gone, and its outcome says cancelled."""
+    storage = await harness.open()
+    await enqueue(storage, job("failing"))
+    await apply(storage, retried(await claim_one(storage), HOUR))
+    await enqueue(storage, job("queued"), job("prioritised", priority=5), job("scheduled", delay=HOUR))
+    for job_id in ("failing", "queued", "prioritised", "scheduled"):
+        assert await storage.cancel(job_id) is CancelResult.CANCELLED
+        assert await state(storage, job_id) is None
+        assert await storage.result(job_id) == CANCELLED
+    assert await storage.promote(["failing", "scheduled"]) == 0
+    assert await claim(storage, 10) == []
+
+
+@case(guarantees=(7,))
+async def a_delayed_job_stays_cancelled_when_due(harness: Harness) -> None:
+    """A cancelled job does not come back when its delay is over."""
+    storage = await harness.open()
+    await enqueue(storage, job("soon", delay=harness.moment))
+    assert await storage.cancel("soon") is CancelResult.CANCELLED
+    await harness.advance(harness.moment)
+    assert await claim(storage, 10) == []
+
+
+@case()
+async def there_may_be_nothing_to_cancel(harness: Harness) -> None:
+    """Cancelling tells apart unknown, completed, failed and already cancelled jobs, and changes none of them."""
+    storage = await harness.open()
+    await enqueue(storage, job("done"), job("bad"), job("gone"))
+    done, bad = await claim(storage, 2)
+    await apply(storage, completed(done, b"1"), failed(bad))
+    assert await storage.cancel("gone") is CancelResult.CANCELLED
+    assert await storage.cancel("gone") is CancelResult.NOT_FOUND
+    assert await storage.cancel("unknown") is CancelResult.NOT_FOUND
+    assert await storage.cancel("done") is CancelResult.COMPLETED
+    assert await storage.cancel("bad") is CancelResult.FAILED
+    assert await storage.result("done") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
+    assert await state(storage, "bad") is JobState.FAILED
+
+
+@case(guarantees=(7,))
+async def a_running_job_is_asked_to_stop(harness: Harness) -> None:
+    """For a running job the request is recorded and reported by every renewal, until the attempt is settled."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("running"), job("bystander"))
+    running, bystander = await claim(storage, 2)
+    assert await other.cancel("running") is CancelResult.PROCESSING
+    for _ in range(2):
+        renewal = await storage.renew([running, bystander])
+        assert renewal.cancel_requested == {running.token}
+        assert dict(renewal.lost) == {}
+    assert await state(storage, "running") is JobState.PROCESSING
+    await apply(storage, completed(running, b"finished anyway"))
+    assert await storage.result("running") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"finished anyway")
+
+
+@case(guarantees=(2, 7))
+async def a_cancelled_id_starts_a_new_generation(harness: Harness) -> None:
+    """A cancelled id may be enqueued again, runs, and is no longer remembered as cancelled."""
+    storage = await harness.open()
+    await enqueue(storage, job("again", payload=b"old"))
+    await storage.cancel("again")
+    await enqueue(storage, job("again", payload=b"new"))
+    assert await storage.result("again") is None
+    held = await claim_one(storage)
+    assert (held.payload, held.attempt) == (b"new", 1)
+    await apply(storage, completed(held))
+    assert await claim(storage, 5) == []
+
+
+@case(guarantees=(7,))
+async def cancel_and_claim_never_both_win(harness: Harness) -> None:
+    """Cancels and claims of 60 jobs race on two clients: each job runs or is cancelled, and the canceller knows."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    names = [f"job-{number}" for number in range(60)]
+    await enqueue(storage, *(job(name) for name in names))
+
+    async def claim_all() -> set[str]:
+        claimed: set[str] = set()
+        while held := await claim(storage, 4):
+            claimed |= {one.job_id for one in held}
+            await asyncio.sleep(0)
+        return claimed
+
+    async def cancel_all() -> dict[str, CancelResult]:
+        answers: dict[str, CancelResult] = {}
+        for name in reversed(names):
+            answers[name] = await other.cancel(name)
+            await asyncio.sleep(0)
+        return answers
+
+    claimed, answers = await asyncio.gather(claim_all(), cancel_all())
+    cancelled = {name for name, answer in answers.items() if answer is CancelResult.CANCELLED}
+    assert set(answers.values()) <= {CancelResult.CANCELLED, CancelResult.PROCESSING}
+    assert not claimed & cancelled
+    assert claimed | cancelled == set(names)
+
+
+@case(guarantees=(7,))
+async def waiters_are_told_at_once(harness: Harness) -> None:
+    """Every waiter of a cancelled job gets the event and can read the outcome."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("job"))
+    async with storage.subscribe("job") as first, other.subscribe("job") as second:
+        await other.cancel("job")
+        for waiter in (first, second):
+            await expect(waiter, JobEventKind.CANCELLED)
+    assert await storage.result("job") == CANCELLED

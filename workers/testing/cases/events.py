@@ -1,0 +1,134 @@
+"""What `events` and `subscribe` promise."""
+
+from __future__ import annotations
+
+import asyncio
+
+from workers.jobs import JobEvent, JobEventKind
+from workers.storage.base import Storage, Subscription
+from workers.testing.case import case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    PATIENCE,
+    apply,
+    claim_one,
+    completed,
+    crash,
+    enqueue,
+    expect,
+    failed,
+    job,
+    recover,
+    released,
+    retried,
+)
+
+KIND = JobEventKind
+
+
+@case()
+async def a_jobs_life_is_told_in_order(harness: Harness) -> None:
+    """A subscriber on another client hears every change of its job in order, and of no other job."""
+    storage = await harness.open()
+    listener = await harness.open(storage.queue)
+    async with listener.subscribe("job") as subscription:
+        await enqueue(storage, job("noise", priority=9), job("job"))
+        await apply(storage, released(await claim_one(storage)))
+        await apply(storage, retried(await claim_one(storage)))
+        await expect(subscription, KIND.QUEUED, KIND.ACTIVE, KIND.QUEUED, KIND.ACTIVE, KIND.FAILING)
+        await apply(storage, completed(await claim_one(storage)))
+        events = await expect(subscription, KIND.ACTIVE, KIND.COMPLETED)
+    assert {event.job_id for event in events} == {"job"}
+
+
+@case()
+async def every_jobs_changes_are_told(harness: Harness) -> None:
+    """`events` hears of all jobs of the queue, and of none of another queue."""
+    storage = await harness.open()
+    elsewhere = await harness.open()
+    async with storage.events() as subscription:
+        await enqueue(elsewhere, job("elsewhere"))
+        await enqueue(storage, job("one"))
+        await enqueue(storage, job("two"))
+        await apply(storage, failed(await claim_one(storage)))
+        events = await expect(subscription, KIND.QUEUED, KIND.QUEUED, KIND.ACTIVE, KIND.FAILED)
+    assert [event.job_id for event in events] == ["one", "two", "one", "one"]
+
+
+@case()
+async def a_subscription_is_confirmed_before_it_starts(harness: Harness) -> None:
+    """What happens right after entering the context is heard, every one of 20 times."""
+    storage = await harness.open()
+    listener = await harness.open(storage.queue)
+    for number in range(20):
+        async with listener.subscribe(f"job-{number}") as subscription:
+            await enqueue(storage, job(f"job-{number}"))
+            await expect(subscription, KIND.QUEUED)
+
+
+@case()
+async def waiters_of_one_job_are_independent(harness: Harness) -> None:
+    """Several waiters of one id each hear its end; one that leaves takes nothing from the others."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    held = await claim_one(storage)
+    async with storage.subscribe("job") as first, storage.subscribe("job") as second:
+        async with storage.subscribe("job"):
+            pass
+        await apply(storage, completed(held))
+        await expect(first, KIND.COMPLETED)
+        await expect(second, KIND.COMPLETED)
+
+
+@case()
+async def an_impatient_waiter_loses_nothing(harness: Harness) -> None:
+    """An event that comes after a cancelled `get` is there for the next one."""
+    storage = await harness.open()
+    async with storage.subscribe("job") as subscription:
+        impatient = asyncio.create_task(subscription.get())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        await asyncio.gather(impatient, return_exceptions=True)
+        await enqueue(storage, job("job"))
+        async with asyncio.timeout(PATIENCE):
+            assert await subscription.get() == JobEvent(kind=KIND.QUEUED, job_id="job")
+
+
+@case(guarantees=(5,))
+async def a_recovered_job_is_told(harness: Harness) -> None:
+    """A job that the reaper brings back is queued again for its subscribers."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    await crash(harness, storage)
+    async with storage.subscribe("job") as subscription:
+        await recover(harness, storage, 1)
+        await expect(subscription, KIND.QUEUED)
+
+
+@case(guarantees=(7,))
+async def a_cancel_request_is_told(harness: Harness) -> None:
+    """A worker that listens hears of a cancel request before its next renewal."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("job"))
+    await claim_one(storage)
+    async with storage.events() as subscription:
+        await other.cancel("job")
+        await expect(subscription, KIND.CANCEL_REQUESTED)
+
+
+@case()
+async def the_result_is_there_when_the_end_is_told(harness: Harness) -> None:
+    """Who hears that a job completed can read its result at once."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, *(job(f"job-{number}") for number in range(10)))
+    for number in range(10):
+        async with other.subscribe(f"job-{number}") as subscription:
+            held = await claim_one(storage)
+            await asyncio.gather(apply(storage, completed(held, b"1")), _read_at_the_end(other, subscription, number))
+
+
+async def _read_at_the_end(storage: Storage, subscription: Subscription, number: int) -> None:
+    await expect(subscription, KIND.ACTIVE, KIND.COMPLETED)
+    assert await storage.result(f"job-{number}") is not None

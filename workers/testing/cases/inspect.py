@@ -1,0 +1,140 @@
+"""What can be read: `status`, `counts`, `list`, `workers`."""
+
+from __future__ import annotations
+
+from workers.jobs import JobState
+from workers.storage.base import Storage
+from workers.testing.case import case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    HOUR,
+    apply,
+    claim,
+    claim_one,
+    completed,
+    enqueue,
+    failed,
+    ids,
+    job,
+    retried,
+    status,
+)
+
+
+async def _one_in_each_state(storage: Storage) -> None:
+    """Six jobs, each named after the state it is in."""
+    await enqueue(storage, *(job(name) for name in ("completed", "failed", "failing", "processing")))
+    claims = {held.job_id: held for held in await claim(storage, 4)}
+    await apply(
+        storage,
+        completed(claims["completed"]),
+        failed(claims["failed"]),
+        retried(claims["failing"], HOUR),
+    )
+    await enqueue(storage, job("scheduled", delay=HOUR), job("queued", priority=3))
+
+
+@case()
+async def every_state_can_be_read(harness: Harness) -> None:
+    """`status` tells each job's state in the order asked, and None for an id it does not know."""
+    storage = await harness.open()
+    await _one_in_each_state(storage)
+    asked = [*JobState]
+    found = await storage.status([*asked, "unknown", "queued"])
+    assert [one.state if one else None for one in found] == [*asked, None, JobState.QUEUED]
+    assert await storage.status([]) == []
+
+
+@case()
+async def a_status_tells_the_truth_about_time(harness: Harness) -> None:
+    """`created_at` is when the job was enqueued, whatever happened since; `next_run_at` is when it will be due."""
+    storage = await harness.open()
+    before = harness.now()
+    await enqueue(storage, job("job"), job("scheduled", delay=HOUR))
+    created = (await status(storage, "job")).created_at
+    assert abs((created - before).total_seconds()) < 5
+    assert created.tzinfo is not None
+    scheduled = await status(storage, "scheduled")
+    assert scheduled.next_run_at is not None
+    assert abs((scheduled.next_run_at - scheduled.created_at - HOUR).total_seconds()) < 1
+    await harness.advance(harness.moment)
+    held = await claim_one(storage)
+    await apply(storage, retried(held, HOUR))
+    assert held.created_at == created
+    assert (await status(storage, "job")).created_at == created
+
+
+@case()
+async def a_status_describes_the_job(harness: Harness) -> None:
+    """`status` carries name, priority and attempts allowed; a waiting job has no worker, no end and no error."""
+    storage = await harness.open()
+    await enqueue(storage, job("job", name="alpha", priority=9, max_attempts=4))
+    found = await status(storage, "job")
+    assert (found.id, found.name, found.priority, found.max_attempts) == ("job", "alpha", 9, 4)
+    assert (found.attempt, found.worker_id, found.finished_at, found.last_error) == (0, None, None, None)
+    assert found.next_run_at is None
+
+
+@case()
+async def every_state_is_counted(harness: Harness) -> None:
+    """`counts` has every state, with the number of jobs in it."""
+    storage = await harness.open()
+    assert await storage.counts() == dict.fromkeys(JobState, 0)
+    await _one_in_each_state(storage)
+    await enqueue(storage, job(), job())
+    assert await storage.counts() == {**dict.fromkeys(JobState, 1), JobState.QUEUED: 3}
+
+
+@case()
+async def a_due_job_counts_as_queued(harness: Harness) -> None:
+    """A delayed job that is due is queued for `counts` and `list` as well."""
+    storage = await harness.open()
+    await enqueue(storage, job("soon", delay=harness.moment))
+    await harness.advance(harness.moment)
+    counts = await storage.counts()
+    assert (counts[JobState.QUEUED], counts[JobState.SCHEDULED]) == (1, 0)
+    assert [found.id for found in (await storage.list(JobState.QUEUED)).jobs] == ["soon"]
+
+
+@case()
+async def every_state_is_listed(harness: Harness) -> None:
+    """`list` brings the jobs of the state asked for, with their status."""
+    storage = await harness.open()
+    await _one_in_each_state(storage)
+    for wanted in JobState:
+        page = await storage.list(wanted)
+        assert [(found.id, found.state) for found in page.jobs] == [(wanted.value, wanted)]
+        assert page.cursor is None
+
+
+@case()
+async def a_listing_comes_in_pages(harness: Harness) -> None:
+    """Pages of any size hold every job exactly once, and none is larger than asked for."""
+    storage = await harness.open()
+    names = {f"job-{number}" for number in range(25)}
+    await enqueue(storage, *(job(name) for name in sorted(names)))
+    listed: list[str] = []
+    cursor = None
+    for _ in range(30):
+        page = await storage.list(JobState.QUEUED, cursor=cursor, limit=7)
+        assert len(page.jobs) <= 7
+        listed += [found.id for found in page.jobs]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert cursor is None
+    assert len(listed) == 25
+    assert set(listed) == names
+
+
+@case()
+async def workers_are_listed(harness: Harness) -> None:
+    """A worker that claimed is listed with the number of jobs it holds."""
+    storage = await harness.open()
+    await enqueue(storage, *(job() for _ in range(3)))
+    held = await claim(storage, 2, worker_id="busy")
+    await claim(storage, 1, worker_id="other")
+    assert len(ids(held)) == 2
+    workers = {worker.id: worker for worker in await storage.workers()}
+    assert {name: worker.claims for name, worker in workers.items()} == {"busy": 2, "other": 1}
+    assert abs((workers["busy"].seen_at - harness.now()).total_seconds()) < 5

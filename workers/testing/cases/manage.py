@@ -1,0 +1,114 @@
+"""What an operator can do: `retry`, `remove`, `promote`, `drain`, `clean`; see also the cases on pausing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from workers.jobs import JobState
+from workers.testing.case import ORDERING_KEYS, case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    HOUR,
+    apply,
+    claim,
+    claim_one,
+    completed,
+    enqueue,
+    failed,
+    ids,
+    job,
+    retried,
+    state,
+    status,
+)
+
+
+@case()
+async def failed_jobs_can_be_retried(harness: Harness) -> None:
+    """`retry` queues failed jobs with fresh attempts, and touches no other job."""
+    storage = await harness.open()
+    await enqueue(storage, job("bad", payload=b"kept", max_attempts=2), job("done"), job("running"))
+    bad, done, _ = await claim(storage, 3)
+    await apply(storage, failed(bad), completed(done))
+    assert await storage.retry(["bad", "done", "running", "unknown"]) == 1
+    again = await status(storage, "bad")
+    assert (again.state, again.attempt, again.finished_at) == (JobState.QUEUED, 0, None)
+    assert await storage.result("bad") is None
+    held = await claim_one(storage)
+    assert (held.job_id, held.payload, held.attempt, held.max_attempts) == ("bad", b"kept", 1, 2)
+    assert await storage.retry([]) == 0
+
+
+@case()
+async def jobs_can_be_removed(harness: Harness) -> None:
+    """`remove` leaves no trace of any job that is not processing, and its id is free."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(name) for name in ("done", "bad", "failing", "running")))
+    done, bad, failing, _ = await claim(storage, 4)
+    await apply(storage, completed(done), failed(bad), retried(failing, HOUR))
+    await enqueue(storage, job("queued"), job("scheduled", delay=HOUR))
+    names = ["done", "bad", "failing", "queued", "scheduled"]
+    assert await storage.remove([*names, "running", "unknown"]) == 5
+    assert await storage.status(names) == [None] * 5
+    assert await storage.result("done") is None
+    assert await state(storage, "running") is JobState.PROCESSING
+    await enqueue(storage, *(job(name) for name in names))
+    assert sorted(ids(await claim(storage, 10))) == sorted(names)
+
+
+@case()
+async def delayed_jobs_can_be_promoted(harness: Harness) -> None:
+    """`promote` makes scheduled and failing jobs due now, and no other."""
+    storage = await harness.open()
+    await enqueue(storage, job("failing"))
+    await apply(storage, retried(await claim_one(storage), HOUR))
+    await enqueue(storage, job("scheduled", delay=HOUR), job("queued"), job("later", delay=HOUR))
+    assert await storage.promote(["failing", "scheduled", "queued", "unknown"]) == 2
+    assert await state(storage, "scheduled") is JobState.QUEUED
+    claims = {held.job_id: held.attempt for held in await claim(storage, 10)}
+    assert claims == {"failing": 2, "scheduled": 1, "queued": 1}
+
+
+@case()
+async def a_queue_can_be_drained(harness: Harness) -> None:
+    """`drain` removes every waiting job; running and finished ones stay."""
+    storage = await harness.open()
+    await enqueue(storage, job("failing"), job("running"), job("done"))
+    failing, running, done = await claim(storage, 3)
+    await apply(storage, retried(failing, HOUR), completed(done))
+    await enqueue(storage, job("queued"), job("prioritised", priority=2), job("scheduled", delay=HOUR))
+    assert await storage.drain() == 4
+    assert await claim(storage, 10) == []
+    await apply(storage, completed(running))
+    counts = await storage.counts()
+    assert {state: number for state, number in counts.items() if number} == {JobState.COMPLETED: 2}
+
+
+@case(needs=(ORDERING_KEYS,))
+async def draining_forgets_ordering_keys(harness: Harness) -> None:
+    """After a drain an ordering key is as free as before its first job."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(f"old-{number}", ordering_key="key") for number in range(3)))
+    held = await claim_one(storage)
+    await claim(storage, 5)
+    assert await storage.drain() == 2
+    await enqueue(storage, job("new", ordering_key="key"))
+    assert await claim(storage, 5) == []
+    await apply(storage, completed(held))
+    assert ids(await claim(storage, 5)) == ["new"]
+
+
+@case(guarantees=(12,))
+async def old_records_can_be_cleaned(harness: Harness) -> None:
+    """`clean` removes finished records of one state that are old enough, at most as many as it is told."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(f"done-{number}") for number in range(5)), job("bad"))
+    claims = await claim(storage, 6)
+    await apply(storage, *(completed(held) for held in claims[:5]), failed(claims[5]))
+    assert await storage.clean(JobState.COMPLETED, older_than=HOUR) == 0
+    await harness.advance(harness.moment)
+    assert await storage.clean(JobState.COMPLETED, older_than=timedelta(0), limit=3) == 3
+    assert await storage.clean(JobState.COMPLETED, older_than=timedelta(0)) == 2
+    counts = await storage.counts()
+    assert (counts[JobState.COMPLETED], counts[JobState.FAILED]) == (0, 1)
+    assert await storage.clean(JobState.FAILED, older_than=timedelta(0)) == 1

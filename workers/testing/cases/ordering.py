@@ -1,0 +1,118 @@
+"""In which order jobs are claimed."""
+
+from __future__ import annotations
+
+from workers.jobs import MAX_PRIORITY
+from workers.testing.case import ORDERING_KEYS, PRIORITY_ORDER, case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    HOUR,
+    apply,
+    claim,
+    claim_one,
+    completed,
+    crash,
+    enqueue,
+    failed,
+    ids,
+    job,
+    recover,
+    released,
+    retried,
+)
+
+
+@case()
+async def first_come_first_served(harness: Harness) -> None:
+    """Jobs of one priority are claimed in the order they were enqueued, within a batch and over batches."""
+    storage = await harness.open()
+    names = [f"job-{number}" for number in range(30)]
+    await enqueue(storage, *(job(name) for name in names[:10]))
+    for name in names[10:20]:
+        await enqueue(storage, job(name))
+    await enqueue(storage, *(job(name) for name in names[20:]))
+    claimed = ids(await claim(storage, 7))
+    claimed += ids(await claim(storage, 100))
+    assert claimed == names
+
+
+@case(needs=(PRIORITY_ORDER,))
+async def lower_priorities_come_first(harness: Harness) -> None:
+    """A lower priority goes first whenever it came; 0 is the first and 2 097 151 the last."""
+    storage = await harness.open()
+    await enqueue(storage, job("last", priority=MAX_PRIORITY), job("middle", priority=10), job("second", priority=1))
+    await enqueue(storage, job("first", priority=0), job("middle too", priority=10))
+    assert ids(await claim(storage, 10)) == ["first", "second", "middle", "middle too", "last"]
+
+
+@case()
+async def a_released_job_keeps_its_place(harness: Harness) -> None:
+    """A released job goes before those that were enqueued after it."""
+    storage = await harness.open()
+    await enqueue(storage, job("first"), job("second"))
+    await apply(storage, released(await claim_one(storage)))
+    assert ids(await claim(storage, 10)) == ["first", "second"]
+
+
+@case(guarantees=(5,))
+async def a_recovered_job_keeps_its_place(harness: Harness) -> None:
+    """A job whose worker crashed does not queue behind a backlog."""
+    storage = await harness.open()
+    await enqueue(storage, job("first"), *(job() for _ in range(20)))
+    await crash(harness, storage)
+    await recover(harness, storage, 1)
+    assert (await claim_one(storage)).job_id == "first"
+
+
+@case(needs=(ORDERING_KEYS,))
+async def one_ordering_key_runs_one_job(harness: Harness) -> None:
+    """Of one ordering key one job runs at a time, in order; other keys and jobs without one are not held up."""
+    storage = await harness.open()
+    await enqueue(
+        storage,
+        *(job("a1", ordering_key="a"), job("a2", ordering_key="a"), job("a3", ordering_key="a")),
+        *(job("b1", ordering_key="b"), job("free")),
+    )
+    held = {one.job_id: one for one in await claim(storage, 10)}
+    assert sorted(held) == ["a1", "b1", "free"]
+    assert await claim(storage, 10) == []
+    await apply(storage, completed(held["a1"]))
+    second = await claim(storage, 10)
+    assert ids(second) == ["a2"]
+    await apply(storage, failed(second[0]))
+    assert ids(await claim(storage, 10)) == ["a3"]
+
+
+@case(needs=(ORDERING_KEYS,))
+async def a_waiting_retry_does_not_hold_its_key(harness: Harness) -> None:
+    """While a job waits for its retry the next one of its ordering key runs."""
+    storage = await harness.open()
+    await enqueue(storage, job("a1", ordering_key="a"), job("a2", ordering_key="a"))
+    await apply(storage, retried(await claim_one(storage), HOUR))
+    assert (await claim_one(storage)).job_id == "a2"
+
+
+@case(needs=(ORDERING_KEYS,))
+async def every_end_of_an_attempt_frees_its_key(harness: Harness) -> None:
+    """Release and recovery free an ordering key like any other end of an attempt."""
+    storage = await harness.open()
+    await enqueue(storage, job("a1", ordering_key="a"), job("a2", ordering_key="a"))
+    await apply(storage, released(await claim_one(storage)))
+    await crash(harness, storage)
+    await recover(harness, storage, 1)
+    held = await claim(storage, 10)
+    assert ids(held) == ["a1"]
+    await apply(storage, completed(held[0]))
+    assert ids(await claim(storage, 10)) == ["a2"]
+
+
+@case(needs=(ORDERING_KEYS,))
+async def cancelling_the_next_of_a_key_frees_the_one_after(harness: Harness) -> None:
+    """When the next job of an ordering key is cancelled, the one after it is not forgotten."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(f"a{number}", ordering_key="a") for number in range(1, 5)))
+    held = await claim(storage, 10)
+    await storage.cancel("a2")
+    await apply(storage, completed(held[0]))
+    await storage.cancel("a3")
+    assert ids(await claim(storage, 10)) == ["a4"]

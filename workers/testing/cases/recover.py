@@ -1,0 +1,147 @@
+"""What `recover` promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from workers.jobs import Claim, ErrorInfo, Failed, JobState, OutcomeKind
+from workers.storage.base import Storage
+from workers.testing.case import case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    apply,
+    claim,
+    claim_one,
+    completed,
+    crash,
+    enqueue,
+    ids,
+    job,
+    recover,
+    state,
+    status,
+)
+
+
+@case(guarantees=(5,))
+async def a_crashed_workers_jobs_come_back(harness: Harness) -> None:
+    """Jobs whose lease expired are queued again, claimable by anyone, with the attempt counted."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(f"job-{number}") for number in range(3)))
+    await crash(harness, storage, limit=3)
+    recovery = await recover(harness, storage, 3)
+    assert sorted(recovery.requeued) == ["job-0", "job-1", "job-2"]
+    assert recovery.failed == ()
+    assert await state(storage, "job-0") is JobState.QUEUED
+    again = await claim(storage, 5, worker_id="another")
+    assert [held.attempt for held in again] == [2, 2, 2]
+    assert (await status(storage, "job-0")).worker_id == "another"
+
+
+@case(guarantees=(5,))
+async def live_leases_are_left_alone(harness: Harness) -> None:
+    """Only expired leases are recovered, among any number of live ones."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(f"job-{number}") for number in range(6)))
+    live = await claim(storage, 3)
+    dead = await crash(harness, storage, limit=3)
+    recovery = await recover(harness, storage, 3)
+    assert sorted(recovery.requeued) == sorted(ids(dead))
+    for _ in range(harness.limits.recovery_passes):
+        assert (await storage.recover(100)).requeued == ()
+    await apply(storage, *(completed(held) for held in live))
+
+
+@case(guarantees=(5,))
+async def any_number_of_reapers_recover_a_job_once(harness: Harness) -> None:
+    """Five reapers on as many clients at the same time bring 60 jobs back, each once and with one stall."""
+    storage = await harness.open()
+    reapers = [await harness.open(storage.queue) for _ in range(5)]
+    await enqueue(storage, *(job(f"job-{number}") for number in range(60)))
+    await crash(harness, storage, limit=60)
+    brought_back: Counter[str] = Counter()
+    for _ in range(harness.limits.recovery_passes):
+        for recovery in await asyncio.gather(*(reaper.recover(100) for reaper in reapers)):
+            assert recovery.failed == ()
+            brought_back.update(recovery.requeued)
+    brought_back.update((await recover(harness, storage, 60 - brought_back.total())).requeued)
+    assert brought_back == Counter(f"job-{number}" for number in range(60))
+    assert [held.attempt for held in await claim(storage, 100)] == [2] * 60
+
+
+@case(guarantees=(5,))
+async def recovery_is_batched_and_bounded(harness: Harness) -> None:
+    """One recovery brings back many jobs, and never more than its limit."""
+    storage = await harness.open()
+    await enqueue(storage, *(job() for _ in range(50)))
+    await crash(harness, storage, limit=50)
+    first = await recover(harness, storage, 1, limit=20)
+    assert len(first.requeued) == 20
+    rest = await recover(harness, storage, 30)
+    assert len(rest.requeued) == 30
+
+
+@case(guarantees=(5,))
+async def a_backlog_does_not_hide_crashed_jobs(harness: Harness) -> None:
+    """Jobs are brought back under a backlog that is never empty, and before it."""
+    storage = await harness.open()
+    await enqueue(storage, job("crashed"), *(job() for _ in range(300)))
+    await crash(harness, storage)
+    await enqueue(storage, *(job() for _ in range(50)))
+    assert (await recover(harness, storage, 1)).requeued == ("crashed",)
+    assert (await claim_one(storage)).job_id == "crashed"
+
+
+@case(guarantees=(5,))
+async def a_reaper_needs_no_memory(harness: Harness) -> None:
+    """A reaper that starts after the crash, on a client of its own, finds the jobs."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    await crash(harness, storage)
+    await harness.shut(storage)
+    reaper = await harness.open(storage.queue)
+    assert (await recover(harness, reaper, 1)).requeued == ("job",)
+    assert (await claim_one(reaper)).attempt == 2
+
+
+@case(guarantees=(4,))
+async def the_last_attempt_lost_fails_the_job(harness: Harness) -> None:
+    """A job that kills its worker in its last attempt ends as failed with `StalledError`, never to run again."""
+    storage = await harness.open()
+    await enqueue(storage, job("killer", max_attempts=2))
+    await crash(harness, storage)
+    await recover(harness, storage, 1)
+    await crash(harness, storage)
+    error = await _given_up(harness, storage, "killer", max_stalls=3)
+    assert error.exhausted
+    assert await claim(storage, 5) == []
+
+
+@case(guarantees=(4,))
+async def a_job_stalled_too_often_fails(harness: Harness) -> None:
+    """A job recovered more often than `max_stalls` ends as failed with `StalledError`, whatever attempts are left."""
+    storage = await harness.open()
+    await enqueue(storage, job("staller", max_attempts=50))
+    for _ in range(2):
+        await crash(harness, storage)
+        await recover(harness, storage, 1, max_stalls=2)
+    await crash(harness, storage)
+    await _given_up(harness, storage, "staller", max_stalls=2)
+    assert (await status(storage, "staller")).attempt == 3
+
+
+async def _given_up(harness: Harness, storage: Storage, job_id: str, *, max_stalls: int) -> ErrorInfo:
+    """Recovery fails the job, or hands it out for that one purpose (`Claim.stalled`); its stored error."""
+    recovery = await recover(harness, storage, 1, max_stalls=max_stalls)
+    if job_id not in recovery.failed:
+        held: Claim = await claim_one(storage)
+        assert held.stalled is not None, "a job out of attempts or stalls was handed out to run"
+        await apply(storage, Failed(claim=held, error=held.stalled))
+    outcome = await storage.result(job_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.FAILED
+    assert outcome.error is not None
+    assert outcome.error.type == "StalledError"
+    assert outcome.error.message
+    return outcome.error

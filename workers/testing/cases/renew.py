@@ -1,0 +1,90 @@
+"""What `renew` promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workers.errors import LossReason
+from workers.jobs import JobState, Renewal
+from workers.testing.case import case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    LEASE,
+    apply,
+    claim,
+    claim_one,
+    completed,
+    crash,
+    enqueue,
+    job,
+    recover,
+    released,
+    state,
+)
+
+
+@case()
+async def a_renewed_lease_outlives_the_first(harness: Harness) -> None:
+    """A renewed claim is not recovered when its first lease would have ended, by any number of passes."""
+    storage = await harness.open()
+    await enqueue(storage, job("kept"))
+    held = await claim_one(storage, lease=harness.moment)
+    assert await storage.renew([replace(held, lease=LEASE)]) == Renewal()
+    await harness.advance(harness.moment)
+    for _ in range(harness.limits.recovery_passes + 1):
+        recovery = await storage.recover(100)
+        assert (recovery.requeued, recovery.failed) == ((), ())
+    assert await state(storage, "kept") is JobState.PROCESSING
+    await apply(storage, completed(held))
+
+
+@case()
+async def many_claims_are_renewed_at_once(harness: Harness) -> None:
+    """Of a batch of renewals only those are reported lost that are; the others hold."""
+    storage = await harness.open()
+    await enqueue(storage, *(job() for _ in range(20)))
+    claims = await claim(storage, 20)
+    await apply(storage, completed(claims[3]), completed(claims[7]))
+    renewal = await storage.renew(claims)
+    assert dict(renewal.lost) == {
+        claims[3].token: LossReason.COMPLETED,
+        claims[7].token: LossReason.COMPLETED,
+    }
+    assert await storage.renew([]) == Renewal()
+
+
+@case(guarantees=(3,))
+async def a_lost_lease_is_reported_with_its_reason(harness: Harness) -> None:
+    """A claim learns whether its job was taken, completed or is unknown."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    (old,) = await crash(harness, storage)
+    await recover(harness, storage, 1)
+    assert dict((await storage.renew([old])).lost) == {old.token: LossReason.TAKEN}
+    held = await claim_one(storage)
+    assert dict((await storage.renew([old, held])).lost) == {old.token: LossReason.TAKEN}
+    await apply(storage, completed(held))
+    assert dict((await storage.renew([old])).lost) == {old.token: LossReason.COMPLETED}
+    stranger = replace(old, job_id="unknown")
+    assert dict((await storage.renew([stranger])).lost) == {stranger.token: LossReason.NOT_FOUND}
+
+
+@case()
+async def a_released_claim_is_lost(harness: Harness) -> None:
+    """After giving its job back a worker cannot renew it."""
+    storage = await harness.open()
+    await enqueue(storage, job())
+    held = await claim_one(storage)
+    await apply(storage, released(held))
+    assert dict((await storage.renew([held])).lost) == {held.token: LossReason.TAKEN}
+
+
+@case()
+async def an_expired_lease_nobody_took_is_still_good(harness: Harness) -> None:
+    """A lease that ran out is renewed as long as no reaper was there first."""
+    storage = await harness.open()
+    await enqueue(storage, job("late"))
+    (held,) = await crash(harness, storage)
+    assert await storage.renew([replace(held, lease=LEASE)]) == Renewal()
+    assert (await storage.recover(100)).requeued == ()
+    await apply(storage, completed(held))

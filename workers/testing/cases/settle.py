@@ -1,0 +1,260 @@
+"""What `settle` promises."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from workers.errors import LossReason
+from workers.jobs import (
+    Completed,
+    JobOutcome,
+    JobState,
+    OutcomeKind,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+)
+from workers.testing.case import ATOMIC_CONTINUATION, case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    ERROR,
+    HOUR,
+    apply,
+    claim,
+    claim_one,
+    completed,
+    crash,
+    dropped,
+    enqueue,
+    failed,
+    job,
+    recover,
+    released,
+    retried,
+    settle,
+    state,
+    status,
+)
+
+APPLIED = SettleOutcome(status=SettleStatus.APPLIED)
+TAKEN = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
+ALREADY_COMPLETED = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.COMPLETED)
+NOT_FOUND = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND)
+
+
+@case(guarantees=(6,))
+async def completing_stores_the_result(harness: Harness) -> None:
+    """A completed job has its result, its end and no next run; every client sees it."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("done"))
+    assert await settle(storage, completed(await claim_one(storage), b'"ok"')) == APPLIED
+    assert await other.result("done") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b'"ok"')
+    done = await status(other, "done")
+    assert (done.state, done.attempt, done.last_error) == (JobState.COMPLETED, 1, None)
+    assert (done.worker_id, done.next_run_at) == (None, None)
+    assert done.finished_at is not None
+    assert done.finished_at >= done.created_at
+
+
+@case()
+async def failing_stores_the_error(harness: Harness) -> None:
+    """A failed job has its error with type, message and stack, and is not claimed again."""
+    storage = await harness.open()
+    await enqueue(storage, job("bad"))
+    assert await settle(storage, failed(await claim_one(storage))) == APPLIED
+    assert await storage.result("bad") == JobOutcome(kind=OutcomeKind.FAILED, error=ERROR)
+    gone_wrong = await status(storage, "bad")
+    assert (gone_wrong.state, gone_wrong.last_error) == (JobState.FAILED, ERROR)
+    assert gone_wrong.finished_at is not None
+    assert await claim(storage) == []
+
+
+@case()
+async def a_retry_waits_for_its_delay(harness: Harness) -> None:
+    """A retried job is failing with its error and next run until it is due, then it is queued."""
+    storage = await harness.open()
+    await enqueue(storage, job("later"), job("soon"))
+    later, soon = await claim(storage, 2)
+    await apply(storage, retried(later, HOUR), retried(soon, harness.moment))
+    failing = await status(storage, "later")
+    assert (failing.state, failing.attempt, failing.last_error) == (JobState.FAILING, 1, ERROR)
+    assert failing.next_run_at is not None
+    assert abs((failing.next_run_at - harness.now() - HOUR).total_seconds()) < 60
+    assert await storage.result("later") is None
+    await harness.advance(harness.moment)
+    assert await state(storage, "soon") is JobState.QUEUED
+    assert [(held.job_id, held.attempt) for held in await claim(storage, 5)] == [("soon", 2)]
+
+
+@case()
+async def a_retry_without_delay_is_queued(harness: Harness) -> None:
+    """A job retried with no delay reads as queued and can be claimed at once."""
+    storage = await harness.open()
+    await enqueue(storage, job("again"))
+    await apply(storage, retried(await claim_one(storage)))
+    assert await state(storage, "again") is JobState.QUEUED
+    assert (await claim_one(storage)).attempt == 2
+
+
+@case()
+async def outcomes_keep_the_order_of_the_batch(harness: Harness) -> None:
+    """A mixed batch is answered element by element, and a lost one never stops its neighbours."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(f"job-{number}") for number in range(5)))
+    first, second, third, fourth, fifth = await claim(storage, 5)
+    outcomes = await storage.settle(
+        [
+            completed(first, b"1"),
+            failed(replace(second, token=first.token)),
+            retried(third, HOUR),
+            completed(replace(fourth, job_id="unknown")),
+            failed(fifth),
+        ]
+    )
+    assert outcomes == [APPLIED, TAKEN, APPLIED, NOT_FOUND, APPLIED]
+    states = [found.state if found else None for found in await storage.status([f"job-{n}" for n in range(5)])]
+    assert states == [
+        *(JobState.COMPLETED, JobState.PROCESSING, JobState.FAILING),
+        *(JobState.PROCESSING, JobState.FAILED),
+    ]
+    assert await storage.settle([]) == []
+
+
+@case()
+async def a_repeated_settle_is_already_applied(harness: Harness) -> None:
+    """The same token settling again, as after a lost reply, changes nothing and is told so."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(f"job-{number}") for number in range(4)))
+    first, second, third, fourth = await claim(storage, 4)
+    batch: list[Settlement] = [completed(first, b"1"), failed(second), retried(third, HOUR), released(fourth)]
+    assert await storage.settle(batch) == [APPLIED] * 4
+    before = await storage.status([f"job-{number}" for number in range(4)])
+    assert await storage.settle(batch) == [SettleOutcome(status=SettleStatus.ALREADY_APPLIED)] * 4
+    assert await storage.status([f"job-{number}" for number in range(4)]) == before
+
+
+@case(guarantees=(3,))
+async def a_terminal_state_is_immutable(harness: Harness) -> None:
+    """Nothing a claim says after the end changes the result, whichever end came first."""
+    storage = await harness.open()
+    await enqueue(storage, job("done"), job("bad"))
+    done, bad = await claim(storage, 2)
+    await apply(storage, completed(done, b"first"), failed(bad))
+    await storage.settle([failed(done), completed(bad), retried(done), released(bad)])
+    assert await storage.result("done") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"first")
+    assert await storage.result("bad") == JobOutcome(kind=OutcomeKind.FAILED, error=ERROR)
+    assert await claim(storage, 5) == []
+
+
+@case(guarantees=(3,))
+async def an_old_token_has_no_effect(harness: Harness) -> None:
+    """After recovery nothing the first claim settles has an effect, within the same worker too."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    (old,) = await crash(harness, storage, worker_id="same")
+    await recover(harness, storage, 1)
+    for late in (completed(old, b"late"), failed(old), retried(old), released(old)):
+        assert await settle(storage, late) == TAKEN
+    held = await claim_one(storage, worker_id="same")
+    assert held.attempt == 2
+    for late in (completed(old, b"late"), failed(old), retried(old), released(old)):
+        assert await settle(storage, late) == TAKEN
+    assert await state(storage, "job") is JobState.PROCESSING
+    await apply(storage, completed(held, b"right"))
+    assert await settle(storage, completed(old, b"late")) == ALREADY_COMPLETED
+    assert await storage.result("job") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"right")
+
+
+@case(guarantees=(3,))
+async def an_old_token_is_nothing_to_a_new_generation(harness: Harness) -> None:
+    """A token of a failed generation cannot settle the one after it."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    old = await claim_one(storage)
+    await apply(storage, failed(old))
+    await enqueue(storage, job("job"))
+    held = await claim_one(storage)
+    assert await settle(storage, completed(old, b"late")) == TAKEN
+    await apply(storage, completed(held, b"right"))
+    assert await storage.result("job") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"right")
+
+
+@case()
+async def a_late_settle_that_nobody_overtook_counts(harness: Harness) -> None:
+    """A lease that ran out does not void the work as long as no reaper was there first."""
+    storage = await harness.open()
+    await enqueue(storage, job("late"))
+    (held,) = await crash(harness, storage)
+    await apply(storage, completed(held, b"late"))
+    for _ in range(harness.limits.recovery_passes + 1):
+        assert (await storage.recover(100)).requeued == ()
+    assert await state(storage, "late") is JobState.COMPLETED
+
+
+@case(guarantees=(3,))
+async def concurrent_settles_apply_once(harness: Harness) -> None:
+    """Of 20 settlements of one claim at the same time on two clients exactly one applies."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("job"))
+    held = await claim_one(storage)
+    outcomes = await asyncio.gather(
+        *(settle((storage, other)[n % 2], completed(held, f"{n}".encode())) for n in range(20))
+    )
+    statuses = [outcome.status for outcome in outcomes]
+    assert statuses.count(SettleStatus.APPLIED) == 1
+    assert statuses.count(SettleStatus.ALREADY_APPLIED) == 19
+    winner = f"{statuses.index(SettleStatus.APPLIED)}".encode()
+    assert await storage.result("job") == JobOutcome(kind=OutcomeKind.COMPLETED, result=winner)
+
+
+@case()
+async def a_dropped_job_leaves_nothing(harness: Harness) -> None:
+    """A job completed with `DROP` is gone in the same step, and its token finds nothing."""
+    storage = await harness.open()
+    await enqueue(storage, job("gone"))
+    held = await claim_one(storage)
+    await apply(storage, dropped(held))
+    assert await state(storage, "gone") is None
+    assert await storage.result("gone") is None
+    assert await settle(storage, completed(held)) == NOT_FOUND
+
+
+@case(guarantees=(6,))
+async def a_continuation_comes_with_the_completion(harness: Harness) -> None:
+    """`then` is enqueued when the job completes, once, also when the settle is repeated."""
+    storage = await harness.open()
+    await enqueue(storage, job("first"))
+    step = Completed(claim=await claim_one(storage), result=b"1", then=job("second", payload=b"next"))
+    await apply(storage, step)
+    assert await state(storage, "first") is JobState.COMPLETED
+    await storage.settle([step])
+    assert [(held.job_id, held.payload) for held in await claim(storage, 5)] == [("second", b"next")]
+
+
+@case(guarantees=(3, 6), needs=(ATOMIC_CONTINUATION,))
+async def a_lost_completion_continues_nothing(harness: Harness) -> None:
+    """A completion that comes too late enqueues no continuation."""
+    storage = await harness.open()
+    await enqueue(storage, job("first"))
+    (old,) = await crash(harness, storage)
+    await recover(harness, storage, 1)
+    assert await settle(storage, Completed(claim=old, result=b"1", then=job("second"))) == TAKEN
+    assert await state(storage, "second") is None
+
+
+@case(guarantees=(8,))
+async def results_are_told_apart(harness: Harness) -> None:
+    """No result yet, an empty result and the result `null` are three different things."""
+    storage = await harness.open()
+    await enqueue(storage, job("null"), job("empty"), job("unfinished"))
+    null, empty, _ = await claim(storage, 3)
+    await apply(storage, completed(null, b"null"), completed(empty, b""))
+    assert await storage.result("null") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"null")
+    assert await storage.result("empty") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"")
+    assert await storage.result("unfinished") is None
+    assert await storage.result("unknown") is None
+    again = await storage.enqueue([job("null"), job("empty")])
+    assert [result.result for result in again] == [b"null", b""]

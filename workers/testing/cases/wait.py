@@ -1,0 +1,210 @@
+"""What `wait` promises: no lost wake-up, and no spin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final
+
+from workers.jobs import Claim
+from workers.storage.base import Storage
+from workers.testing.case import NAME_FILTER, case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    HOUR,
+    LEASE,
+    PATIENCE,
+    apply,
+    background,
+    claim_one,
+    completed,
+    crash,
+    enqueue,
+    job,
+    next_claim,
+    recover,
+    released,
+    retried,
+)
+
+SETTLE_IN: Final = 0.03
+"""Seconds given to a wait to be asleep; it must work without, which other cases show."""
+
+
+async def _wakes(storage: Storage, job_id: str, happen: Callable[[], Awaitable[object]]) -> Claim:
+    """A worker that sleeps on `storage` gets the job when `happen` makes it claimable."""
+    worker = asyncio.create_task(next_claim(storage))
+    async with background(worker):
+        await asyncio.sleep(SETTLE_IN)
+        assert not worker.done(), "nothing was claimable yet"
+        await happen()
+        held = await worker
+    assert held.job_id == job_id
+    return held
+
+
+@case()
+async def a_job_that_is_there_needs_no_waiting(harness: Harness) -> None:
+    """A wait that begins when a job is claimable already returns at once."""
+    storage = await harness.open()
+    await enqueue(storage, job())
+    async with asyncio.timeout(PATIENCE):
+        await storage.wait(["*"], timeout=HOUR)
+    await claim_one(storage)
+
+
+@case()
+async def an_enqueue_wakes(harness: Harness) -> None:
+    """A worker asleep gets a job that another client enqueues."""
+    storage = await harness.open()
+    producer = await harness.open(storage.queue)
+    await _wakes(storage, "new", lambda: enqueue(producer, job("new")))
+
+
+@case()
+async def no_wake_up_is_lost_in_a_race(harness: Harness) -> None:
+    """Wait and enqueue begin at the same moment, 50 times: the job is found every time."""
+    storage = await harness.open()
+    producer = await harness.open(storage.queue)
+    for number in range(50):
+        held, _ = await asyncio.gather(next_claim(storage), enqueue(producer, job(f"job-{number}")))
+        assert held.job_id == f"job-{number}"
+        await apply(storage, completed(held))
+
+
+@case()
+async def every_waiting_worker_is_served(harness: Harness) -> None:
+    """Three workers asleep and three jobs in one batch: each worker gets one."""
+    storage = await harness.open()
+    others = [await harness.open(storage.queue) for _ in range(2)]
+    workers = [asyncio.create_task(next_claim(each)) for each in (storage, *others)]
+    async with background(*workers):
+        await asyncio.sleep(SETTLE_IN)
+        await enqueue(others[0], *(job(f"job-{number}") for number in range(3)))
+        claims = await asyncio.gather(*workers)
+    assert sorted(held.job_id for held in claims) == ["job-0", "job-1", "job-2"]
+
+
+@case()
+async def a_delay_running_out_wakes(harness: Harness) -> None:
+    """A worker asleep gets a delayed job when it is due, whether it was enqueued before the wait or during it."""
+    storage = await harness.open()
+    await enqueue(storage, job("before", delay=harness.moment))
+    await _wakes(storage, "before", lambda: harness.advance(harness.moment))
+
+    async def enqueue_and_come_due() -> None:
+        await enqueue(storage, job("during", delay=harness.moment))
+        await asyncio.sleep(0)
+        await harness.advance(harness.moment)
+
+    await _wakes(storage, "during", enqueue_and_come_due)
+
+
+@case()
+async def a_nearer_delay_shortens_the_sleep(harness: Harness) -> None:
+    """A worker that sleeps until a far delay is woken by a nearer one."""
+    storage = await harness.open()
+    await enqueue(storage, job("far", delay=HOUR))
+
+    async def enqueue_nearer() -> None:
+        await enqueue(storage, job("near", delay=harness.moment))
+        await harness.advance(harness.moment)
+
+    await _wakes(storage, "near", enqueue_nearer)
+
+
+@case()
+async def a_release_wakes(harness: Harness) -> None:
+    """A worker asleep gets a job that another one gives back."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("given back"))
+    held = await claim_one(other)
+    await _wakes(storage, "given back", lambda: apply(other, released(held)))
+
+
+@case()
+async def a_retry_wakes(harness: Harness) -> None:
+    """A worker asleep gets a job that is retried at once, and one that is retried after a delay."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("again"))
+    held = await claim_one(other)
+    held = await _wakes(storage, "again", lambda: apply(other, retried(held)))
+
+    async def retry_and_come_due() -> None:
+        await apply(other, retried(held, harness.moment))
+        await harness.advance(harness.moment)
+
+    await _wakes(storage, "again", retry_and_come_due)
+
+
+@case(guarantees=(5,))
+async def a_recovery_wakes(harness: Harness) -> None:
+    """A worker asleep gets a job that the reaper brings back."""
+    storage = await harness.open()
+    reaper = await harness.open(storage.queue)
+    await enqueue(storage, job("brought back"))
+    await crash(harness, reaper)
+    await _wakes(storage, "brought back", lambda: recover(harness, reaper, 1))
+
+
+@case()
+async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
+    """A worker asleep gets what `resume`, `promote` and `retry` make claimable."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await other.pause()
+    await enqueue(other, job("paused", max_attempts=1))
+    held = await _wakes(storage, "paused", other.resume)
+    await apply(storage, completed(held))
+    await enqueue(other, job("promoted", delay=HOUR))
+    await apply(storage, completed(await _wakes(storage, "promoted", lambda: other.promote(["promoted"]))))
+
+
+@case(guarantees=(13,))
+async def an_idle_wait_does_not_spin(harness: Harness) -> None:
+    """With nothing to claim, waits of 0.2 s return a few times in half a second, not thousands of times.
+
+    Nothing to claim: an empty queue, only a far delay, a job that is processing, a paused queue.
+    """
+    empty, delayed, busy, paused = [await harness.open() for _ in range(4)]
+    await enqueue(delayed, job(delay=HOUR))
+    await enqueue(busy, job())
+    await claim_one(busy)
+    await paused.pause()
+    await enqueue(paused, job())
+    waits = await asyncio.gather(*(_waits_in(each, 0.5) for each in (empty, delayed, busy, paused)))
+    assert max(waits) <= 10, f"waits ended (empty, delayed, busy, paused): {waits}"
+
+
+@case(guarantees=(13,), needs=(NAME_FILTER,))
+async def unwanted_names_do_not_spin(harness: Harness) -> None:
+    """A backlog of names this worker does not handle is no reason to wake it up."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(name="other") for _ in range(10)))
+    assert await _waits_in(storage, 0.5, name="mine") <= 10
+
+
+@case()
+async def a_cancelled_wait_leaves_nothing(harness: Harness) -> None:
+    """A wait can be cancelled, and the next one on the same client works."""
+    storage = await harness.open()
+    waiting = asyncio.create_task(storage.wait(["*"], timeout=HOUR))
+    await asyncio.sleep(SETTLE_IN)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    await _wakes(storage, "after", lambda: enqueue(storage, job("after")))
+
+
+async def _waits_in(storage: Storage, seconds: float, *, name: str = "*") -> int:
+    """How many claim-and-wait rounds of an idle worker end within the time."""
+    clock = asyncio.get_running_loop().time
+    until, rounds = clock() + seconds, 0
+    while clock() < until:
+        assert await storage.claim("idle", leases={name: LEASE}, limit=1) == []
+        await storage.wait([name], timeout=timedelta(seconds=0.2))
+        rounds += 1
+    return rounds

@@ -1,0 +1,108 @@
+"""What the conformance suite needs to know about a storage, and how it gets one.
+
+Write one `Harness` per storage and run every case with it:
+
+    for case in all_cases():
+        async with MyHarness() as harness:
+            verdict = await run(case, harness)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from abc import ABC, abstractmethod
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+
+from workers.clock import ManualClock
+from workers.storage.base import Limits, Storage
+from workers.storage.memory import MemorySpace, MemoryStorage
+
+
+class Harness(ABC):
+    """A storage under test: opens clients, and lets time pass on the storage's clock.
+
+    One harness serves one case. Leaving the context disconnects every client it opened.
+    """
+
+    moment: timedelta = timedelta(milliseconds=150)
+    """A delay or lease that cases wait for: short, yet several times what one call takes."""
+    moves_time: bool = False
+    """Whether `advance` costs nothing, so that cases may let hours pass."""
+    restarts: bool = False
+    """Whether `restart_server` is there."""
+
+    def __init__(self) -> None:
+        self._open: list[Storage] = []
+
+    @property
+    @abstractmethod
+    def limits(self) -> Limits:
+        """What the storage declares."""
+
+    @abstractmethod
+    async def make(self, queue: str) -> Storage:
+        """A client of the queue that is not connected yet, separate from every other in what it can be."""
+
+    async def open(self, queue: str | None = None) -> Storage:
+        """A connected client of `queue`, by default of an empty queue nobody else uses."""
+        storage = await self.make(queue or self.unique_queue())
+        await storage.connect()
+        self._open.append(storage)
+        return storage
+
+    async def shut(self, storage: Storage) -> None:
+        """The client is disconnected."""
+        self._open.remove(storage)
+        await storage.disconnect()
+
+    def unique_queue(self) -> str:
+        """The name of a queue nobody else uses."""
+        return f"case-{uuid.uuid4().hex}"
+
+    def now(self) -> datetime:
+        """The time on the storage's clock, to within a second."""
+        return datetime.now(UTC)
+
+    async def advance(self, by: timedelta) -> None:
+        """At least `by` passes on the storage's clock."""
+        await asyncio.sleep((by + self.limits.delay_resolution).total_seconds() + 0.01)
+
+    async def restart_server(self) -> None:
+        """The server was stopped and is there again with the data it promised to keep (`restarts` only)."""
+        raise NotImplementedError(f"{type(self).__name__} declares no restarts")
+
+    async def __aenter__(self) -> Harness:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._open:
+            await self._open.pop().disconnect()
+
+
+class MemoryHarness(Harness):
+    """`MemoryStorage` on a clock that the cases move."""
+
+    moment = timedelta(seconds=1)
+    moves_time = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock = ManualClock()
+        self._space = MemorySpace(self._clock)
+
+    @property
+    def limits(self) -> Limits:
+        return MemoryStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return MemoryStorage(self._space, queue)
+
+    def now(self) -> datetime:
+        return self._clock.now()
+
+    async def advance(self, by: timedelta) -> None:
+        self._clock.advance(by)

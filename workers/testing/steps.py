@@ -1,0 +1,199 @@
+"""The short steps that cases are made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Final
+
+from workers.jobs import (
+    DROP,
+    Claim,
+    Completed,
+    ErrorInfo,
+    Failed,
+    JobEvent,
+    JobEventKind,
+    JobState,
+    JobStatus,
+    NewJob,
+    Recovery,
+    Released,
+    Retention,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+    new_id,
+)
+from workers.storage.base import Storage, Subscription
+from workers.testing.harness import Harness
+
+WORKER: Final = "worker"
+NAME: Final = "work"
+HOUR: Final = timedelta(hours=1)
+LEASE: Final = timedelta(minutes=10)
+"""A lease that does not expire while a case runs."""
+
+PATIENCE: Final = 10.0
+"""Seconds after which what should have happened did not."""
+
+ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
+
+
+def job(
+    id: str | None = None,  # noqa: A002 - the field's own name
+    *,
+    name: str = NAME,
+    payload: bytes = b"{}",
+    delay: timedelta = timedelta(0),
+    max_attempts: int = 3,
+    keep: Retention = HOUR,
+    priority: int = 0,
+    ordering_key: str | None = None,
+) -> NewJob:
+    """A job with an id of its own, kept for an hour however it ends."""
+    return NewJob(
+        id=id or new_id(),
+        name=name,
+        payload=payload,
+        delay=delay,
+        max_attempts=max_attempts,
+        keep_completed=keep,
+        keep_failed=keep,
+        priority=priority,
+        ordering_key=ordering_key,
+    )
+
+
+def completed(claim: Claim, result: bytes = b"null", *, keep: Retention | None = None) -> Completed:
+    return Completed(claim=claim, result=result, keep=keep)
+
+
+def failed(claim: Claim) -> Failed:
+    return Failed(claim=claim, error=ERROR)
+
+
+def retried(claim: Claim, delay: timedelta = timedelta(0), *, counted: bool = True) -> Retried:
+    return Retried(claim=claim, delay=delay, error=ERROR, counted=counted)
+
+
+def dropped(claim: Claim) -> Completed:
+    return completed(claim, keep=DROP)
+
+
+def released(claim: Claim) -> Released:
+    return Released(claim=claim)
+
+
+async def claim(storage: Storage, limit: int = 1, *, worker_id: str = WORKER, lease: timedelta = LEASE) -> list[Claim]:
+    """What one claim for every name brings."""
+    return await storage.claim(worker_id, leases={"*": lease}, limit=limit)
+
+
+async def claim_one(storage: Storage, *, worker_id: str = WORKER, lease: timedelta = LEASE) -> Claim:
+    """The one job that is claimable now."""
+    claims = await claim(storage, worker_id=worker_id, lease=lease)
+    assert len(claims) == 1, "a job should be claimable"
+    return claims[0]
+
+
+async def next_claim(
+    storage: Storage, *, worker_id: str = WORKER, leases: Mapping[str, timedelta] | None = None
+) -> Claim:
+    """The next job that becomes claimable, found as a worker finds it: claim, and wait when there is none.
+
+    The wait would go on for much longer than this function's patience: a lost wake-up fails here.
+    """
+    wanted = {"*": LEASE} if leases is None else leases
+    async with asyncio.timeout(PATIENCE):
+        while not (claims := await storage.claim(worker_id, leases=wanted, limit=1)):
+            await storage.wait(tuple(wanted), timeout=timedelta(seconds=3 * PATIENCE))
+    return claims[0]
+
+
+async def settle(storage: Storage, settlement: Settlement) -> SettleOutcome:
+    """What settling this one attempt did."""
+    outcomes = await storage.settle([settlement])
+    assert len(outcomes) == 1, "one outcome per settlement"
+    return outcomes[0]
+
+
+async def apply(storage: Storage, *settlements: Settlement) -> None:
+    """The attempts are over as said."""
+    for outcome in await storage.settle(settlements):
+        assert outcome.status is SettleStatus.APPLIED, outcome
+
+
+async def enqueue(storage: Storage, *jobs: NewJob) -> None:
+    """The jobs are in the queue, each for the first time in this generation."""
+    for result in await storage.enqueue(jobs):
+        assert result.status.value == "queued", result
+
+
+async def state(storage: Storage, job_id: str) -> JobState | None:
+    """The job's state now."""
+    found = (await storage.status([job_id]))[0]
+    return None if found is None else found.state
+
+
+async def status(storage: Storage, job_id: str) -> JobStatus:
+    """The job as it stands; it must exist."""
+    found = (await storage.status([job_id]))[0]
+    assert found is not None, f"job {job_id!r} should exist"
+    return found
+
+
+async def recover(
+    harness: Harness, storage: Storage, expected: int, *, limit: int = 1_000, max_stalls: int = 3
+) -> Recovery:
+    """What recovery brings back until it has `expected` jobs, in as many passes as the storage declares.
+
+    The leases must have been let expire; on a real clock a few passes more are given for a machine that is busy.
+    """
+    requeued: list[str] = []
+    given_up: list[str] = []
+    async with asyncio.timeout(PATIENCE):
+        while len(requeued) + len(given_up) < expected:
+            for _ in range(harness.limits.recovery_passes):
+                recovery = await storage.recover(limit, max_stalls=max_stalls)
+                requeued += recovery.requeued
+                given_up += recovery.failed
+            assert len(requeued) + len(given_up) >= expected or not harness.moves_time, "recovery missed a job"
+            if len(requeued) + len(given_up) < expected:
+                await harness.advance(harness.moment)
+    return Recovery(requeued=tuple(requeued), failed=tuple(given_up))
+
+
+async def crash(harness: Harness, storage: Storage, *, limit: int = 1, worker_id: str = WORKER) -> list[Claim]:
+    """A worker claims jobs and is never heard of again: their leases have expired."""
+    claims = await claim(storage, limit, worker_id=worker_id, lease=harness.moment)
+    assert len(claims) == limit, f"{limit} jobs should be claimable"
+    await harness.advance(harness.moment)
+    return claims
+
+
+async def expect(subscription: Subscription, *kinds: JobEventKind) -> list[JobEvent]:
+    """The next events, which must be of these kinds in this order."""
+    async with asyncio.timeout(PATIENCE):
+        events = [await subscription.get() for _ in kinds]
+    assert [event.kind for event in events] == list(kinds)
+    return events
+
+
+@asynccontextmanager
+async def background(*tasks: asyncio.Task[object]) -> AsyncIterator[None]:
+    """The tasks run beside the block and are over when it ends."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def ids(claims: Sequence[Claim]) -> list[str]:
+    """The ids of the jobs claimed, in the order of the claims."""
+    return [held.job_id for held in claims]
