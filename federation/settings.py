@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from federation.errors import ConfigurationError
 from federation.http.guard import parse_allowed_hostnames
@@ -56,7 +56,13 @@ def _own_origin(value: str) -> str:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
-Hostnames = Annotated[frozenset[str], BeforeValidator(parse_allowed_hostnames)]
+
+
+def _hostnames(value: object) -> object:
+    return parse_allowed_hostnames(value) if isinstance(value, str) else value
+
+
+Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
 
 
 class Settings(BaseSettings):
@@ -105,16 +111,28 @@ class Settings(BaseSettings):
     """How often a delivery may lose its worker before it counts as failed."""
 
     @classmethod
-    def load(cls, **overrides: Any) -> Self:  # Any: pydantic checks the values, and names the variable if one is wrong
-        """The settings of this process.
+    def load(cls) -> Self:
+        """The settings of this process: its environment, then `.env`.
 
         Raises:
             ConfigurationError: lists every malformed value, by its variable's name and never by its content.
         """
         try:
-            return cls(**overrides)
+            return cls()
         except ValidationError as error:
-            raise ConfigurationError([_problem(each["loc"], each["msg"]) for each in error.errors()]) from None
+            raise _malformed(error) from None
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, object]) -> Settings:
+        """Settings made of `values` (by variable name) alone, whatever the environment and `.env` hold.
+
+        Raises:
+            ConfigurationError: as `load`.
+        """
+        try:
+            return _Explicit.model_validate({name.lower(): value for name, value in values.items()})
+        except ValidationError as error:
+            raise _malformed(error) from None
 
     def own_keys(self) -> OwnKeys | None:
         """This node's key pairs, None while none of the four variables is set.
@@ -170,6 +188,25 @@ _KEY_VARIABLES: Final = (
     "federation_encryption_public_key",
     "federation_encryption_private_key",
 )
+
+
+class _Explicit(Settings):
+    """Settings that read nothing but what they are given."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def _malformed(error: ValidationError) -> ConfigurationError:
+    return ConfigurationError([_problem(each["loc"], each["msg"]) for each in error.errors()])
 
 
 def _problem(location: tuple[int | str, ...], message: str) -> str:

@@ -213,7 +213,7 @@ async def deliver_all(profile: Any) -> dict[str, float]:
     from workers import JobState
 
     configure_logging("warning")
-    settings = Settings.load(_env_file=None)
+    settings = Settings.from_values(os.environ)
     await asyncio.to_thread(upgrade, settings.database_url.get_secret_value())
     await asyncio.to_thread(_upgrade, settings)
     federation = Federation(settings)

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from federation.protocol.errors import KeyMaterialError, NotJson, PayloadError, UrlError
+from federation.protocol.errors import KeyMaterialError, UrlError
 from federation.protocol.json_text import dump_json, parse_json
 from federation.protocol.keys import OwnKeys, decode_key
 from federation.protocol.models import ServerUrl, WireModel, validate
@@ -51,15 +51,6 @@ def parse_discover_document(body: bytes) -> DiscoverDocument:
         PayloadError: a member is missing, or a key is not 32 bytes of strict base64.
     """
     return validate(DiscoverDocument, parse_json(body, limit=MAX_DISCOVER_BYTES))
-
-
-def parse_echo(body: bytes) -> DiscoverDocument | None:
-    """Return the registered server's own entry in its answer to a registration, None if it has no usable one."""
-    try:
-        answer = parse_json(body, limit=MAX_DISCOVER_BYTES)
-        return validate(DiscoverDocument, answer.get("echo")) if isinstance(answer, dict) else None
-    except (NotJson, PayloadError):
-        return None
 
 
 def register_request(*, url: str, keys: OwnKeys) -> bytes:

@@ -10,7 +10,7 @@ import structlog
 
 from federation.http.errors import BlockedUrl, OutboundError
 from federation.http.gates import FederationFetch, Fetched
-from federation.protocol.discovery import DiscoverDocument, parse_discover_document, parse_echo, register_request
+from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
 from federation.protocol.keys import OwnKeys
 from federation.protocol.urls import canonical_origin
@@ -123,15 +123,11 @@ class Discovery:
                 timeout=DISCOVERY_TIMEOUT,
                 server_url=server_url,
             )
+            # The answer's echo of the server's own entry is not read: it could only repeat what we just fetched from
+            # `/discover`, or put another server's name to these keys.
             if not fetched.response.ok:
                 log.warning("register_refused", server_url=server_url, status=fetched.response.status)
-                return
-            echo = parse_echo(fetched.response.body)
-            if echo is not None and echo.url == server_url:
-                await self._registry.register(
-                    url=echo.url, public_key=echo.public_key, encryption_public_key=echo.encryption_public_key
-                )
-        except (OutboundError, ProtocolError, KeysTaken) as error:
+        except OutboundError as error:
             log.warning("register_failed", server_url=server_url, error=type(error).__name__)
 
 

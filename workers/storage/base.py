@@ -47,6 +47,8 @@ class Limits:
     """Delays are kept to within this."""
     recovery_passes: int = 1
     """How many calls of `recover` it takes after the lease expired."""
+    bounded_recovery: bool = True
+    """Whether `recover` keeps to its limit; otherwise one call may bring back every expired job."""
     name_filter: bool = True
     """Whether `claim` returns only the names in `leases`; otherwise the worker meets names it has no handler for."""
     ordering_keys: bool = True

@@ -62,7 +62,7 @@ class BullMQStorage:
 
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It takes a job's
     stalls and its failed attempts for one count, as we do, and tells at the next claim that they are too many. Released
-    and recovered jobs come back in front of their priority, retried ones behind. `recover` has no limit.
+    and recovered jobs come back in front of their priority, retried ones behind.
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
@@ -136,7 +136,7 @@ class BullMQStorage:
         return await self._claims.settle(settlements)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        return await self._claims.recover(max_stalls)
+        return await self._claims.recover(limit, max_stalls)
 
     async def sweep(self, limit: int) -> int:
         return await self._inspector.sweep(limit)

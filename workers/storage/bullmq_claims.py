@@ -55,7 +55,9 @@ from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_record import (
     STALLED_REASON_FIELD,
     BullMQClaim,
+    Record,
     cancel_mark,
+    loss,
     reading,
     record,
     still_holds,
@@ -162,21 +164,14 @@ class Claims:
         return Renewal(lost=lost, cancel_requested=cancelled)
 
     async def _lost(self, refused: Sequence[Claim]) -> dict[str, LossReason]:
-        lost: dict[str, LossReason] = {}
-        for claim, outcome in zip(refused, await self._examine(refused), strict=True):
-            if outcome is None:
-                continue
-            # A token that settled its own job holds nothing any more: to a renewal that is a finished job.
-            lost[claim.token] = outcome.reason or LossReason.COMPLETED
-        return lost
+        examined = zip(refused, await self._examine(refused), strict=True)
+        return {claim.token: loss(found) for claim, found in examined if found is not None}
 
-    async def _examine(self, claims: Sequence[Claim]) -> list[SettleOutcome | None]:
-        """Why each claim does not hold its job; None for one whose lock had merely expired, and is back now."""
-        now_ms = self._queue.now_ms()
-        raws = [_raw(claim) for claim in claims]
-        records = await self._queue.records(raws, now_ms)
+    async def _examine(self, claims: Sequence[Claim]) -> list[Record | None]:
+        """The job each claim does not hold; None for a claim whose lock had merely expired, and is back now."""
+        records = await self._queue.records([_raw(claim) for claim in claims], self._queue.now_ms())
         return [
-            None if still_holds(claim, found) and await self._lock_again(claim) else verdict(claim, found)
+            None if still_holds(claim, found) and await self._lock_again(claim) else found
             for claim, found in zip(claims, records, strict=True)
         ]
 
@@ -199,14 +194,12 @@ class Claims:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""
-        outcomes = await self._settle(settlements)
-        refused = [at for at, outcome in enumerate(outcomes) if outcome is None]
-        reasons = await self._examine([settlements[at].claim for at in refused])
-        again = [at for at, reason in zip(refused, reasons, strict=True) if reason is None]
-        repeated = await self._settle([settlements[at] for at in again])
-        found = dict(zip(refused, reasons, strict=True)) | dict(zip(again, repeated, strict=True))
-        taken = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
-        return [outcome or found[at] or taken for at, outcome in enumerate(outcomes)]
+        outcomes = dict(enumerate(await self._settle(settlements)))
+        refused = [at for at, outcome in outcomes.items() if outcome is None]
+        found = dict(zip(refused, await self._examine([settlements[at].claim for at in refused]), strict=True))
+        again = [at for at in refused if found[at] is None]
+        outcomes.update(zip(again, await self._settle([settlements[at] for at in again]), strict=True))
+        return [outcome or _without_hold(settlements[at].claim, found.get(at)) for at, outcome in outcomes.items()]
 
     async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome | None]:
         """What BullMQ's scripts answered; None for a claim that does not hold its job."""
@@ -291,15 +284,31 @@ class Claims:
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
         )
 
-    async def recover(self, max_stalls: int) -> Recovery:
-        """See `Storage.recover`. BullMQ has no limit per call, and marks in one call what it requeues in the next.
+    async def recover(self, limit: int, max_stalls: int) -> Recovery:
+        """See `Storage.recover`. BullMQ marks active jobs in one call and requeues the marked ones in the next.
 
         Jobs that stalled too often are requeued too: they fail at their next claim.
         """
-        [[_, requeued]] = await self._queue.server.run_atomic([self._lua.recover(max_stalls, self._queue.now_ms())])
-        if isinstance(requeued, StorageError):
-            raise requeued
-        return Recovery(requeued=tuple(decode_id(raw) for raw in requeued))
+        recovery = self._lua.recover(max_stalls, self._queue.now_ms())
+        [replies] = await self._queue.server.run_atomic([[*await self._limit_marks(limit), *recovery]])
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
+
+    async def _limit_marks(self, limit: int) -> list[Command]:
+        """Commands that leave only `limit` marks, on jobs without a lock; the script knows no limit of its own.
+
+        It marks every active job again, so a mark that is taken away too many only costs a pass.
+        """
+        stalled = self._lua["stalled"]
+        [marks] = await self._queue.server.run([("SCARD", stalled)])
+        if whole(marks) <= limit:
+            return []
+        [raws] = await self._queue.server.run([("SMEMBERS", stalled)])
+        locked = await self._queue.server.run([("EXISTS", self._lua.lock(raw)) for raw in raws])
+        chosen = [raw for raw, lock in zip(raws, locked, strict=True) if not lock][:limit]
+        return [("DEL", stalled), *([("SADD", stalled, *chosen)] if chosen else [])]
 
 
 def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:
@@ -324,7 +333,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         priority=whole(fields.get("priority")),
         backoff=options.backoff,
         stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
-        raw=raw,
+        key_id=raw,
         options=options,
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
     )
@@ -341,6 +350,12 @@ def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> Er
         message=f"its worker vanished or lost its lease: {spent}; look for what kills it, then retry the job",
         exhausted=exhausted,
     )
+
+
+def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
+    if found is None:  # it held its job a moment ago: somebody was faster twice
+        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
+    return verdict(claim, found)
 
 
 def _own(claim: Claim) -> BullMQClaim:

@@ -71,19 +71,20 @@ class Inspector:
         return failing
 
     async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
-        """See `Storage.list`. The cursor is a place in the structures that hold the state; a page may be short."""
+        """See `Storage.list`. The cursor is a place in the structures that hold the state."""
         sources = _SOURCES[state]
         index, _, offset = (cursor or "0:0").partition(":")
         at, start = whole(index), whole(offset)
-        if at >= len(sources):
-            return Page(jobs=())
-        name, command = sources[at]
-        [raws] = await self._ask([(command, self._lua[name], start, start + limit - 1)])
-        records = await self._queue.records(raws, self._queue.now_ms())
-        jobs = tuple(status for found in records if found.state is state and (status := found.status()) is not None)
-        if len(raws) == limit:
-            return Page(jobs=jobs, cursor=f"{at}:{start + limit}")
-        return Page(jobs=jobs, cursor=f"{at + 1}:0" if at + 1 < len(sources) else None)
+        jobs: list[JobStatus] = []
+        while at < len(sources) and len(jobs) < limit:
+            name, command = sources[at]
+            wanted = limit - len(jobs)
+            [raws] = await self._ask([(command, self._lua[name], start, start + wanted - 1)])
+            records = await self._queue.records(raws, self._queue.now_ms())
+            statuses = [found.status() for found in records]
+            jobs += [status for status in statuses if status is not None and status.state is state]
+            at, start = (at, start + wanted) if len(raws) == wanted else (at + 1, 0)
+        return Page(jobs=tuple(jobs), cursor=f"{at}:{start}" if at < len(sources) else None)
 
     async def workers(self) -> list[WorkerInfo]:
         """See `Storage.workers`. Node workers show while they hold jobs."""

@@ -25,8 +25,8 @@ def as_processor(
     """A processor `(job, token)` for `bullmq.Worker` that runs `handler` with our `Job`.
 
     `UnrecoverableError` fails the job for good. `Retry` puts it aside for as long as it says, counted or not; without a
-    time for as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which counts
-    attempts its own way: a lost lock is none. Payload and result are JSON values; the signal never fires.
+    time for as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does
+    not count lost locks as attempts. Payload and result are JSON values; the signal never fires.
     """
     runner = Handler(handler)
     fallback = retry or RetryPolicy()

@@ -25,6 +25,7 @@ from workers.storage.bullmq_codec import (
     decode_id,
     decode_options,
     due_ms,
+    encode_id,
     json_object,
     moment,
     number,
@@ -58,9 +59,14 @@ _STATES: Final = {
 class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record: the id in Redis, options as written, uncounted retries."""
 
-    raw: str
+    key_id: str
     options: JobOptions
     uncounted: int = 0
+
+    @property
+    def raw(self) -> str:
+        """The id in Redis; a claim whose public id was replaced speaks of another job."""
+        return self.key_id if decode_id(self.key_id) == self.job_id else encode_id(self.job_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,19 +196,22 @@ def still_holds(claim: Claim, found: Record) -> bool:
     return found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
 
 
-def verdict(claim: Claim, found: Record) -> SettleOutcome:
-    """Why a settlement did not work, for a claim that does not hold its job."""
+def loss(found: Record) -> LossReason:
+    """Why a claim that does not hold its job lost it."""
     if not found.fields:
-        return _lost(LossReason.NOT_FOUND)
-    settled_here = found.fields.get(SETTLED_FIELD) == claim.token
+        return LossReason.NOT_FOUND
+    return LossReason.COMPLETED if found.place in ("completed", "failed") else LossReason.TAKEN
+
+
+def verdict(claim: Claim, found: Record) -> SettleOutcome:
+    """What to answer a settlement by a claim that does not hold its job: its token settled it before, or it is lost."""
+    settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
     # A release leaves no mark; but then the job waits as it was before this claim, and nobody has claimed it since.
-    released_here = found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
-    if found.place in ("completed", "failed"):
-        return SettleOutcome(status=SettleStatus.ALREADY_APPLIED) if settled_here else _lost(LossReason.COMPLETED)
-    if found.place != "active" and (settled_here or released_here):
+    released_here = (
+        found.place in ("waiting", "prioritized")
+        and found.fields.get("pb") == claim.token
+        and found.spent + 1 == claim.attempt
+    )
+    if settled_here or released_here:
         return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
-    return _lost(LossReason.TAKEN)
-
-
-def _lost(reason: LossReason) -> SettleOutcome:
-    return SettleOutcome(status=SettleStatus.LOST, reason=reason)
+    return SettleOutcome(status=SettleStatus.LOST, reason=loss(found))

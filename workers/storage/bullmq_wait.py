@@ -23,12 +23,12 @@ from workers.errors import StorageError, StorageUnavailable, WorkersError
 from workers.storage.bullmq_codec import due_ms, number, whole
 from workers.storage.bullmq_lua import READY_MARKER
 from workers.storage.bullmq_queue import QueueAccess
-from workers.storage.bullmq_server import BLOCKING_SLACK_SECONDS, Reply, ask
+from workers.storage.bullmq_server import Reply, ask
 
 LOOK_SECONDS: Final = 10.0
-SHORTEST_BLOCK_SECONDS: Final = 0.002
-"""Zero would mean for ever, and some servers round one millisecond down to it."""
-CALL_OFF_SECONDS: Final = 1.0
+SERVER_SLACK_SECONDS: Final = 1.0
+"""A server ends blocking commands late by up to 0.1 s, so waiters end them themselves; this is the safety net."""
+ANSWER_SECONDS: Final = 2.0
 
 Marker: TypeAlias = tuple[str, float]
 
@@ -93,27 +93,32 @@ class Waiter:
 
     async def _pop(self, seconds: float) -> Marker | None:
         """The next marker, None after `seconds`. Cancelled, it has popped nothing."""
-        block = max(seconds, SHORTEST_BLOCK_SECONDS)
         async with self._queue.server.connection() as connection:
             client_id = await ask(connection, ("CLIENT", "ID"))
-            # Shielded from its first byte on: what is sent will be answered, and the answer read.
-            answer = asyncio.ensure_future(ask(connection, ("BZPOPMIN", self._lua["marker"], f"{block:.3f}")))
+            pop = ("BZPOPMIN", self._lua["marker"], f"{seconds + SERVER_SLACK_SECONDS:.3f}")
+            # A task of its own from the first byte on: what is sent will be answered, and the answer read.
+            answer = asyncio.ensure_future(ask(connection, pop))
             try:
-                async with asyncio.timeout(block + BLOCKING_SLACK_SECONDS):
-                    popped = await asyncio.shield(answer)
+                await asyncio.wait([answer], timeout=seconds)
+                await self._unblock(answer, client_id)
             except asyncio.CancelledError:
                 await _to_the_end(self._call_off(answer, client_id))
                 raise
-            except TimeoutError:
-                await _abandon(answer)
-                raise StorageUnavailable(f"the Redis server did not end a wait of {block:.1f} s") from None
-        return _marker(popped)
+            return _marker(answer.result())
+
+    async def _unblock(self, answer: asyncio.Future[Reply], client_id: int) -> None:
+        """The blocking command is answered."""
+        if not answer.done():
+            await self._queue.server.run([("CLIENT", "UNBLOCK", client_id)])
+            await asyncio.wait([answer], timeout=ANSWER_SECONDS)
+        if not answer.done():
+            await _abandon(answer)
+            raise StorageUnavailable("the Redis server did not end a wait when it was told to")
 
     async def _call_off(self, answer: asyncio.Future[Reply], client_id: int) -> None:
-        """End the blocking command, and put back what it popped; a marker too many only wakes somebody for nothing."""
+        """The command is over, and what it popped is put back; a marker too many only wakes somebody for nothing."""
         with contextlib.suppress(WorkersError):
-            await self._queue.server.run([("CLIENT", "UNBLOCK", client_id)])
-            await asyncio.wait([answer], timeout=CALL_OFF_SECONDS)
+            await self._unblock(answer, client_id)
         await _abandon(answer)
         known = not answer.cancelled() and answer.exception() is None
         popped = _marker(answer.result()) if known else (READY_MARKER, 0.0)

@@ -23,7 +23,7 @@ from workers.storage.sql_rows import (
 
 # +queue: no index on the queue alone may look better to the planner than the row numbers.
 _HOLDERS = expanding(
-    "SELECT seq, token, cancel_requested FROM workers_jobs"
+    "SELECT seq, id, token, cancel_requested FROM workers_jobs"
     " WHERE seq IN :seqs AND +queue = :queue AND state = 'processing'",
     "seqs",
 )
@@ -52,9 +52,9 @@ def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
     cancelled: set[str] = set()
     for batch in batches([seq for seq, _ in asked]):
         rows = transaction.connection.execute(_HOLDERS, {"queue": transaction.queue, "seqs": list(batch)})
-        for seq, secret, cancel_requested in rows:
+        for seq, job_id, secret, cancel_requested in rows:
             claim = asked.get((seq, secret))
-            if claim is not None:
+            if claim is not None and claim.job_id == job_id:
                 held.add(claim.token)
                 extended.setdefault(claim.lease, []).append(seq)
                 if cancel_requested:

@@ -220,7 +220,9 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
 
 def _decide(work: _Batch, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:
     """The outcome, its effect noted in `work`; None for a claim that does not hold its job."""
-    if attempt is None or attempt.token != secret or attempt.state == RowState.CANCELLED:
+    if attempt is None or attempt.token != secret or attempt.id != settlement.claim.job_id:
+        return None
+    if attempt.state == RowState.CANCELLED:
         return None
     if attempt.state != RowState.PROCESSING:
         return _ALREADY_APPLIED

@@ -18,6 +18,7 @@ import asyncio
 import logging
 import os
 import queue
+import random
 import secrets
 import sqlite3
 import threading
@@ -41,6 +42,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 POLL: Final = timedelta(milliseconds=50)
+_BUSY_PAUSE: Final = (0.000_5, 0.002)
 _LOG = logging.getLogger(__name__)
 
 
@@ -128,7 +130,7 @@ class Lane:
         assert self._tick is not None
         try:
             self._with_connection(self._tick)
-        except (StorageUnavailable, StorageError) as error:
+        except Exception as error:  # whatever it is, the thread must live: others wait for what they handed in
             if not self._tick_failed:
                 _LOG.warning("cannot watch %s for others' commits: %s", self._database, error)
             self._tick_failed = True
@@ -164,7 +166,7 @@ class SqliteDatabase:
         self.notices = Notices()
         self.callers = Callers(path, self.name)
         self.users = 0
-        self._data_version: int | None = None
+        self._data_version: object = None
         self._writer = Lane("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
         self._reader = Lane(
             "workers-sqlite-reader",
@@ -198,7 +200,7 @@ class SqliteDatabase:
 
     def _open_reader(self, busy_timeout: timedelta) -> Connection:
         connection = _connect(self.path, busy_timeout)
-        connection.exec_driver_sql("PRAGMA query_only = ON")
+        _pragma(connection, "query_only = ON")
         self._data_version = None  # the counts of two connections cannot be compared
         return connection
 
@@ -206,7 +208,7 @@ class SqliteDatabase:
         self.write(work, lambda done: done)
 
     def _watch(self, connection: Connection) -> None:
-        version = int(connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+        version = _pragma(connection, "data_version")
         if version != self._data_version:
             # Set first: a commit between the two is then seen at the next look.
             self._data_version = version
@@ -221,14 +223,42 @@ def open_writer(path: str, busy_timeout: timedelta) -> Connection:
         raise StorageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is the first with RETURNING")
     connection = _connect(path, busy_timeout)
     try:
-        _use_write_ahead_log(connection, busy_timeout)
-        connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
-        connection.rollback()
+        # The first switch to a write-ahead log needs the file alone, and SQLite does not wait for that by itself.
+        mode = _retry_while_busy(lambda: _pragma(connection, "journal_mode = WAL"), busy_timeout)
+        if mode != "wal":
+            raise StorageError(f"{path!r} cannot have a write-ahead log (journal mode {mode}); use a local file system")
+        _pragma(connection, "synchronous = NORMAL")
+        # SQLite's own waiting sleeps up to 100 ms at a time, so a busy process would starve the others: `begin` waits.
+        _pragma(connection, "busy_timeout = 0")
     except BaseException:
         connection.close()
         raise
-    event.listen(connection, "begin", _begin_immediate)
+
+    def begin(connection: Connection) -> None:
+        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout)
+
+    event.listen(connection, "begin", begin)
     return connection
+
+
+def _retry_while_busy(work: Callable[[], T], busy_timeout: timedelta) -> T:
+    deadline = time.monotonic() + busy_timeout.total_seconds()
+    while True:
+        try:
+            return work()
+        except DBAPIError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(random.uniform(*_BUSY_PAUSE))  # noqa: S311 - spreads retries, protects nothing
+
+
+def _pragma(connection: Connection, pragma: str) -> object:
+    """What the pragma answers, None for nothing; outside of any transaction."""
+    try:
+        result = connection.exec_driver_sql(f"PRAGMA {pragma}")
+        return result.scalar() if result.returns_rows else None
+    finally:
+        connection.rollback()
 
 
 def _connect(path: str, busy_timeout: timedelta) -> Connection:
@@ -240,24 +270,6 @@ def _connect(path: str, busy_timeout: timedelta) -> Connection:
         connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
     )
     return engine.connect()
-
-
-def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _use_write_ahead_log(connection: Connection, busy_timeout: timedelta) -> None:
-    """The file has a write-ahead log. The first switch needs the file alone, and SQLite does not wait for that."""
-    deadline = time.monotonic() + busy_timeout.total_seconds()
-    while True:
-        try:
-            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-            return
-        except DBAPIError as error:
-            if not is_busy(error) or time.monotonic() >= deadline:
-                raise
-        connection.rollback()
-        time.sleep(0.01)
 
 
 def migrate(path: str, busy_timeout: timedelta) -> None:

@@ -37,6 +37,7 @@ class Need:
 
 
 ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness: harness.limits.atomic_continuation)
+BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.limits.bounded_recovery)
 NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
 PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)

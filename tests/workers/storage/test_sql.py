@@ -518,14 +518,16 @@ async def test_a_cancelled_claim_gives_its_jobs_back(storage: SqlStorage) -> Non
         assert proceed.wait(PATIENCE)
 
     connection = await asyncio.wrap_future(database._writer.submit(lambda connection: connection))
-    event.listen(connection, "commit", hold, once=True)
-    claiming = asyncio.create_task(claim(storage))
-    await asyncio.to_thread(reached.wait, PATIENCE)
-    claiming.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await claiming
-    proceed.set()
-    await storage.wait(["work"], timeout=MINUTE)
+    async with storage.subscribe("a") as events:
+        event.listen(connection, "commit", hold, once=True)
+        claiming = asyncio.create_task(claim(storage))
+        await asyncio.to_thread(reached.wait, PATIENCE)
+        claiming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+        proceed.set()
+        while (await asyncio.wait_for(events.get(), PATIENCE)).kind is not JobEventKind.QUEUED:
+            pass
     [claimed] = await claim(storage)
     assert claimed.attempt == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from workers.errors import LossReason
 from workers.jobs import (
@@ -102,23 +101,27 @@ async def a_retry_without_delay_is_queued(harness: Harness) -> None:
 async def outcomes_keep_the_order_of_the_batch(harness: Harness) -> None:
     """A mixed batch is answered element by element, and a lost one never stops its neighbours."""
     storage = await harness.open()
-    await enqueue(storage, *(job(f"job-{number}") for number in range(5)))
-    first, second, third, fourth, fifth = await claim(storage, 5)
+    await enqueue(storage, job("job-1"))
+    stale = await claim_one(storage)
+    await apply(storage, released(stale))
+    assert (await claim_one(storage)).job_id == "job-1"
+    await enqueue(storage, job("gone"))
+    gone = await claim_one(storage)
+    await apply(storage, dropped(gone))
+    await enqueue(storage, *(job(f"job-{number}") for number in (0, 2, 3)))
+    first, third, fourth = await claim(storage, 3)
     outcomes = await storage.settle(
         [
             completed(first, b"1"),
-            failed(replace(second, token=first.token)),
+            failed(stale),
             retried(third, HOUR),
-            completed(replace(fourth, job_id="unknown")),
-            failed(fifth),
+            completed(gone),
+            failed(fourth),
         ]
     )
     assert outcomes == [APPLIED, TAKEN, APPLIED, NOT_FOUND, APPLIED]
-    states = [found.state if found else None for found in await storage.status([f"job-{n}" for n in range(5)])]
-    assert states == [
-        *(JobState.COMPLETED, JobState.PROCESSING, JobState.FAILING),
-        *(JobState.PROCESSING, JobState.FAILED),
-    ]
+    states = [found.state if found else None for found in await storage.status([f"job-{n}" for n in range(4)])]
+    assert states == [JobState.COMPLETED, JobState.PROCESSING, JobState.FAILING, JobState.FAILED]
     assert await storage.settle([]) == []
 
 

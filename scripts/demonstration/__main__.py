@@ -1,0 +1,119 @@
+"""Three nodes on this machine, a follow that is accepted, one that waits, 400 posts, and an outage in the middle.
+
+Starts one sender and two peers as processes of their own on loopback ports, each with its own SQLite database and keys,
+then plays an application: everything it asks for must arrive at the peers exactly once, although one of them is down
+for a while. Stays up until Ctrl-C, so that you can look around; nothing is left behind afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from nodes import DemoFailed, Node, embedded_valkey, free_ports, make_node
+from screen import Screen
+from story import POSTS, Story, settle_in
+from tally import Tally
+
+TIMEOUT_SECONDS = 120
+EXPECTED = {
+    "delivered": 2 * POSTS + 2,
+    "failed": 0,
+    "lost": 0,
+    "duplicates": 0,
+    "follows_accepted": 1,
+    "follows_acknowledged": 1,
+}
+AT_LEAST_ONE = ("retried", "probes")
+
+
+def main() -> int:
+    """Run the demonstration; 0 if everything came out as promised."""
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    parser.add_argument("--once", action="store_true", help="end by itself when everything has arrived")
+    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object on stdout")
+    storage = parser.add_mutually_exclusive_group()
+    storage.add_argument("--queue", metavar="URL", help="keep the sender's queues there, as QUEUE_URL does")
+    storage.add_argument(
+        "--bullmq", action="store_true", help="keep the sender's queues in BullMQ on an embedded Valkey"
+    )
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that everything is stopped
+    try:
+        return demonstrate(options)
+    except DemoFailed as error:
+        print(f"scripts/demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def demonstrate(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="federation-demo-")))
+        settings = {"QUEUE_URL": options.queue} if options.queue else {}
+        if options.bullmq:
+            settings = {"REDIS_URL": stack.enter_context(embedded_valkey())}
+        sender, bobs, carols = nodes = make_nodes(directory, settings)
+        for node in nodes:
+            stack.callback(node.stop)
+            node.start()
+        screen = stack.enter_context(Screen(sender, [bobs, carols]))
+        story = Story(sender, bobs, carols, screen=screen, deadline=started + TIMEOUT_SECONDS)
+        tally = asyncio.run(story.tell())
+        seconds = round(time.monotonic() - started, 1)
+        problems = deviations(tally)
+        screen.summary(tally, problems)
+        if options.json:
+            scheme = options.queue.partition("://")[0] if options.queue else "bullmq" if options.bullmq else "sqlite"
+            print(json.dumps({**asdict(tally), "storage": scheme, "seconds": seconds}), flush=True)
+        if not options.once:
+            stay(nodes)
+    return 1 if problems else 0
+
+
+def make_nodes(directory: Path, sender_settings: dict[str, str]) -> list[Node]:
+    """The sender and its two peers, with their users, not yet running."""
+    run = secrets.token_hex(4)
+    roles = [
+        ("sender", ["run"], sender_settings, [("alice", False)]),
+        ("bobs-node", ["node", "serve"], {}, [("bob", False)]),
+        ("carols-node", ["node", "serve"], {}, [("carol", True), ("dave", False)]),
+    ]
+    nodes = []
+    for (name, command, settings, users), port in zip(roles, free_ports(len(roles)), strict=True):
+        node = make_node(name, directory=directory / name, port=port, run=run, command=command, settings=settings)
+        asyncio.run(settle_in(node, *users))
+        nodes.append(node)
+    return nodes
+
+
+def deviations(tally: Tally) -> list[str]:
+    """What did not come out as promised."""
+    numbers = asdict(tally)
+    wrong = [f"{name} is {numbers[name]}, not {value}" for name, value in EXPECTED.items() if numbers[name] != value]
+    return wrong + [f"{name} is 0, not at least 1" for name in AT_LEAST_ONE if not numbers[name]]
+
+
+def stay(nodes: list[Node]) -> None:
+    """Keep the nodes up until Ctrl-C."""
+    print("\nThe nodes stay up until Ctrl-C; look around:", file=sys.stderr)
+    for node in nodes:
+        print(f"  {node.name}: curl {node.url}/discover", file=sys.stderr)
+        print(f"  {' ' * len(node.name)}  log: {node.log_path}", file=sys.stderr)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What happens in the demonstration, as an application service would make it happen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from nodes import DemoFailed, Node
+from screen import Screen
+from tally import Owed, Tally, count, delivered_to
+
+from db import Follow, User, create_host_tables
+from federation.app import Federation
+from federation.settings import Settings
+
+POSTS = 200
+POSTS_BEFORE_OUTAGE = 100
+OUTAGE_SECONDS = 5.0
+POLL_SECONDS = 0.1
+
+
+class Story:
+    """Follows, posts and an outage among one sender and two peers; gives up at `deadline` (monotonic time)."""
+
+    def __init__(self, sender: Node, bobs: Node, carols: Node, *, screen: Screen, deadline: float) -> None:
+        self._sender = sender
+        self._bobs = bobs
+        self._carols = carols
+        self._screen = screen
+        self._deadline = deadline
+        self._owed = Owed()
+        # Explicit settings alone: neither the user's environment nor a .env may reach the demonstration.
+        self._federation = Federation(Settings.from_values(sender.environment))
+
+    async def tell(self) -> Tally:
+        """Run the story to its end.
+
+        Raises:
+            DemoFailed: it did not come to an end in time.
+        """
+        try:
+            await self._follow()
+            await self._post()
+            await self._until("the last deliveries", lambda: self.tally().delivered >= len(self._owed.deliveries))
+            return self.tally()
+        finally:
+            await self._federation.close()
+
+    def tally(self) -> Tally:
+        """The numbers as they are now."""
+        tally = count(self._sender, [self._bobs, self._carols], self._owed)
+        self._screen.show(tally)
+        return tally
+
+    @property
+    def owed(self) -> int:
+        """How many deliveries were accepted."""
+        return len(self._owed.deliveries)
+
+    async def _follow(self) -> None:
+        self._screen.note("alice follows bob (public) on one peer and carol (private) on the other")
+        for peer, user in ((self._bobs, "bob"), (self._carols, "carol")):
+            async with self._federation.outbox.transaction() as session:
+                requested = await self._federation.producers.request_follow(
+                    session, follower_id="alice", following_id=user, server_url=peer.url
+                )
+            self._owed.deliveries.add(requested.delivery_id)
+            self._owed.follows.add((peer.url, user))
+        await self._until("the follows", lambda: self.tally().follows_accepted + self.tally().follows_acknowledged >= 2)
+        async with self._federation.database.transaction() as session:
+            # Somebody on carol's node has followed alice before, so that her posts go there too.
+            session.add(
+                Follow(
+                    follower_id="dave",
+                    following_id="alice",
+                    accepted=True,
+                    created_at=datetime.now(UTC),
+                    following_server_url=self._carols.url,
+                )
+            )
+
+    async def _post(self) -> None:
+        self._screen.note(f"alice publishes {POSTS} posts, each for both peers")
+        for number in range(POSTS_BEFORE_OUTAGE):
+            await self._publish(number)
+        await self._until("some posts at carol's node", lambda: delivered_to(self._sender, self._carols) > POSTS // 10)
+        await asyncio.to_thread(self._carols.stop)
+        stopped = time.monotonic()
+        self._screen.note(f"{self._carols.name} is stopped, in the middle of it")
+        for number in range(POSTS_BEFORE_OUTAGE, POSTS):
+            await self._publish(number)
+        await self._until("the outage", lambda: time.monotonic() - stopped >= OUTAGE_SECONDS)
+        await asyncio.to_thread(self._carols.start)
+        self._screen.note(f"{self._carols.name} is back after {time.monotonic() - stopped:.1f} s")
+
+    async def _publish(self, number: int) -> None:
+        async with self._federation.outbox.transaction() as session:
+            published = await self._federation.producers.publish_post(
+                session, author_id="alice", content=[{"type": "text", "value": f"post number {number}"}]
+            )
+        self._owed.deliveries.update(published.delivery_ids)
+        for peer in (self._bobs, self._carols):
+            self._owed.posts.setdefault(peer.url, set()).add(published.post_id)
+
+    async def _until(self, what: str, reached: Callable[[], bool]) -> None:
+        while not reached():
+            if time.monotonic() > self._deadline:
+                raise DemoFailed(f"waited too long for {what}: {self.tally()}")
+            self.tally()
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def settle_in(node: Node, *users: tuple[str, bool]) -> None:
+    """The node's host tables exist, with these users (name, private)."""
+    federation = Federation(Settings.from_values(node.environment))
+    try:
+        async with federation.database.transaction() as session:
+            await (await session.connection()).run_sync(create_host_tables)
+            session.add_all(User(id=name, is_private=private) for name, private in users)
+    finally:
+        await federation.close()

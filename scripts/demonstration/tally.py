@@ -1,0 +1,110 @@
+"""What has been delivered, counted where it can be seen: the sender's log of attempts, and the peers' own tables."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from nodes import Node
+
+
+@dataclass(slots=True)
+class Owed:
+    """What the application asked for: the posts each peer shall have, and the follows (by peer and followed user)."""
+
+    deliveries: set[str] = field(default_factory=set)
+    posts: dict[str, set[str]] = field(default_factory=dict)  # by the peer's URL
+    follows: set[tuple[str, str]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """The numbers of one moment; `lost` and `duplicates` mean something at the end."""
+
+    delivered: int
+    failed: int
+    lost: int
+    duplicates: int
+    retried: int
+    replayed: int
+    probes: int
+    healed: int
+    follows_accepted: int
+    follows_acknowledged: int
+
+
+def count(sender: Node, peers: Sequence[Node], owed: Owed) -> Tally:
+    """The numbers as they are now."""
+    failed = set(_column(sender, "SELECT id FROM delivery_jobs WHERE settled_at IS NOT NULL"))
+    failed_posts = _failed_posts(sender, failed)
+    lost = duplicates = 0
+    for peer in peers:
+        stored = list(_column(peer, "SELECT federation_post_id FROM posts WHERE federation_url = ?", sender.url))
+        duplicates += len(stored) - len(set(stored))
+        lost += len(owed.posts.get(peer.url, set()) - set(stored) - failed_posts)
+        follows = list(_column(peer, "SELECT following_id FROM follows WHERE following_server_url = ?", sender.url))
+        duplicates += len(follows) - len(set(follows))
+        lost += len({user for url, user in owed.follows if url == peer.url} - set(follows)) if not failed else 0
+    return Tally(
+        delivered=_number(
+            sender, "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE outcome = 'delivered'"
+        ),
+        failed=len(failed),
+        lost=lost,
+        duplicates=duplicates,
+        retried=_number(sender, "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE attempt > 1"),
+        replayed=sum(peer.count("post_replayed") + peer.count("follow_replayed") for peer in peers),
+        probes=sender.count("health_probe"),
+        healed=_number(sender, "SELECT count(*) FROM server_health_events WHERE to_state = 'healthy'"),
+        follows_accepted=_number(sender, "SELECT count(*) FROM follows WHERE accepted AND follower_id = 'alice'"),
+        follows_acknowledged=_number(
+            sender, "SELECT count(*) FROM follows WHERE acknowledged AND NOT accepted AND follower_id = 'alice'"
+        ),
+    )
+
+
+def delivered_to(sender: Node, peer: Node) -> int:
+    """How many deliveries the peer has acknowledged."""
+    return _number(
+        sender,
+        "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE outcome = 'delivered' AND server_url = ?",
+        peer.url,
+    )
+
+
+def health_of(sender: Node, peer: Node) -> str:
+    """How the sender sees the peer."""
+    rows = _rows(sender, "SELECT is_healthy, unhealthy_reason FROM server_registry WHERE url = ?", peer.url)
+    if not rows:
+        return "unknown"
+    healthy, reason = rows[0]
+    return "healthy" if healthy else str(reason)
+
+
+def waiting_for(sender: Node, peer: Node) -> int:
+    """How many deliveries to the peer are still owed."""
+    return _number(sender, "SELECT count(*) FROM delivery_jobs WHERE settled_at IS NULL AND server_url = ?", peer.url)
+
+
+def _failed_posts(sender: Node, failed: set[str]) -> set[str]:
+    query = (
+        "SELECT json_extract(payload, '$.post.id') FROM delivery_jobs "
+        "WHERE settled_at IS NOT NULL AND job_name = 'deliver-post'"
+    )
+    return set(_column(sender, query)) if failed else set()
+
+
+def _number(node: Node, query: str, *parameters: str) -> int:
+    return int(next(iter(_column(node, query, *parameters))))
+
+
+def _column(node: Node, query: str, *parameters: str) -> Iterable[str]:
+    return [row[0] for row in _rows(node, query, *parameters)]
+
+
+def _rows(node: Node, query: str, *parameters: str) -> list[tuple[str, ...]]:
+    path = node.directory / "node.sqlite3"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
+        return connection.execute(query, parameters).fetchall()

@@ -1,0 +1,81 @@
+"""A node with vector A's keys on a fresh SQLite database, and a peer with vector B's on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.migrate import upgrade
+from federation.app import Federation
+from federation.settings import Settings
+from tests.federation.protocol.vectors import A
+from tests.peer import Peer
+from workers.storage.sql import SqlStorage
+
+OWN_URL = "https://a.example"
+
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database with all tables: copy it, never open it."""
+    path = tmp_path_factory.mktemp("migrated") / "node.sqlite3"
+    url = f"sqlite:///{path}"
+    upgrade(url)
+    asyncio.run(SqlStorage(url).migrate())
+    return path
+
+
+@pytest.fixture
+def database_file(migrated_file: Path, tmp_path: Path) -> Path:
+    """This test's own migrated database."""
+    return Path(shutil.copy(migrated_file, tmp_path / "node.sqlite3"))
+
+
+@pytest.fixture
+def make_settings(database_file: Path) -> MakeSettings:
+    """Settings from nothing but its arguments: loopback allowed, vector A's keys, short pauses."""
+
+    def make(**overrides: Any) -> Settings:  # Any: whatever a setting is given as, pydantic checks it
+        values: dict[str, Any] = {
+            "_env_file": None,
+            "better_auth_url": OWN_URL,
+            **{name.lower(): value for name, value in A.env.items()},
+            "database_url": f"sqlite:///{database_file}",
+            "redis_url": None,
+            "queue_url": None,
+            "dev_allowed_hostnames": "127.0.0.1",
+            "federation_delivery_backoff": "20ms",
+            "federation_health_first_delay": "1h",
+            "federation_lease": "2s",
+            "federation_grace": "5s",
+        }
+        return Settings.load(**{**values, **overrides})
+
+    return make
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings()
+
+
+@pytest.fixture
+async def federation(settings: Settings) -> AsyncIterator[Federation]:
+    """A node, not yet running: nothing is connected until it is used."""
+    node = Federation(settings)
+    yield node
+    await node.close()
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    """A peer that knows nobody and is not known; see `acquaint`."""
+    async with Peer() as running:
+        yield running

@@ -1,0 +1,157 @@
+"""A node in this process, reached through its ASGI interface, with the peer A in its registry.
+
+`database_url` is an SQLite file; a test marked `on_both_databases` runs on PostgreSQL as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog.testing
+from sqlalchemy import select
+
+from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
+from db.migrate import upgrade
+from federation.http.client import FederationClient
+from federation.http.gates import FederationFetch
+from federation.http.guard import AddressGuard
+from federation.node.app import FOLLOWS_PATH, POSTS_PATH, create_node_app
+from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.servers.registry import Registry
+from tests.federation.node.peer import Peer
+from tests.federation.protocol import vectors
+
+OWN_URL = "https://b.example"
+LOOPBACK = AddressGuard(frozenset({"127.0.0.1"}))
+
+on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The node under test, with a client that talks to it and its database to look into."""
+
+    keys: OwnKeys
+    database: Database
+    registry: Registry
+    client: httpx.AsyncClient
+    probes: list[tuple[str, int]]
+
+    async def deliver(self, peer: Peer, plaintext: str, method: str, **headers: str) -> httpx.Response:
+        """The answer to *plaintext* from *peer*, sent as its worker sends it."""
+        return await self.send(
+            POSTS_PATH if method == "FEDERATE_POST" else FOLLOWS_PATH,
+            peer.delivery(plaintext, method, self.keys),
+            {**peer.headers(), **headers},
+        )
+
+    async def follow(self, peer: Peer, follower: str = "user-a", followed: str = "user-b") -> httpx.Response:
+        return await self.deliver(peer, peer.follow(follower, followed), "FEDERATE")
+
+    async def post(self, peer: Peer, post_id: str = "post-1") -> httpx.Response:
+        return await self.deliver(peer, peer.post(post_id), "FEDERATE_POST")
+
+    async def send(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        return await self.client.post(path, content=body, headers=headers)
+
+    async def discover(self, body: bytes) -> httpx.Response:
+        return await self.send("/discover", body, {"Content-Type": "application/json"})
+
+    async def know(self, peer: Peer) -> None:
+        """*peer* is registered."""
+        await self.registry.register(
+            url=peer.url,
+            public_key=peer.keys.signing.public_text,
+            encryption_public_key=peer.keys.encryption.public_text,
+        )
+
+    async def blacklist(self, url: str) -> None:
+        await self.add(BlacklistedServer(server_url=url, created_at=datetime.now(UTC), reason="test"))
+        self.registry.forget(url)
+
+    async def add(self, *rows: HostTable | FederationTable) -> None:
+        """*rows* are stored, in that order."""
+        async with self.database.transaction() as session:
+            for row in rows:
+                session.add(row)
+                await session.flush()
+
+    async def follows(self) -> list[Follow]:
+        async with self.database.read() as session:
+            return list((await session.execute(select(Follow))).scalars())
+
+    async def posts(self) -> list[Post]:
+        async with self.database.read() as session:
+            return list((await session.execute(select(Post))).scalars())
+
+
+@asynccontextmanager
+async def serving(database_url: str) -> AsyncIterator[Node]:
+    """A node on a database that has its tables already."""
+    keys = vectors.B.keys
+    database = Database(database_url)
+    probes: list[tuple[str, int]] = []
+
+    async def schedule(url: str, attempt: int) -> None:
+        probes.append((url, attempt))
+
+    registry = Registry(database, schedule_health_check=schedule)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(database.close)
+        client = await stack.enter_async_context(FederationClient(LOOPBACK))
+        app = create_node_app(
+            own_url=OWN_URL,
+            keys=keys,
+            database=database,
+            registry=registry,
+            fetch=FederationFetch(client, mark_unhealthy=registry.mark_unhealthy),
+            guard=LOOPBACK,
+        )
+        transport = httpx.ASGITransport(app=app)
+        own = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url=OWN_URL))
+        yield Node(keys=keys, database=database, registry=registry, client=own, probes=probes)
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    kind = getattr(request, "param", "sqlite")
+    url = str(request.getfixturevalue("postgres_url")) if kind == "postgres" else f"sqlite:///{tmp_path}/node.db"
+    upgrade(url)
+    return url
+
+
+@pytest.fixture
+async def node(database_url: str, peer: Peer) -> AsyncIterator[Node]:
+    """A node with a public user `user-b` that knows *peer*."""
+    async with serving(database_url) as node:
+        async with node.database.transaction() as session:
+            await (await session.connection()).run_sync(create_host_tables)
+        await node.add(User(id="user-b"))
+        await node.know(peer)
+        yield node
+
+
+@pytest.fixture
+def peer() -> Peer:
+    """The server A of the known answers."""
+    return Peer(url="https://a.example", keys=vectors.A.keys)
+
+
+@pytest.fixture
+def other() -> Peer:
+    """A server with keys of its own that is not registered unless a test does so."""
+    return Peer(url="https://c.example", keys=generate_own_keys())
+
+
+@pytest.fixture
+def events() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What was logged while the test ran."""
+    with structlog.testing.capture_logs() as captured:
+        yield captured

@@ -1,0 +1,60 @@
+// The other side of the tests: one BullMQ queue in Node, driven by JSON lines on stdin, answering on stdout.
+// usage: node peer.mjs <redis url> <queue>
+import { createInterface } from "node:readline";
+import { Queue, UnrecoverableError, Worker } from "bullmq";
+
+const [url, name] = process.argv.slice(2);
+const connection = { url, maxRetriesPerRequest: null };
+const queue = new Queue(name, { connection });
+const runs = [];
+let worker;
+let ended = 0;
+let onEnded = () => {};
+
+// Jobs say in their data what shall happen to them.
+async function processJob(job) {
+  runs.push({ id: job.id, name: job.name, data: job.data, attemptsMade: job.attemptsMade, at: Date.now() });
+  if (job.data.unrecoverable) throw new UnrecoverableError(job.data.unrecoverable);
+  if (job.attemptsMade < (job.data.failures ?? 0)) throw new TypeError(job.data.message ?? "failed on purpose");
+  return job.data.result;
+}
+
+function countEnded(job) {
+  if (job.finishedOn) ended += 1;
+  onEnded();
+}
+
+async function readJob(id) {
+  const job = await queue.getJob(id);
+  if (!job) return null;
+  const { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace } = job;
+  return { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace, state: await job.getState() };
+}
+
+const calls = {
+  add: async (jobs) => (await queue.addBulk(jobs)).map((job) => job.id),
+  read: (ids) => Promise.all(ids.map(readJob)),
+  // Work until `count` jobs have ended for good, and tell every run.
+  work: async (count) => {
+    worker = new Worker(name, processJob, { connection, drainDelay: 1 });
+    worker.on("completed", countEnded);
+    worker.on("failed", countEnded);
+    worker.on("error", () => {});
+    await new Promise((resolve) => {
+      onEnded = () => ended >= count && resolve();
+    });
+    await worker.close();
+    return runs;
+  },
+};
+
+console.log(JSON.stringify({ ok: "ready" }));
+for await (const line of createInterface({ input: process.stdin })) {
+  const [call, argument] = JSON.parse(line);
+  try {
+    console.log(JSON.stringify({ ok: (await calls[call](argument)) ?? null }));
+  } catch (error) {
+    console.log(JSON.stringify({ error: String(error) }));
+  }
+}
+await queue.close();

@@ -1,0 +1,258 @@
+"""A peer node on loopback: opens and verifies what it is sent, applies each activity once, answers with signed acks.
+
+    async with Peer() as peer:
+        await acquaint(federation, peer)           # both know the other's keys, without discovery
+        peer.render = inline                       # another shape of acknowledgment
+        peer.server.upcoming += [respond(500)]     # or none: the next requests misbehave, see `misbehaving`
+        peer.server.upcoming += [peer.after_applying(hang())]
+
+Without `acquaint` the peer learns a sender's keys from its REGISTER, as a stranger would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+from federation.app import Federation
+from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_ack
+from federation.protocol.activities import ActivityMethod, DeliveryRequest
+from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.sealing import open_envelope, seal
+from federation.protocol.signing import sign_message, verify_signature
+from tests.federation.protocol.vectors import A, B
+from tests.misbehaving import Behaviour, Canned, Exchange, MisbehavingServer, Received, respond_with
+
+DISCOVER_PATH = "/discover"
+FOLLOWS_PATH = "/api/auth/social/follows"
+POSTS_PATH = "/api/auth/social/posts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """A server the peer knows."""
+
+    public_key: str
+    encryption_public_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """One delivery as the peer read it."""
+
+    sender: str
+    method: ActivityMethod
+    activity_id: str
+    plaintext: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An acknowledgment not yet rendered; `plaintext` is what `ack` seals and signs."""
+
+    plaintext: str
+    keys: OwnKeys
+    recipient_key: bytes
+    accepted: bool | None
+
+    def ack(
+        self, *, plaintext: str | None = None, recipient_key: bytes | None = None, signing_secret: bytes | None = None
+    ) -> dict[str, object]:
+        """The acknowledgment object; each argument replaces what an honest peer would use."""
+        text = self.plaintext if plaintext is None else plaintext
+        return {
+            "method": ACK_METHOD,
+            "status": "acknowledged",
+            "data": seal(text, recipient_key or self.recipient_key).to_wire(),
+            "signature": sign_message(text, signing_secret or self.keys.signing.secret),
+        }
+
+
+Render = Callable[[Answer], Canned]
+
+
+def json_answer(value: object, status: int = 200) -> Canned:
+    return Canned(status=status, headers={"Content-Type": "application/json"}, body=json.dumps(value).encode())
+
+
+def both(answer: Answer) -> Canned:
+    """The shape every release reads."""
+    return json_answer(
+        ack_response(
+            answer.plaintext,
+            recipient_key=answer.recipient_key,
+            signing_secret=answer.keys.signing.secret,
+            accepted=answer.accepted,
+        )
+    )
+
+
+def nested(answer: Answer) -> Canned:
+    return json_answer({"method": ACK_METHOD, "payload": answer.ack()})
+
+
+def inline(answer: Answer) -> Canned:
+    return json_answer(answer.ack())
+
+
+class Peer:
+    """Vector B's node by default. `private_users` are acknowledged, not accepted.
+
+    `arrived` has every verified delivery in order; `applied` the distinct ones; what did not verify is in `refused`.
+    """
+
+    def __init__(self, keys: OwnKeys = B.keys, *, private_users: frozenset[str] = frozenset()) -> None:
+        self.keys = keys
+        self.private_users = private_users
+        self.render: Render = both
+        self.server = MisbehavingServer()
+        self.senders: dict[str, Sender] = {}
+        self.arrived: list[Arrived] = []
+        self.refused: list[str] = []
+        self._applied: dict[tuple[str, str], Arrived] = {}
+        self.server.routes[DISCOVER_PATH] = respond_with(self._discover)
+        self.server.default = respond_with(self.answer)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def applied(self) -> list[Arrived]:
+        """Each activity once, in the order of its first arrival."""
+        return list(self._applied.values())
+
+    @property
+    def replayed(self) -> int:
+        """How many deliveries were repeats."""
+        return len(self.arrived) - len(self._applied)
+
+    @property
+    def deliveries(self) -> list[Received]:
+        """The delivery requests as they arrived, misbehaved ones included."""
+        return [request for request in self.server.requests if request.path != DISCOVER_PATH]
+
+    @property
+    def discoveries(self) -> list[str]:
+        """What was asked of `/discover`: `GET`, or the `method` of a POST."""
+        return [_discovery_kind(request) for request in self.server.requests if request.path == DISCOVER_PATH]
+
+    def document(self) -> dict[str, object]:
+        """What `GET /discover` answers."""
+        return {
+            "url": self.url,
+            "publicKey": self.keys.signing.public_text,
+            "encryptionPublicKey": self.keys.encryption.public_text,
+            "peers": [],
+        }
+
+    def answer(self, request: Received) -> Canned:
+        """Apply a delivery and acknowledge it in the shape of `render`."""
+        arrived = self._read(request)
+        if arrived is None:
+            return json_answer({"error": self.refused[-1], "code": "INVALID_SIGNATURE"}, status=403)
+        self.arrived.append(arrived)
+        self._applied.setdefault((arrived.sender, arrived.activity_id), arrived)
+        return self.render(self._acknowledge(arrived))
+
+    def after_applying(self, behaviour: Behaviour) -> Behaviour:
+        """The delivery is applied, and then the answer goes wrong in this way."""
+
+        async def behave(request: Received, exchange: Exchange) -> None:
+            self.answer(request)
+            await behaviour(request, exchange)
+
+        return behave
+
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.server.stop()
+
+    def _discover(self, request: Received) -> Canned:
+        if request.method == "GET":
+            return json_answer(self.document())
+        body = json.loads(request.body)
+        self.senders[body["url"]] = Sender(
+            public_key=body["publicKey"], encryption_public_key=body["encryptionPublicKey"]
+        )
+        return json_answer({"message": "Server registered", "echo": self.document()})
+
+    def _read(self, request: Received) -> Arrived | None:
+        delivery = DeliveryRequest.parse(request.body)
+        plaintext = open_envelope(delivery.payload, self.keys.encryption.secret)
+        activity = json.loads(plaintext)
+        sender = self.senders.get(activity["federationUrl"])
+        if sender is None:
+            self.refused.append("unknown sender")
+        elif not verify_signature(plaintext, delivery.signature, sender.public_key):
+            self.refused.append("bad signature")
+        else:
+            return Arrived(
+                sender=activity["federationUrl"],
+                method=delivery.method,
+                activity_id=_activity_id(activity),
+                plaintext=plaintext,
+            )
+        return None
+
+    def _acknowledge(self, arrived: Arrived) -> Answer:
+        activity = json.loads(arrived.plaintext)
+        accepted = None
+        if "post" in activity:
+            plaintext = post_ack(
+                own_url=self.url, post_id=f"copy-of-{arrived.activity_id}", federation_post_id=arrived.activity_id
+            )
+        else:
+            following = activity["following"]
+            accepted = following["followingId"] not in self.private_users
+            plaintext = follow_ack(
+                sender_url=arrived.sender,
+                follow_id=f"copy-of-{arrived.activity_id}",
+                created_at=datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC),
+                follower_id=following["followerId"],
+                following_id=following["followingId"],
+                accepted=accepted,
+            )
+        return Answer(
+            plaintext=plaintext,
+            keys=self.keys,
+            recipient_key=decode_key(self.senders[arrived.sender].encryption_public_key, what="sender's key"),
+            accepted=accepted,
+        )
+
+
+async def acquaint(federation: Federation, peer: Peer) -> None:
+    """The peer is registered with the node, and the node with the peer."""
+    await federation.registry.register(
+        url=peer.url,
+        public_key=peer.keys.signing.public_text,
+        encryption_public_key=peer.keys.encryption.public_text,
+    )
+    introduce(peer, federation.own_url or "https://a.example")
+
+
+def introduce(peer: Peer, url: str, keys: OwnKeys = A.keys) -> None:
+    """The peer knows the server at `url`, which uses vector A's keys by default."""
+    peer.senders[url] = Sender(
+        public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text
+    )
+
+
+def _activity_id(activity: Mapping[str, Mapping[str, str]]) -> str:
+    if "post" in activity:
+        return activity["post"]["id"]
+    following = activity["following"]
+    return following.get("id") or f"{following['followerId']}->{following['followingId']}"
+
+
+def _discovery_kind(request: Received) -> str:
+    return "GET" if request.method == "GET" else str(json.loads(request.body)["method"])

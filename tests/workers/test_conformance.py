@@ -1,0 +1,52 @@
+"""The conformance suite over every storage, and that the suite covers what it claims to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.harnesses import HARNESSES, OpenHarness
+from workers.storage.base import Limits
+from workers.testing import GUARANTEES, Case, MemoryHarness, all_cases, run
+from workers.testing.case import NAME_FILTER, ORDERING_KEYS
+
+
+@pytest.mark.parametrize("open_harness", HARNESSES.values(), ids=HARNESSES.keys())
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
+async def test_conformance(case: Case, open_harness: OpenHarness, request: pytest.FixtureRequest) -> None:
+    """The storage keeps the promise of the case, or declares in its limits that it cannot."""
+    async with open_harness(case, request) as harness:
+        verdict = await run(case, harness)
+    if verdict.declared is not None:
+        pytest.skip(f"declared: {verdict.declared}")
+
+
+def test_every_guarantee_has_cases() -> None:
+    """Each of the 14 guarantees is shown by at least one case."""
+    covered = {guarantee for case in all_cases() for guarantee in case.guarantees}
+    assert covered == set(GUARANTEES)
+
+
+def test_cases_have_names_of_their_own() -> None:
+    """No two cases share an id, and asking twice gives the same cases."""
+    ids = [case.id for case in all_cases()]
+    assert len(set(ids)) == len(ids)
+    assert [case.id for case in all_cases()] == ids
+
+
+async def test_a_declared_edge_is_reported() -> None:
+    """A case whose needs the limits declare away is reported as declared, naming exactly those."""
+
+    class Limited(MemoryHarness):
+        @property
+        def limits(self) -> Limits:
+            return Limits(clock="client", durable=False, processes="one", ordering_keys=False)
+
+    verdicts = {NAME_FILTER: 0, ORDERING_KEYS: 0}
+    for case in all_cases():
+        for need in verdicts:
+            if case.needs == (need,):
+                async with Limited() as harness:
+                    verdict = await run(case, harness)
+                verdicts[need] += verdict.declared == "ordering_keys"
+    assert verdicts[NAME_FILTER] == 0
+    assert verdicts[ORDERING_KEYS] >= 4
