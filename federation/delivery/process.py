@@ -65,6 +65,7 @@ ReadAck: TypeAlias = Callable[[Ack, Report], Awaitable[FollowAnswer | None]]
 
 class DeliveryProcessor:
     """Callable with a job of the delivery queue. `own_url` and `keys` may be None: every delivery then fails for good.
+    `timeout` covers a whole exchange, from the moment a slot is held.
 
     Raises:
         PermanentFailure: the job fails now.
@@ -84,6 +85,7 @@ class DeliveryProcessor:
         ledger: Ledger,
         attempts: AttemptLog,
         slots: ServerSlots,
+        timeout: timedelta = DELIVERY_TIMEOUT,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -94,6 +96,7 @@ class DeliveryProcessor:
         self._ledger = ledger
         self._attempts = attempts
         self._slots = slots
+        self._timeout = timeout
         self._ack_readers: Mapping[str, ReadAck] = {FOLLOW_JOB: self._read_follow_ack}
 
     async def __call__(self, job: Job) -> None:
@@ -211,7 +214,7 @@ class DeliveryProcessor:
                 method="POST",
                 headers=headers,
                 body=body,
-                timeout=DELIVERY_TIMEOUT,
+                timeout=self._timeout,
                 proxy_fallback=True,
                 server_url=delivery.server_url,
             )

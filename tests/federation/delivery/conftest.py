@@ -1,0 +1,18 @@
+"""A site: a node that knows the peer and is known to it, with a worker that starts when a test waits for a job."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from federation.app import Federation
+from tests.federation.delivery.harness import Site
+from tests.peer import Peer, acquaint
+
+
+@pytest.fixture
+async def site(federation: Federation, peer: Peer) -> AsyncIterator[Site]:
+    await acquaint(federation, peer)
+    async with Site(federation) as running:
+        yield running

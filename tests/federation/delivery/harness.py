@@ -1,0 +1,256 @@
+"""The real processor in a real worker on the application's own database, and everything a delivery leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import select
+from sqlmodel import col
+
+from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
+from federation.app import Federation
+from federation.delivery.process import DELIVERY_TIMEOUT, DeliveryProcessor
+from federation.delivery.slots import ServerSlots
+from federation.health.schedule import health_check_id
+from federation.protocol.activities import follow_activity, post_activity
+from federation.queues import DELIVERY_QUEUE_NAME, FOLLOW_JOB, POST_JOB, FederationDeliveryJob, delivery_backoff
+from federation.worker_pair import log_event
+from tests.peer import FOLLOWS_PATH, POSTS_PATH, Peer
+from workers import JobState, JobStatus, Worker, WorkerEvent, WorkerEventKind
+from workers.storage.base import ANY_NAME, Storage
+
+FOLLOWER, FOLLOWED = "user-a", "user-b"
+POST_TEXT = "the-plaintext-nobody-may-log"
+
+_ENDED = frozenset({WorkerEventKind.COMPLETED, WorkerEventKind.FAILED})
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What is left of one delivery: its job, its row (None: deleted) and its log, oldest attempt first."""
+
+    job: JobStatus
+    row: DeliveryJob | None
+    log: list[DeliveryAttempt]
+
+    @property
+    def state(self) -> JobState:
+        return self.job.state
+
+    @property
+    def reason(self) -> str:
+        """The failure as the queue keeps it."""
+        return self.job.last_error.message if self.job.last_error else ""
+
+    @property
+    def codes(self) -> list[str | None]:
+        return [attempt.error_code for attempt in self.log]
+
+
+class Site:
+    """One node with a worker on its delivery queue; `outcome` starts the worker and waits for a job to end.
+
+    The worker has no row keeper: what happens to a row is the processor's doing. `timeout` is the delivery deadline,
+    `storage` replaces the queue in the application's database.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        timeout: timedelta = DELIVERY_TIMEOUT,
+        storage: Storage | None = None,
+    ) -> None:
+        self.federation = federation
+        self.timeout = timeout
+        self.storage = storage or federation.worker_storage(DELIVERY_QUEUE_NAME)
+        self.events: list[WorkerEvent] = []
+        self._happened = asyncio.Condition()
+        self._notices: set[asyncio.Task[None]] = set()
+        self._worker: Worker | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def processor(self) -> DeliveryProcessor:
+        """The node's processor, with this site's deadline."""
+        node = self.federation
+        return DeliveryProcessor(
+            own_url=node.own_url,
+            keys=node.keys,
+            registry=node.registry,
+            discover=node.discovery,
+            guard=node.guard,
+            fetch=node.fetch,
+            ledger=node.ledger,
+            attempts=node.attempts,
+            slots=ServerSlots(node.settings.federation_per_server),
+            timeout=self.timeout,
+        )
+
+    def start(self) -> None:
+        """A worker runs on the queue; nothing happens if one does."""
+        if self._worker is not None:
+            return
+        settings = self.federation.settings
+        self._worker = Worker(
+            self.storage,
+            {ANY_NAME: self.processor()},
+            concurrency=settings.federation_delivery_concurrency,
+            lease=settings.federation_lease,
+            grace=settings.federation_grace,
+            retry=delivery_backoff(settings),
+            observers=[log_event, self._observe],
+        )
+        self._running = asyncio.create_task(self._worker.run())
+
+    async def stop(self, *, skip_grace: bool = False) -> None:
+        """The worker has stopped; `start` runs another one."""
+        if self._worker is None or self._running is None:
+            return
+        self._worker.stop()
+        if skip_grace:
+            self._worker.stop()
+        await self._running
+        self._worker = self._running = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(skip_grace=True)
+        await asyncio.gather(*self._notices)
+
+    async def owe_post(self, peer: Peer, *, post_id: str | None = None, name: str = POST_JOB) -> str:
+        """A post is owed to the peer, as an application service would; the delivery's id."""
+        return await self._owe(peer, name, POSTS_PATH, post_payload(post_id or new_id()))
+
+    async def owe_follow(self, peer: Peer) -> str:
+        """The peer, known already, is owed a follow that is stored here; the delivery's id."""
+        async with self.federation.outbox.transaction() as session:
+            requested = await self.federation.producers.request_follow(
+                session, follower_id=FOLLOWER, following_id=FOLLOWED, server_url=peer.url
+            )
+        return requested.delivery_id
+
+    async def _owe(self, peer: Peer, name: str, path: str, payload: str) -> str:
+        outbox = self.federation.outbox
+        async with outbox.transaction() as session:
+            return await outbox.enqueue_delivery(session, name, peer.url + path, peer.url, payload)
+
+    async def add_row(self, delivery_id: str, *, target_url: str, payload: str) -> None:
+        """A row as a producer of the original implementation writes it."""
+        async with self.federation.database.transaction() as session:
+            session.add(
+                DeliveryJob(id=delivery_id, target_url=target_url, payload=payload, created_at=datetime.now(UTC))
+            )
+
+    async def owe_raw(self, data: object, *, name: str = POST_JOB, row: str | None = None) -> str:
+        """A job with any data at all, and the row `row` if it is given; the job's id."""
+        if row is not None:
+            await self.add_row(row, target_url="https://b.example/inbox", payload="{}")
+        return (await self.federation.delivery_queue.add(name, data)).id
+
+    async def outcome(self, job_id: str, *, row: str | None = None) -> Fate:
+        """What became of the job once it had ended; `row` is its delivery's id where that is another."""
+        await self.ended(job_id)
+        return await self.fate(job_id, row=row)
+
+    async def ended(self, *job_ids: str) -> None:
+        """Every one of these jobs has completed or failed."""
+        self.start()
+        await self.until(lambda: set(job_ids) <= self._ended_jobs())
+
+    async def until(self, condition: object) -> None:
+        """`condition()` holds, looked at after each event of the worker."""
+        assert callable(condition)
+        assert self._running is not None
+        async with self._happened:
+            waiting = asyncio.ensure_future(self._happened.wait_for(condition))
+            done, _ = await asyncio.wait(
+                [waiting, self._running], timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+            )
+            if waiting not in done:
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                kinds = [f"{event.kind.value}: {event.error}" for event in self.events[-10:]]
+                raise AssertionError(f"the worker did not get there; its last events: {kinds}")
+
+    async def fate(self, job_id: str, *, row: str | None = None) -> Fate:
+        """The job, row and log as they are now."""
+        node, row = self.federation, row or job_id
+        await node.attempts.close()  # writes what is buffered
+        (job,) = await self.storage.status([job_id])
+        assert job is not None
+        async with node.database.read() as session:
+            log = select(DeliveryAttempt).where(col(DeliveryAttempt.delivery_id) == row)
+            return Fate(
+                job=job,
+                row=await session.get(DeliveryJob, row),
+                log=list((await session.execute(log.order_by(col(DeliveryAttempt.id)))).scalars()),
+            )
+
+    async def follow(self) -> Follow | None:
+        """The one follow stored here."""
+        async with self.federation.database.read() as session:
+            return (await session.execute(select(Follow))).scalar_one_or_none()
+
+    async def server(self, url: str) -> Server | None:
+        """The registry's row."""
+        async with self.federation.database.read() as session:
+            return (await session.execute(select(Server).where(col(Server.url) == url))).scalar_one_or_none()
+
+    async def first_probe(self, url: str) -> JobStatus | None:
+        """The scheduled health check number 0."""
+        return await self.federation.health_check_queue.get_status(health_check_id(url, 0))
+
+    def _ended_jobs(self) -> set[str]:
+        return {event.claim.job_id for event in self.events if event.kind in _ENDED and event.claim is not None}
+
+    def _observe(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+        task = asyncio.create_task(self._tell())
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
+
+    async def _tell(self) -> None:
+        async with self._happened:
+            self._happened.notify_all()
+
+
+def post_payload(post_id: str, *, text: str = POST_TEXT, own_url: str = "https://a.example") -> str:
+    return post_activity(
+        federation_url=own_url,
+        post_id=post_id,
+        content=[{"type": "text", "value": text}],
+        author_id=FOLLOWER,
+        published=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        is_private=False,
+    )
+
+
+def follow_payload(follow_id: str, *, own_url: str = "https://a.example") -> str:
+    return follow_activity(
+        federation_url=own_url,
+        follow_id=follow_id,
+        created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        follower_id=FOLLOWER,
+        following_id=FOLLOWED,
+        follower_server_url=None,
+    )
+
+
+def job_data(delivery_id: str, server_url: str, *, payload: str, path: str = POSTS_PATH) -> Mapping[str, object]:
+    """Job data as it lies in the queue."""
+    return FederationDeliveryJob(
+        delivery_job_id=delivery_id, target_url=server_url + path, server_url=server_url, payload=payload
+    ).to_wire()
+
+
+__all__ = ["FOLLOWS_PATH", "FOLLOW_JOB", "Fate", "Site", "follow_payload", "job_data", "post_payload"]

@@ -1,0 +1,274 @@
+"""`REGISTER`: believed only as far as the server's own `/discover`, asked over real HTTP, says the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from federation.node.callback import MAX_CALLBACKS
+from federation.protocol.discovery import DiscoverDocument
+from federation.protocol.json_text import dump_json
+from federation.protocol.keys import generate_own_keys
+from federation.protocol.models import validate
+from tests.federation.node.conftest import Node
+from tests.federation.node.peer import Peer
+from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    async with MisbehavingServer() as running:
+        yield running
+
+
+@pytest.fixture
+def remote(server: MisbehavingServer) -> Peer:
+    """A peer on loopback that shows its keys, as long as `server` is not told otherwise."""
+    peer = Peer(url=server.url, keys=generate_own_keys())
+    server.routes["/discover"] = respond(body=peer.document())
+    return peer
+
+
+async def test_a_server_that_shows_its_keys_is_registered(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+    """It is asked once, stored healthy, and told who we are."""
+    response = await node.discover(remote.register())
+
+    assert response.status_code == 200, response.text
+    echo = validate(DiscoverDocument, response.json()["echo"])
+    assert (echo.url, echo.public_key) == ("https://b.example", node.keys.signing.public_text)
+    known = await node.registry.find(remote.url)
+    assert known is not None
+    assert known.is_healthy
+    assert known.public_key == remote.keys.signing.public_text
+    assert known.encryption_public_key == remote.keys.encryption.public_text
+    assert [(request.method, request.path) for request in server.requests] == [("GET", "/discover")]
+
+
+async def test_registering_again_is_no_error(node: Node, remote: Peer) -> None:
+    """Every node does so whenever it discovers us anew."""
+    answers = await asyncio.gather(*(node.discover(remote.register()) for _ in range(4)))
+
+    assert [answer.status_code for answer in answers] == [200] * 4
+
+
+async def test_the_url_is_stored_in_canonical_form(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+    """A trailing slash or another spelling of the host does not make another server, nor another path to ask."""
+    response = await node.discover(remote.register(url=f"HTTP://0x7f000001:{server.port}/some/path/"))
+
+    assert response.status_code == 200, response.text
+    assert await node.registry.find(remote.url) is not None
+    assert [request.path for request in server.requests] == ["/discover"]
+
+
+async def test_a_verified_registration_heals_a_sick_server(node: Node, remote: Peer) -> None:
+    """A server that was unreachable and now answers our callback is well."""
+    await node.know(remote)
+    await node.registry.mark_unhealthy(remote.url, "DNS_BLOCKED")
+
+    assert (await node.discover(remote.register())).status_code == 200
+
+    known = await node.registry.find(remote.url)
+    assert known is not None
+    assert known.is_healthy
+
+
+@pytest.mark.parametrize("member", ["publicKey", "encryptionPublicKey"])
+async def test_keys_the_server_does_not_show_are_refused(node: Node, remote: Peer, member: str) -> None:
+    """Nobody registers keys in another server's name."""
+    forged = generate_own_keys().signing.public_text
+
+    response = await node.discover(remote.register(**{member: forged}))
+
+    assert response.status_code == 400
+    assert "Public keys do not match" in response.json()["error"]
+    assert await node.registry.find(remote.url) is None
+
+
+async def test_a_changed_signing_key_needs_the_rotation_flow(
+    node: Node, remote: Peer, server: MisbehavingServer
+) -> None:
+    """Whoever takes over a server's address does not take over its name."""
+    await node.know(remote)
+    changed = Peer(url=remote.url, keys=generate_own_keys())
+    server.routes["/discover"] = respond(body=changed.document())
+
+    response = await node.discover(changed.register())
+
+    assert response.status_code == 400
+    assert "key rotation flow" in response.json()["error"]
+    known = await node.registry.find(remote.url)
+    assert known is not None
+    assert known.public_key == remote.keys.signing.public_text
+
+
+async def test_keys_of_another_registered_server_are_a_conflict(
+    node: Node, peer: Peer, server: MisbehavingServer
+) -> None:
+    """A key names one server."""
+    thief = Peer(url=server.url, keys=peer.keys)
+    server.routes["/discover"] = respond(body=thief.document())
+
+    response = await node.discover(thief.register())
+
+    assert response.status_code == 409
+    assert await node.registry.find(server.url) is None
+
+
+def close() -> Behaviour:
+    async def behave(request: Received, exchange: Exchange) -> None:
+        exchange.close()
+
+    return behave
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [(reset(), "CONN_RESET"), (close(), "UNKNOWN")])
+async def test_a_server_that_does_not_answer_is_a_bad_gateway(
+    node: Node, remote: Peer, server: MisbehavingServer, behaviour: Behaviour, code: str
+) -> None:
+    """502 with the network error's code."""
+    server.routes["/discover"] = behaviour
+
+    response = await node.discover(remote.register())
+
+    assert (response.status_code, response.json()["code"]) == (502, code)
+    assert await node.registry.find(remote.url) is None
+
+
+async def test_a_known_server_that_does_not_answer_is_marked_unhealthy(
+    node: Node, remote: Peer, server: MisbehavingServer
+) -> None:
+    """502 CONN_REFUSED, and a probe is planned."""
+    await node.know(remote)
+    await server.stop()
+
+    response = await node.discover(remote.register())
+
+    assert (response.status_code, response.json()["code"]) == (502, "CONN_REFUSED")
+    known = await node.registry.find(remote.url)
+    assert known is not None
+    assert known.unhealthy_reason == "CONN_REFUSED"
+    assert node.probes == [(remote.url, 0)]
+
+
+@pytest.mark.parametrize("behaviour", [respond(body=b"<html>"), respond(body=b""), huge_body(), huge_body(True)])
+async def test_an_answer_that_is_not_json_is_a_bad_gateway_without_a_code(
+    node: Node, remote: Peer, server: MisbehavingServer, behaviour: Behaviour
+) -> None:
+    """502, and nothing to classify."""
+    server.routes["/discover"] = behaviour
+
+    response = await node.discover(remote.register())
+
+    assert response.status_code == 502
+    assert set(response.json()) == {"error"}
+
+
+async def test_a_redirect_is_not_followed(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+    """Wherever it leads."""
+    server.routes["/discover"] = redirect(f"{server.url}/elsewhere")
+    server.routes["/elsewhere"] = respond(body=remote.document())
+
+    assert (await node.discover(remote.register())).status_code == 502
+    assert server.hits == 1
+
+
+async def test_the_status_of_the_answer_does_not_matter(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+    """Peers do not look at it either."""
+    server.routes["/discover"] = respond(503, body=remote.document())
+
+    assert (await node.discover(remote.register())).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"publicKey": None}, {"encryptionPublicKey": "AAAA"}, {"url": "https://elsewhere.example"}, {"url": "nonsense"}],
+)
+async def test_a_document_that_does_not_identify_the_server_makes_it_invalid(
+    node: Node, remote: Peer, server: MisbehavingServer, change: dict[str, object]
+) -> None:
+    """Keys missing or short, or another server's name: 400 Invalid server."""
+    server.routes["/discover"] = respond(body=dump_json({**remote.identity(), **change}).encode())
+
+    response = await node.discover(remote.register())
+
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("Invalid server")
+    assert await node.registry.find(remote.url) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"url": 5},
+        {"publicKey": "AAAA"},
+        {"publicKey": "A" * 43 + "!"},
+        {"encryptionPublicKey": None},
+        {"encryptionPublicKey": generate_own_keys().signing.public_text + "AAAA"},
+    ],
+)
+async def test_a_registration_of_the_wrong_shape_is_refused_unasked(
+    node: Node, remote: Peer, server: MisbehavingServer, change: dict[str, object]
+) -> None:
+    """400 with a list of issues as text; the server is not even asked."""
+    response = await node.discover(remote.register(**change))
+
+    assert response.status_code == 400
+    [issue] = json.loads(response.json()["error"])
+    assert issue["message"]
+    assert server.hits == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.2:1",
+        "http://10.0.0.1",
+        "http://169.254.169.254",
+        "http://[::1]",
+        "http://[::ffff:10.0.0.1]",
+        "ftp://c.example",
+        "https://user:secret@c.example",
+        "//c.example",
+        "nonsense",
+        "https://b.example",
+    ],
+)
+async def test_a_url_that_may_not_be_asked_is_refused(node: Node, other: Peer, url: str) -> None:
+    """400 for private addresses, other schemes, user information, nonsense, and our own name."""
+    response = await node.discover(other.register(url=url))
+
+    assert response.status_code == 400
+    assert "secret" not in response.text
+
+
+async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other: Peer) -> None:
+    """`localhost` resolves to a private address: 502 with a code, but no address."""
+    response = await node.discover(other.register(url="http://localhost:1"))
+
+    assert (response.status_code, response.json()["code"]) == (502, "DNS_BLOCKED")
+    assert "127.0.0.1" not in response.text
+    assert "::1" not in response.text
+
+
+async def test_a_flood_of_registrations_asks_only_a_few_servers_at_once(
+    node: Node, remote: Peer, server: MisbehavingServer
+) -> None:
+    """Those beyond are told to come back, while the first ones still wait for a server that takes its time."""
+    released = asyncio.Event()
+    answer = respond(body=remote.document())
+
+    async def wait(request: Received, exchange: Exchange) -> None:
+        await released.wait()
+        await answer(request, exchange)
+
+    server.routes["/discover"] = wait
+    tasks = [asyncio.create_task(node.discover(remote.register())) for _ in range(MAX_CALLBACKS + 1)]
+    [first], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+    released.set()
+    answers = await asyncio.gather(*tasks)
+
+    assert (first.result().status_code, first.result().headers["Retry-After"]) == (503, "5")
+    assert sorted(each.status_code for each in answers) == [200] * MAX_CALLBACKS + [503]

@@ -1,0 +1,201 @@
+"""Node BullMQ on the other side of one queue: what each writes, the other reads and honours."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+from tests.interop.peer import NodePeer, install_npm_packages, node_peer
+from workers import DROP, JobState, NewJob, RetryPolicy, Worker
+from workers.handlers import Job
+from workers.jobs import Claim, Completed, ErrorInfo, Failed, OutcomeKind, Retried, SettleStatus
+from workers.storage.bullmq import BullMQStorage
+from workers.storage.bullmq_codec import FOREVER
+
+LEASES = {"*": timedelta(seconds=30)}
+HOUR = timedelta(hours=1)
+PATIENCE = 20.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _npm_packages() -> None:
+    install_npm_packages()
+
+
+@pytest.fixture
+async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
+    storage = BullMQStorage(redis_url, f"interop-{uuid.uuid4().hex}")
+    await storage.connect()
+    yield storage
+    await storage.disconnect()
+
+
+@pytest.fixture
+async def node(redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodePeer]:
+    async with node_peer(redis_url, storage.queue) as peer:
+        yield peer
+
+
+async def claim_one(storage: BullMQStorage) -> Claim:
+    """The next job, waited for as a worker waits."""
+    async with asyncio.timeout(PATIENCE):
+        while not (claims := await storage.claim("ours", leases=LEASES, limit=1)):
+            await storage.wait(("*",), timeout=timedelta(seconds=PATIENCE))
+    return claims[0]
+
+
+async def work(storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], until: str, state: str) -> None:
+    """Our worker ran until Node's view of the job would be `state`."""
+    worker = Worker(storage, {"*": handler}, concurrency=5)
+    running = asyncio.create_task(worker.run())
+    async with asyncio.timeout(PATIENCE):
+        while (found := (await storage.status([until]))[0]) is None or found.state != state:
+            await asyncio.sleep(0.01)
+    worker.stop()
+    await running
+
+
+async def test_options_of_a_node_job_are_read(storage: BullMQStorage, node: NodePeer) -> None:
+    """Name, data, id, attempts, back-off, retention and priority of an npm producer arrive in the claim."""
+    options = {
+        "jobId": "order-7",
+        "attempts": 5,
+        "backoff": {"type": "exponential", "delay": 5000},
+        "removeOnComplete": {"age": 86400},
+        "removeOnFail": True,
+        "priority": 3,
+    }
+    data = {"text": "häßlich 🙂", "list": [1, 2.5, None]}
+    assert await node.add({"name": "deliver", "data": data, "opts": options}) == ["order-7"]
+    claim = await claim_one(storage)
+    assert (claim.job_id, claim.name, claim.attempt, claim.max_attempts) == ("order-7", "deliver", 1, 5)
+    assert claim.payload == '{"text":"häßlich 🙂","list":[1,2.5,null]}'.encode()
+    assert claim.backoff == RetryPolicy(initial=timedelta(seconds=5), multiplier=2.0, maximum=FOREVER, jitter=0.0)
+    assert (claim.keep_completed, claim.keep_failed, claim.priority) == (timedelta(days=1), DROP, 3)
+
+
+async def test_defaults_of_a_node_job(storage: BullMQStorage, node: NodePeer) -> None:
+    """A Node job without options has a number for an id, one attempt, no back-off, and is kept."""
+    [job_id] = await node.add({"name": "plain", "data": {}})
+    claim = await claim_one(storage)
+    assert (claim.job_id, claim.max_attempts, claim.backoff) == (job_id, 1, None)
+    assert job_id.isdigit()
+    assert (claim.keep_completed, claim.keep_failed) == (FOREVER, FOREVER)
+    [outcome] = await storage.settle([Completed(claim=claim, result=b'{"done":true}')])
+    assert outcome.status is SettleStatus.APPLIED
+    found = await node.read(job_id)
+    assert (found["state"], found["returnvalue"], found["attemptsMade"]) == ("completed", {"done": True}, 1)
+    [status] = await storage.status([job_id])
+    assert status is not None
+    assert status.state is JobState.COMPLETED
+
+
+async def test_a_delayed_node_job_wakes_our_wait(storage: BullMQStorage, node: NodePeer) -> None:
+    """A job an npm producer delayed is scheduled, then claimed by a worker that waited for it."""
+    await node.add({"name": "later", "data": {}, "opts": {"delay": 300, "jobId": "later"}})
+    [status] = await storage.status(["later"])
+    assert status is not None
+    assert status.state is JobState.SCHEDULED
+    assert (await claim_one(storage)).job_id == "later"
+
+
+async def test_our_failures_read_in_node(storage: BullMQStorage, node: NodePeer) -> None:
+    """Reason, stack and attempts of a job that failed here are where Node looks for them."""
+    await node.add({"name": "bad", "data": {}, "opts": {"jobId": "bad", "attempts": 2}})
+    error = ErrorInfo(type="ValueError", message="no such server", stack="Traceback\nValueError: no such server")
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=error)])
+    await storage.settle([Failed(claim=await claim_one(storage), error=error)])
+    found = await node.read("bad")
+    assert (found["state"], found["failedReason"], found["attemptsMade"]) == ("failed", "no such server", 2)
+    assert found["stacktrace"] == ["Traceback\nValueError: no such server"]
+
+
+async def test_our_worker_keeps_a_node_jobs_backoff(storage: BullMQStorage, node: NodePeer) -> None:
+    """The attempts and delays an npm producer asked for are what our worker does."""
+    options = {"jobId": "flaky", "attempts": 3, "backoff": {"type": "exponential", "delay": 60}}
+    await node.add({"name": "flaky", "data": {"n": 1}, "opts": options})
+    starts: list[float] = []
+
+    async def fail(job: Job) -> object:
+        starts.append(asyncio.get_running_loop().time())
+        raise RuntimeError(f"attempt {job.attempt}")
+
+    await work(storage, fail, until="flaky", state="failed")
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert len(starts) == 3
+    assert gaps[0] >= 0.06
+    assert gaps[1] >= 0.12
+    found = await node.read("flaky")
+    assert (found["state"], found["failedReason"], found["attemptsMade"]) == ("failed", "attempt 3", 3)
+
+
+async def test_node_works_our_jobs(storage: BullMQStorage, node: NodePeer) -> None:
+    """An npm worker reads our jobs' options and data, and we read its result."""
+    jobs = [
+        NewJob(id="a:1/ü", name="n", payload=b'{"result":{"x":[1]}}', priority=2, max_attempts=4, keep_completed=HOUR),
+        NewJob(id="void", name="n", payload=b"{}"),
+        NewJob(id="soon", name="n", payload=b'{"result":3}', delay=timedelta(milliseconds=200)),
+    ]
+    await storage.enqueue(jobs)
+    found = await node.read("~YToxL8O8")
+    assert found["opts"] == {
+        "attempts": 4,
+        "jobId": "~YToxL8O8",
+        "priority": 2,
+        "removeOnComplete": {"age": 3600},
+        "removeOnFail": {"age": 3600},
+    }
+    runs = await node.work(3)
+    assert [run["id"] for run in runs] == ["void", "~YToxL8O8", "soon"]
+    outcomes = [await storage.result(job.id) for job in jobs]
+    assert [outcome.result for outcome in outcomes if outcome] == [b'{"x":[1]}', b"null", b"3"]
+
+
+async def test_node_keeps_our_backoff_and_failures(storage: BullMQStorage, node: NodePeer) -> None:
+    """An npm worker repeats our job as it asks for, and we read the failure it ended with."""
+    policy = RetryPolicy(initial=timedelta(milliseconds=50), multiplier=2, jitter=0)
+    payload = b'{"failures":9,"message":"boom"}'
+    await storage.enqueue([NewJob(id="doomed", name="n", payload=payload, max_attempts=3, backoff=policy)])
+    runs = await node.work(1)
+    assert [run["attemptsMade"] for run in runs] == [0, 1, 2]
+    assert runs[1]["at"] - runs[0]["at"] >= 50
+    assert runs[2]["at"] - runs[1]["at"] >= 100
+    outcome = await storage.result("doomed")
+    assert outcome is not None
+    assert outcome.error is not None
+    assert (outcome.kind, outcome.error.type, outcome.error.message) == (OutcomeKind.FAILED, "TypeError", "boom")
+    assert outcome.error.exhausted
+    assert "peer.mjs" in outcome.error.stack
+    [status] = await storage.status(["doomed"])
+    assert status is not None
+    assert (status.attempt, status.state) == (3, JobState.FAILED)
+
+
+async def test_an_unrecoverable_node_failure_ends_our_job(storage: BullMQStorage, node: NodePeer) -> None:
+    """Node's `UnrecoverableError` fails our job at its first attempt, and the id can be enqueued again."""
+    job = NewJob(id="hopeless", name="n", payload=b'{"unrecoverable":"never"}', max_attempts=5)
+    await storage.enqueue([job])
+    assert len(await node.work(1)) == 1
+    [status] = await storage.status(["hopeless"])
+    assert status is not None
+    assert status.last_error is not None
+    assert (status.attempt, status.last_error.message, status.last_error.exhausted) == (1, "never", False)
+    await storage.enqueue([job])
+    assert (await claim_one(storage)).attempt == 1
+
+
+async def test_attempts_are_counted_across_both(storage: BullMQStorage, node: NodePeer) -> None:
+    """An attempt that failed here counts for the npm worker that takes the next."""
+    await storage.enqueue([NewJob(id="shared", name="n", payload=b'{"failures":1,"result":"ok"}', max_attempts=2)])
+    error = ErrorInfo(type="ValueError", message="ours")
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=error)])
+    [run] = await node.work(1)
+    assert run["attemptsMade"] == 1
+    outcome = await storage.result("shared")
+    assert outcome is not None
+    assert outcome.result == b'"ok"'

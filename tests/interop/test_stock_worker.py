@@ -1,0 +1,98 @@
+"""A stock Python `bullmq.Worker` runs our handlers through `as_processor`."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import bullmq
+import pytest
+
+from workers import JobState, JobStatus, NewJob, Retry, UnrecoverableError
+from workers.handlers import Job
+from workers.storage.bullmq import BullMQStorage, as_processor
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
+    storage = BullMQStorage(redis_url, f"stock-{uuid.uuid4().hex}")
+    await storage.connect()
+    yield storage
+    await storage.disconnect()
+
+
+@asynccontextmanager
+async def stock_worker(
+    url: str, storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]]
+) -> AsyncIterator[None]:
+    worker = bullmq.Worker(storage.queue, as_processor(handler), {"connection": url, "autorun": False})
+    running = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        await worker.close()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def ended(storage: BullMQStorage, job_id: str) -> JobStatus:
+    """The job's status once it has ended."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            [status] = await storage.status([job_id])
+            if status is not None and status.state in (JobState.COMPLETED, JobState.FAILED):
+                return status
+            await asyncio.sleep(0.01)
+
+
+async def test_success(storage: BullMQStorage, redis_url: str) -> None:
+    """The handler gets our job with the decoded payload, and its result is stored."""
+    seen: list[Job] = []
+
+    async def handler(job: Job) -> object:
+        seen.append(job)
+        return {"doubled": 42}
+
+    await storage.enqueue([NewJob(id="a:b", name="double", payload=b'{"n":21}', max_attempts=4)])
+    async with stock_worker(redis_url, storage, handler):
+        assert (await ended(storage, "a:b")).state is JobState.COMPLETED
+    [job] = seen
+    assert (job.id, job.name, job.payload, job.attempt, job.max_attempts) == ("a:b", "double", {"n": 21}, 1, 4)
+    outcome = await storage.result("a:b")
+    assert outcome is not None
+    assert outcome.result == b'{"doubled":42}'
+
+
+async def test_retries(storage: BullMQStorage, redis_url: str) -> None:
+    """`Retry` puts the job aside: uncounted ones repeat the attempt, counted ones use it up."""
+    attempts: list[int] = []
+
+    async def handler(job: Job) -> object:
+        attempts.append(job.attempt)
+        if len(attempts) == 1:
+            raise Retry("busy", delay=timedelta(milliseconds=10), counted=False)
+        raise Retry("failed", delay=timedelta(milliseconds=10))
+
+    await storage.enqueue([NewJob(id="again", name="n", payload=b"{}", max_attempts=2)])
+    async with stock_worker(redis_url, storage, handler):
+        status = await ended(storage, "again")
+    assert attempts == [1, 1, 2]
+    assert status.last_error is not None
+    assert (status.state, status.attempt, status.last_error.message) == (JobState.FAILED, 2, "failed")
+
+
+async def test_unrecoverable(storage: BullMQStorage, redis_url: str) -> None:
+    """`UnrecoverableError` fails the job at once, whatever attempts are left."""
+
+    async def handler(job: Job) -> object:
+        raise UnrecoverableError("no such thing")
+
+    await storage.enqueue([NewJob(id="never", name="n", payload=b"{}", max_attempts=5)])
+    async with stock_worker(redis_url, storage, handler):
+        status = await ended(storage, "never")
+    assert status.last_error is not None
+    assert (status.state, status.attempt, status.last_error.message) == (JobState.FAILED, 1, "no such thing")
