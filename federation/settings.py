@@ -1,14 +1,14 @@
 """The one reader of the environment: every setting, its default and what it means.
 
-Values come from the environment, then from a `.env` file in the working directory. Nothing here raises over a missing
-value by itself: `Settings.require_*` tells an entry point everything it lacks at once.
+Values come from the environment, then from a `.env` file in the working directory. `Settings.load` minds malformed
+values alone, so that a part of the application runs with what it needs; `Settings.load_node` minds missing ones too.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -16,13 +16,22 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from db.url import parse_url
 from federation.errors import ConfigurationError
 from federation.http.guard import parse_allowed_hostnames
 from federation.protocol.errors import KeyMaterialError, UrlError
-from federation.protocol.keys import OwnKeys
+from federation.protocol.keys import (
+    ENCRYPTION_PUBLIC_VARIABLE,
+    ENCRYPTION_SECRET_VARIABLE,
+    SIGNING_PUBLIC_VARIABLE,
+    SIGNING_SECRET_VARIABLE,
+    OwnKeys,
+)
 from federation.protocol.urls import canonical_origin
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///federation.sqlite3"
+
+LONGEST_DURATION: Final = timedelta(days=365)
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)?")
@@ -39,12 +48,50 @@ def parse_duration(value: object) -> timedelta:
     match = _DURATION.fullmatch(str(value).strip())
     if match is None:
         raise ValueError("write a duration as 250ms, 5s, 10m, 2h or 7d")
-    return timedelta(seconds=float(match["number"]) * _UNITS[match["unit"] or "s"])
+    seconds = float(match["number"]) * _UNITS[match["unit"] or "s"]
+    if seconds > LONGEST_DURATION.total_seconds():
+        raise ValueError(f"must be at most {LONGEST_DURATION.days} days")
+    return timedelta(seconds=seconds)
 
 
 def _positive(value: timedelta) -> timedelta:
     if value <= timedelta(0):
         raise ValueError("must be longer than nothing")
+    return value
+
+
+def _hostnames(value: object) -> frozenset[str]:
+    try:
+        return value if isinstance(value, frozenset) else parse_allowed_hostnames(str(value))
+    except ValueError:
+        raise ValueError("must be hosts, host:port or URLs, separated by commas") from None
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    parse_url(value.get_secret_value())
+    return value
+
+
+def _redis_url(value: SecretStr) -> SecretStr:
+    try:
+        parts = urlsplit(value.get_secret_value())
+        usable = parts.scheme == "unix" or (parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0)
+    except ValueError:  # it may quote a part of a password
+        usable = False
+    if not usable:
+        raise ValueError("must be redis://[user:password@]host:port[/db], or rediss:// for TLS")
+    return value
+
+
+def _queue_url(value: SecretStr) -> SecretStr:
+    url = value.get_secret_value()
+    if url.startswith("sqlite:"):
+        return _database_url(value)
+    if not url.startswith(("bullmq+redis://", "bullmq+rediss://")):
+        raise ValueError(
+            "no queue storage for this scheme; write sqlite:///path/to/file.db or bullmq+redis://host:port"
+        )
+    _redis_url(SecretStr(url.removeprefix("bullmq+")))
     return value
 
 
@@ -84,10 +131,10 @@ class Settings(BaseSettings):
     federation_private_key: SecretStr | None = None
     federation_encryption_public_key: str | None = None
     federation_encryption_private_key: SecretStr | None = None
-    database_url: SecretStr = SecretStr(DEFAULT_DATABASE_URL)
-    redis_url: SecretStr | None = None
+    database_url: DatabaseUrl = SecretStr(DEFAULT_DATABASE_URL)
+    redis_url: RedisUrl | None = None
     """Where BullMQ's queues live; unset, the queues live in the application's SQLite database."""
-    queue_url: SecretStr | None = None
+    queue_url: QueueUrl | None = None
     """Picks another queue storage by its scheme; wins over REDIS_URL."""
     dev_allowed_hostnames: Hostnames = frozenset()
     """Hosts exempt from the ban on private and loopback addresses: `host`, `host:port` or a URL, comma-separated."""
@@ -111,53 +158,65 @@ class Settings(BaseSettings):
     """How often a delivery may lose its worker before it counts as failed."""
 
     @classmethod
-    def load(cls) -> Self:
-        """The settings of this process: its environment, then `.env`.
+    def load(cls, **overrides: Any) -> Self:  # Any: pydantic checks the values, and names the variable if one is wrong
+        """The settings of this process; what is missing is None.
 
         Raises:
             ConfigurationError: lists every malformed value, by its variable's name and never by its content.
         """
         try:
-            return cls()
+            return cls(**overrides)
         except ValidationError as error:
-            raise _malformed(error) from None
+            raise ConfigurationError([f"{name}: {text}" for name, text in _malformed(error).items()]) from None
+        except UnicodeDecodeError:
+            raise ConfigurationError([".env: not a text file in UTF-8"]) from None
 
     @classmethod
-    def from_values(cls, values: Mapping[str, object]) -> Settings:
-        """Settings made of `values` (by variable name) alone, whatever the environment and `.env` hold.
+    def load_node(cls, **overrides: Any) -> Self:  # Any: as `load`
+        """The settings of a process that delivers or serves: nothing it needs is missing.
 
         Raises:
-            ConfigurationError: as `load`.
+            ConfigurationError: lists everything that is malformed or missing, at once.
         """
         try:
-            return _Explicit.model_validate({name.lower(): value for name, value in values.items()})
-        except ValidationError as error:
-            raise _malformed(error) from None
+            settings = cls.load(**overrides)
+            problems: list[str] = []
+        except ConfigurationError as error:
+            problems = [*error.problems]
+            malformed = {_variable(problem).lower() for problem in problems} & cls.model_fields.keys()
+            if not malformed:
+                raise
+            # Read again without them, to see what else is wrong.
+            settings = cls.load(**overrides, **{name: cls.model_fields[name].default for name in malformed})
+        named = {_variable(problem) for problem in problems}
+        problems += [problem for problem in settings._missing() if _variable(problem) not in named]
+        if problems:
+            raise ConfigurationError(problems)
+        return settings
 
     def own_keys(self) -> OwnKeys | None:
         """This node's key pairs, None while none of the four variables is set.
 
         Raises:
-            ConfigurationError: some are missing, or they do not fit together.
+            ConfigurationError: lists those that are missing, malformed, or do not fit together.
         """
-        problems = self._missing_keys()
-        if len(problems) == len(_KEY_VARIABLES):
+        values = {name: _plain(getattr(self, name.lower())) for name in _KEY_VARIABLES}
+        missing = {name for name, value in values.items() if value is None}
+        if missing == values.keys():
             return None
-        if problems:
-            raise ConfigurationError(problems)
-        assert self.federation_public_key is not None
-        assert self.federation_private_key is not None
-        assert self.federation_encryption_public_key is not None
-        assert self.federation_encryption_private_key is not None
+        signing_public, signing_secret, encryption_public, encryption_secret = (
+            value or "" for value in values.values()
+        )
         try:
             return OwnKeys.from_base64(
-                signing_public=self.federation_public_key,
-                signing_secret=self.federation_private_key.get_secret_value(),
-                encryption_public=self.federation_encryption_public_key,
-                encryption_secret=self.federation_encryption_private_key.get_secret_value(),
+                signing_public=signing_public,
+                signing_secret=signing_secret,
+                encryption_public=encryption_public,
+                encryption_secret=encryption_secret,
             )
         except KeyMaterialError as error:
-            raise ConfigurationError(error.problems) from None
+            wrong = [problem for problem in error.problems if _variable(problem) not in missing]
+            raise ConfigurationError([*_not_set(missing), *wrong]) from None
 
     def require_identity(self) -> None:
         """A URL and keys of its own are set, as delivering and serving need.
@@ -168,49 +227,55 @@ class Settings(BaseSettings):
         problems = [] if self.better_auth_url else ["BETTER_AUTH_URL: not set; it is this node's own URL"]
         try:
             if self.own_keys() is None:
-                problems += self._missing_keys()
+                problems += _not_set(_KEY_VARIABLES)
         except ConfigurationError as error:
             problems += error.problems
         if problems:
             raise ConfigurationError(problems)
 
-    def _missing_keys(self) -> list[str]:
-        return [
-            f"{name.upper()}: not set; `federation init` makes a set of keys"
-            for name in _KEY_VARIABLES
-            if getattr(self, name) is None
-        ]
+    def require_queues(self) -> None:
+        """There is a place for the queues.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        in_database = self.database_url.get_secret_value().startswith("sqlite")
+        if not (self.queue_url or self.redis_url or in_database):
+            raise ConfigurationError(["REDIS_URL: not set; with this DATABASE_URL the queues need a Redis or Valkey"])
+
+    def _missing(self) -> list[str]:
+        problems: list[str] = []
+        for require in (self.require_identity, self.require_queues):
+            try:
+                require()
+            except ConfigurationError as error:
+                problems += error.problems
+        return problems
 
 
 _KEY_VARIABLES: Final = (
-    "federation_public_key",
-    "federation_private_key",
-    "federation_encryption_public_key",
-    "federation_encryption_private_key",
+    SIGNING_PUBLIC_VARIABLE,
+    SIGNING_SECRET_VARIABLE,
+    ENCRYPTION_PUBLIC_VARIABLE,
+    ENCRYPTION_SECRET_VARIABLE,
 )
 
 
-class _Explicit(Settings):
-    """Settings that read nothing but what they are given."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
+def _not_set(names: Collection[str]) -> list[str]:
+    return [f"{name}: not set; `federation init` makes a set of keys" for name in _KEY_VARIABLES if name in names]
 
 
-def _malformed(error: ValidationError) -> ConfigurationError:
-    return ConfigurationError([_problem(each["loc"], each["msg"]) for each in error.errors()])
+def _plain(value: str | SecretStr | None) -> str | None:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-def _problem(location: tuple[int | str, ...], message: str) -> str:
-    return f"{str(location[0]).upper() if location else 'settings'}: {message.removeprefix('Value error, ')}"
+def _malformed(error: ValidationError) -> dict[str, str]:
+    """What is wrong with each variable."""
+    return {str(each["loc"][0]).upper(): each["msg"].removeprefix("Value error, ") for each in error.errors()}
+
+
+def _variable(problem: str) -> str:
+    return problem.partition(":")[0]
 
 
 def write_env_file(path: Path, values: Mapping[str, str]) -> None:

@@ -129,7 +129,7 @@ class Runner:
     def _encode(self, result: object) -> bytes:
         try:
             return self.result_serde.dumps(result)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError) as error:
             raise UnrecoverableError(
                 f"the handler's result of type {type(result).__name__} cannot be encoded by "
                 f"{type(self.result_serde).__name__}: {type(error).__name__}"

@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerEventKind(StrEnum):
-    """`failing`: an attempt failed and will be repeated; `failed`: the job failed for good; `drained`: nothing is left
-    to claim; `error`: the storage failed a call, which says nothing about any job.
+    """`failing`: an attempt failed and will be repeated; `failed`: the job failed for good; `drained`: the last
+    claim left nothing, and all jobs claimed have ended; `error`: the storage failed a call, which says nothing about
+    any job.
     """
 
     READY = "ready"
@@ -34,7 +35,8 @@ class WorkerEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEvent:
-    """One event. Events of an attempt carry its `claim`, `stalled` the ids of the recovered jobs.
+    """One event. Events of an attempt carry its `claim`. Those of the reaper carry `job_ids` instead: `stalled` jobs
+    are back in the queue, `failed` ones had stalled too often or with their last attempt.
 
     `delay` is the time until the next attempt, `duration` how long the handler ran.
     """

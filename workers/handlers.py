@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -99,6 +100,11 @@ class Handler:
     lease: timedelta | None = None
     timeout: timedelta | None = None
 
+    def __post_init__(self) -> None:
+        for what, value in (("lease", self.lease), ("timeout", self.timeout)):
+            if value is not None and value <= timedelta(0):
+                raise ValueError(f"a handler's {what} must be longer than nothing, not {value}")
+
 
 class HandlerTable:
     """Job names and their handlers; `"*"` takes every name not listed."""
@@ -162,6 +168,7 @@ async def _in_thread(function: HandlerFunction, job: Job) -> object:
     """A daemon thread of its own: one that never ends must not keep the process from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
+    context = contextvars.copy_context()
 
     def deliver(result: object, error: BaseException | None) -> None:
         if future.done():
@@ -174,7 +181,7 @@ async def _in_thread(function: HandlerFunction, job: Job) -> object:
     def run() -> None:
         result, error = None, None
         try:
-            result = function(job)
+            result = context.run(function, job)
         except BaseException as caught:
             error = caught if not isinstance(caught, StopIteration) else RuntimeError(repr(caught))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

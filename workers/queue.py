@@ -237,14 +237,17 @@ class Queue:
 
 
 def content_id(payload: object, *, serde: Serde | None = None) -> str:
-    """An id that is the same for the same payload: SHA-256 over its encoding, in hex."""
-    return hashlib.sha256((serde or JsonSerde()).dumps(payload)).hexdigest()
+    """An id that is the same for the same payload: SHA-256 over its encoding (JSON with sorted keys), in hex."""
+    return hashlib.sha256((serde or JsonSerde(sort_keys=True)).dumps(payload)).hexdigest()
 
 
 def _as_ttl(value: timedelta | int) -> timedelta:
     if isinstance(value, bool) or not isinstance(value, int | timedelta):
         raise ValueError(f"result_ttl is a timedelta or whole milliseconds, not {value!r}")
-    ttl = value if isinstance(value, timedelta) else timedelta(milliseconds=value)
+    try:
+        ttl = value if isinstance(value, timedelta) else timedelta(milliseconds=value)
+    except OverflowError:
+        raise ValueError(f"result_ttl is out of range: {value} ms") from None
     if ttl <= timedelta(0):
         raise ValueError(f"result_ttl must be above zero, not {value!r}")
     return ttl

@@ -50,10 +50,11 @@ class Reaper:
         """One pass: every expired lease known now is recovered, every expired record gone."""
         while True:
             recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)
-            job_ids = recovery.requeued + recovery.failed
-            if job_ids:
-                notify(self._observers, self._event(WorkerEventKind.STALLED, job_ids=job_ids))
-            if len(job_ids) < BATCH:
+            if recovery.requeued:
+                notify(self._observers, self._event(WorkerEventKind.STALLED, job_ids=recovery.requeued))
+            if recovery.failed:
+                notify(self._observers, self._event(WorkerEventKind.FAILED, job_ids=recovery.failed))
+            if len(recovery.requeued) + len(recovery.failed) < BATCH:
                 break
         removed = BATCH
         while removed >= BATCH:

@@ -17,17 +17,30 @@ class Serde(Protocol):
 
 
 class JsonSerde:
-    """Strict JSON in UTF-8: compact, no NaN or Infinity, non-ASCII text as it is."""
+    """Strict JSON in UTF-8: compact, no NaN or Infinity, non-ASCII text as it is.
 
-    def __init__(self) -> None:
-        self._encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+    With `sort_keys` equal objects have equal bytes, whatever the order of their keys.
+    """
+
+    def __init__(self, *, sort_keys: bool = False) -> None:
+        self._encode = json.JSONEncoder(
+            separators=(",", ":"), ensure_ascii=False, allow_nan=False, sort_keys=sort_keys
+        ).encode
+        self._decode = json.JSONDecoder(parse_constant=_refuse).decode
 
     def dumps(self, value: object) -> bytes:
-        return self._encode(value).encode()
+        try:
+            return self._encode(value).encode()
+        except RecursionError:
+            raise ValueError("the value is nested too deeply for JSON") from None
 
     def loads(self, data: bytes) -> object:
         try:
-            value: object = json.loads(data)
+            value: object = self._decode(data.decode())
         except RecursionError:
             raise ValueError("JSON is nested too deeply") from None
         return value
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")

@@ -33,22 +33,30 @@ class Settler:
         self._report = report
         self._pending: list[Pending] = []  # written by attempts, emptied by `run`
         self._arrived = asyncio.Event()
+        self._ended = False
 
     async def settle(self, settlement: Settlement) -> SettleOutcome | None:
-        """The settlement's outcome, or None when the lease ended before the storage took it."""
+        """The settlement's outcome, or None when the lease or the worker ended before the storage took it."""
+        if self._ended:
+            return None
         future: asyncio.Future[SettleOutcome | None] = asyncio.get_running_loop().create_future()
         self._pending.append((settlement, future))
         self._arrived.set()
         return await future
 
     async def run(self) -> None:
-        """Settle until cancelled."""
-        while True:
-            await self._arrived.wait()
-            await asyncio.sleep(0)  # attempts that finish in this same turn of the loop join the group
-            self._arrived.clear()
-            group, self._pending = self._pending, []
-            await self._settle_group(group)
+        """Settle until cancelled; whatever is not settled then is given up."""
+        group: list[Pending] = []
+        try:
+            while True:
+                await self._arrived.wait()
+                await asyncio.sleep(0)  # attempts that finish in this same turn of the loop join the group
+                self._arrived.clear()
+                group, self._pending = self._pending, []
+                await self._settle_group(group)
+        finally:
+            self._ended = True
+            _give_up(group + self._pending)
 
     async def _settle_group(self, group: list[Pending]) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -62,7 +70,7 @@ class Settler:
                 group = self._give_up_expired(group)
             except Exception as error:  # a storage's bug: the leases will run out and the jobs be recovered
                 self._report(error)
-                _resolve(group, [None] * len(group))
+                _give_up(group)
                 return
             else:
                 _resolve(group, outcomes)
@@ -70,9 +78,12 @@ class Settler:
 
     def _give_up_expired(self, group: list[Pending]) -> list[Pending]:
         held = [entry for entry in group if self._holds(entry[0].claim)]
-        expired = [entry for entry in group if not self._holds(entry[0].claim)]
-        _resolve(expired, [None] * len(expired))
+        _give_up([entry for entry in group if entry not in held])
         return held
+
+
+def _give_up(group: list[Pending]) -> None:
+    _resolve(group, [None] * len(group))
 
 
 def _resolve(group: list[Pending], outcomes: list[SettleOutcome] | list[None]) -> None:

@@ -102,7 +102,8 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._stop_asked: asyncio.Task[Literal[True]] | None = None  # done once `stop` was called
-        self._idle = True
+        self._found_all = False  # whether the last claim brought all there was
+        self._idle = True  # whether that has been reported, and nothing was claimed since
 
     @property
     def running(self) -> int:
@@ -129,6 +130,9 @@ class Worker:
         try:
             if await self._connect():
                 await self._work()
+        except ExceptionGroup as group:  # what made the tasks of `_work` end; the first is the cause of the others
+            failure = group.exceptions[0]
+            raise failure from failure.__cause__
         finally:
             self._stop_asked.cancel()
             self._emit(WorkerEventKind.STOPPED)
@@ -159,13 +163,12 @@ class Worker:
         pause = FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             try:
-                await self._storage.connect()
+                if await self._unless_stopping(self._storage.connect()):
+                    return True
             except StorageUnavailable as error:
                 self._report(error)
                 await self._pause(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-            else:
-                return True
         return False
 
     async def _claim_until_stopped(self) -> None:
@@ -177,8 +180,9 @@ class Worker:
                 continue
             try:
                 claims = await self._claim(free)
-                if len(claims) < free:
-                    self._note_drained(found=len(claims))
+                self._found_all = len(claims) < free
+                if self._found_all:
+                    self._note_drained()
                     await self._wait_for_work()
                 pause = FIRST_PAUSE_SECONDS
             except StorageUnavailable as error:
@@ -188,23 +192,30 @@ class Worker:
 
     async def _claim(self, limit: int) -> list[Claim]:
         asked_at = time.monotonic()
-        # Shielded: a cancellation now must not lose the claims an answer on its way brings.
+        # A task of its own: neither stop nor cancellation may lose the claims that an answer on its way brings.
         call = asyncio.ensure_future(self._storage.claim(self.worker_id, leases=self._wanted, limit=limit))
         try:
-            claims = await asyncio.shield(call)
+            await self._until_stopping(call)
+            claims = await self._last_answer(call)
         except asyncio.CancelledError:
-            call.add_done_callback(lambda done: self._start_all_unless_failed(done, asked_at))
-            await asyncio.wait([call], timeout=FORCED_STOP_SECONDS)
+            with contextlib.suppress(Exception):
+                self._start_all(await self._last_answer(call), asked_at)
             raise
         self._start_all(claims, asked_at)
         return claims
 
-    def _start_all_unless_failed(self, call: asyncio.Future[list[Claim]], asked_at: float) -> None:
-        if not call.cancelled() and call.exception() is None:
-            self._start_all(call.result(), asked_at)
+    async def _last_answer(self, call: asyncio.Future[list[Claim]]) -> list[Claim]:
+        """What `call` brings, given a last moment to do so; what comes later is left to the end of its leases."""
+        if not call.done():
+            await asyncio.wait([call], timeout=FORCED_STOP_SECONDS)
+        if not call.done():
+            call.cancel()
+            return []
+        return call.result()
 
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
+            self._idle = False
             attempt = Attempt(claim)
             self._attempts[claim.token] = attempt
             self._leases.hold(claim, since=asked_at)
@@ -226,19 +237,24 @@ class Worker:
     async def _pause(self, seconds: float) -> None:
         await self._unless_stopping(asyncio.sleep(seconds))
 
-    async def _unless_stopping(self, work: Coroutine[object, object, None]) -> None:
-        """Await `work`; `stop` cuts it short."""
-        assert self._stop_asked is not None
+    async def _unless_stopping(self, work: Coroutine[object, object, None]) -> bool:
+        """Await `work`; `stop` cuts it short. Whether it came to its end."""
         task = asyncio.create_task(work)
         try:
-            await asyncio.wait([task, self._stop_asked], return_when=asyncio.FIRST_COMPLETED)
+            await self._until_stopping(task)
         finally:
             while not task.done():
                 task.cancel()
                 # Again and again: a single cancellation can be swallowed by what the task awaits.
                 await asyncio.wait([task], timeout=1)
-        if not task.cancelled():
-            task.result()
+        if task.cancelled():
+            return False
+        task.result()
+        return True
+
+    async def _until_stopping(self, call: asyncio.Future[list[Claim]] | asyncio.Task[None]) -> None:
+        assert self._stop_asked is not None
+        await asyncio.wait([call, self._stop_asked], return_when=asyncio.FIRST_COMPLETED)
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         claim = attempt.claim
@@ -252,6 +268,7 @@ class Worker:
             self._leases.drop(claim)
             del self._attempts[claim.token]
             self._slot_freed.set()
+            self._note_drained()
 
     async def _settle(self, attempt: Attempt, ending: Ending) -> None:
         assert ending.settlement is not None
@@ -280,7 +297,12 @@ class Worker:
 
     async def _finish(self) -> None:
         """Phases two and three of a stop: let handlers end, then cancel them and wait for their settlements."""
-        await self._wait_for_attempts(self._grace.total_seconds(), hurry=True)
+        try:
+            await self._wait_for_attempts(self._grace.total_seconds(), hurry=True)
+        finally:  # being cancelled meanwhile only ends the grace
+            await self._force()
+
+    async def _force(self) -> None:
         for attempt in list(self._attempts.values()):
             attempt.interrupt(SignalReason.SHUTDOWN)
         await self._wait_for_attempts(FORCED_STOP_SECONDS, hurry=False)
@@ -312,13 +334,12 @@ class Worker:
 
     def _cancel(self, claim: Claim) -> None:
         attempt = self._attempts.get(claim.token)
-        if attempt is not None:
+        # Storages repeat the request until the job is settled; a handler that is cleaning up must be left to it.
+        if attempt is not None and attempt.signal.reason is None:
             attempt.interrupt(SignalReason.CANCELLED)
 
-    def _note_drained(self, *, found: int) -> None:
-        if self._attempts or found:
-            self._idle = False
-        elif not self._idle:
+    def _note_drained(self) -> None:
+        if self._found_all and not self._attempts and not self._idle:
             self._idle = True
             self._emit(WorkerEventKind.DRAINED)
 

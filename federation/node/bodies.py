@@ -13,6 +13,8 @@ from federation.node.refusals import FrameworkRefusal, try_later
 
 BODY_TIMEOUT = timedelta(seconds=15)
 BODY_MEMORY_BYTES = 64 * 1024 * 1024
+DISCARDED_BYTES = 16 * 1024 * 1024
+"""How much of a body over its limit is read and dropped: a client that is still sending would miss the answer."""
 
 # What is left of a refused body may still be on its way: the connection cannot be used again.
 _CLOSE = {"Connection": "close"}
@@ -46,22 +48,30 @@ class BodyReader:
 
     async def _fill(self, body: bytearray, request: Request, limit: int) -> None:
         announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced[:20]) > limit:
+        if announced.isdecimal() and int(announced[:20]) > limit + DISCARDED_BYTES:
             raise _too_large(limit)
+        received = 0
         try:
             async with asyncio.timeout(self._timeout):
                 async for chunk in request.stream():
-                    body += chunk
-                    self._held += len(chunk)
-                    if len(body) > limit:
-                        raise _too_large(limit)
-                    if self._held > self._memory:
-                        raise try_later("Too many large requests at once", reason="BODY_MEMORY")
+                    received += len(chunk)
+                    if received <= limit:
+                        self._keep(body, chunk)
+                    elif received > limit + DISCARDED_BYTES:
+                        break
         except TimeoutError:
             text = f"The body did not arrive within {self._timeout:g} seconds"
             raise FrameworkRefusal(408, text, code="REQUEST_TIMEOUT", headers=_CLOSE) from None
         except ClientDisconnect:
             raise FrameworkRefusal(408, "The body broke off", code="REQUEST_TIMEOUT", headers=_CLOSE) from None
+        if received > limit:
+            raise _too_large(limit)
+
+    def _keep(self, body: bytearray, chunk: bytes) -> None:
+        body += chunk
+        self._held += len(chunk)
+        if self._held > self._memory:
+            raise try_later("Too many large requests at once", reason="BODY_MEMORY")
 
 
 def _too_large(limit: int) -> FrameworkRefusal:

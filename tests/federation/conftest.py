@@ -6,7 +6,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,21 +41,18 @@ def database_file(migrated_file: Path, tmp_path: Path) -> Path:
 def make_settings(database_file: Path) -> MakeSettings:
     """Settings from nothing but its arguments: loopback allowed, vector A's keys, short pauses."""
 
-    def make(**overrides: Any) -> Settings:  # Any: whatever a setting is given as, pydantic checks it
-        values: dict[str, Any] = {
-            "_env_file": None,
+    def make(**overrides: object) -> Settings:
+        values: dict[str, object] = {
             "better_auth_url": OWN_URL,
             **{name.lower(): value for name, value in A.env.items()},
             "database_url": f"sqlite:///{database_file}",
-            "redis_url": None,
-            "queue_url": None,
             "dev_allowed_hostnames": "127.0.0.1",
             "federation_delivery_backoff": "20ms",
             "federation_health_first_delay": "1h",
             "federation_lease": "2s",
             "federation_grace": "5s",
         }
-        return Settings.load(**{**values, **overrides})
+        return Settings.from_values({**values, **overrides})
 
     return make
 

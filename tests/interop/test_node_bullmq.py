@@ -13,7 +13,7 @@ import pytest
 from tests.interop.peer import NodePeer, install_npm_packages, node_peer
 from workers import DROP, JobState, NewJob, RetryPolicy, Worker
 from workers.handlers import Job
-from workers.jobs import Claim, Completed, ErrorInfo, Failed, OutcomeKind, Retried, SettleStatus
+from workers.jobs import TERMINAL_EVENTS, Claim, Completed, ErrorInfo, Failed, OutcomeKind, Retried, SettleStatus
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq_codec import FOREVER
 
@@ -49,15 +49,15 @@ async def claim_one(storage: BullMQStorage) -> Claim:
     return claims[0]
 
 
-async def work(storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], until: str, state: str) -> None:
-    """Our worker ran until Node's view of the job would be `state`."""
+async def work_until_ended(storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], job_id: str) -> None:
+    """Our worker ran until the job had ended for good."""
     worker = Worker(storage, {"*": handler}, concurrency=5)
-    running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(PATIENCE):
-        while (found := (await storage.status([until]))[0]) is None or found.state != state:
-            await asyncio.sleep(0.01)
-    worker.stop()
-    await running
+    async with asyncio.timeout(PATIENCE), storage.subscribe(job_id) as events:
+        running = asyncio.create_task(worker.run())
+        while (await events.get()).kind not in TERMINAL_EVENTS:
+            pass
+        worker.stop()
+        await running
 
 
 async def test_options_of_a_node_job_are_read(storage: BullMQStorage, node: NodePeer) -> None:
@@ -125,7 +125,7 @@ async def test_our_worker_keeps_a_node_jobs_backoff(storage: BullMQStorage, node
         starts.append(asyncio.get_running_loop().time())
         raise RuntimeError(f"attempt {job.attempt}")
 
-    await work(storage, fail, until="flaky", state="failed")
+    await work_until_ended(storage, fail, "flaky")
     gaps = [later - earlier for earlier, later in pairwise(starts)]
     assert len(starts) == 3
     assert gaps[0] >= 0.06

@@ -13,6 +13,7 @@ import pytest
 
 from workers import JobState, JobStatus, NewJob, Retry, UnrecoverableError
 from workers.handlers import Job
+from workers.jobs import TERMINAL_EVENTS
 from workers.storage.bullmq import BullMQStorage, as_processor
 
 PATIENCE = 20.0
@@ -39,14 +40,18 @@ async def stock_worker(
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def ended(storage: BullMQStorage, job_id: str) -> JobStatus:
-    """The job's status once it has ended."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            [status] = await storage.status([job_id])
-            if status is not None and status.state in (JobState.COMPLETED, JobState.FAILED):
-                return status
-            await asyncio.sleep(0.01)
+async def run_to_the_end(
+    url: str, storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], job: NewJob
+) -> JobStatus:
+    """The job's status after a stock worker ran it until it had ended for good."""
+    async with asyncio.timeout(PATIENCE), storage.subscribe(job.id) as events:
+        await storage.enqueue([job])
+        async with stock_worker(url, storage, handler):
+            while (await events.get()).kind not in TERMINAL_EVENTS:
+                pass
+    [status] = await storage.status([job.id])
+    assert status is not None
+    return status
 
 
 async def test_success(storage: BullMQStorage, redis_url: str) -> None:
@@ -57,9 +62,9 @@ async def test_success(storage: BullMQStorage, redis_url: str) -> None:
         seen.append(job)
         return {"doubled": 42}
 
-    await storage.enqueue([NewJob(id="a:b", name="double", payload=b'{"n":21}', max_attempts=4)])
-    async with stock_worker(redis_url, storage, handler):
-        assert (await ended(storage, "a:b")).state is JobState.COMPLETED
+    new = NewJob(id="a:b", name="double", payload=b'{"n":21}', max_attempts=4)
+    status = await run_to_the_end(redis_url, storage, handler, new)
+    assert status.state is JobState.COMPLETED
     [job] = seen
     assert (job.id, job.name, job.payload, job.attempt, job.max_attempts) == ("a:b", "double", {"n": 21}, 1, 4)
     outcome = await storage.result("a:b")
@@ -77,9 +82,8 @@ async def test_retries(storage: BullMQStorage, redis_url: str) -> None:
             raise Retry("busy", delay=timedelta(milliseconds=10), counted=False)
         raise Retry("failed", delay=timedelta(milliseconds=10))
 
-    await storage.enqueue([NewJob(id="again", name="n", payload=b"{}", max_attempts=2)])
-    async with stock_worker(redis_url, storage, handler):
-        status = await ended(storage, "again")
+    new = NewJob(id="again", name="n", payload=b"{}", max_attempts=2)
+    status = await run_to_the_end(redis_url, storage, handler, new)
     assert attempts == [1, 1, 2]
     assert status.last_error is not None
     assert (status.state, status.attempt, status.last_error.message) == (JobState.FAILED, 2, "failed")
@@ -91,8 +95,7 @@ async def test_unrecoverable(storage: BullMQStorage, redis_url: str) -> None:
     async def handler(job: Job) -> object:
         raise UnrecoverableError("no such thing")
 
-    await storage.enqueue([NewJob(id="never", name="n", payload=b"{}", max_attempts=5)])
-    async with stock_worker(redis_url, storage, handler):
-        status = await ended(storage, "never")
+    new = NewJob(id="never", name="n", payload=b"{}", max_attempts=5)
+    status = await run_to_the_end(redis_url, storage, handler, new)
     assert status.last_error is not None
     assert (status.state, status.attempt, status.last_error.message) == (JobState.FAILED, 1, "no such thing")

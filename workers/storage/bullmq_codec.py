@@ -68,7 +68,7 @@ def decode_id(raw: str) -> str:
         job_id = base64.urlsafe_b64decode(raw[1:] + "=" * (-len(raw[1:]) % 4)).decode()
     except (binascii.Error, ValueError):
         return raw
-    return job_id if encode_id(job_id) == raw else raw
+    return job_id if job_id and encode_id(job_id) == raw else raw
 
 
 def raw_ids(job_id: str) -> tuple[str, ...]:

@@ -191,7 +191,8 @@ class SqlStorage:
                 if until_due == timedelta(0) or deadline - clock() <= 0:
                     return
                 try:
-                    await asyncio.wait_for(bell.wait(), left)
+                    async with asyncio.timeout(left):
+                        await bell.wait()
                 except TimeoutError:
                     continue
 

@@ -14,6 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
+from typing import Self
 
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
@@ -73,7 +74,7 @@ class Harness(ABC):
         """The server was stopped and is there again with the data it promised to keep (`restarts` only)."""
         raise NotImplementedError(f"{type(self).__name__} declares no restarts")
 
-    async def __aenter__(self) -> Harness:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -44,7 +44,7 @@ ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack
 
 
 def job(
-    id: str | None = None,  # noqa: A002 - the field's own name
+    job_id: str | None = None,
     *,
     name: str = NAME,
     payload: bytes = b"{}",
@@ -56,7 +56,7 @@ def job(
 ) -> NewJob:
     """A job with an id of its own, kept for an hour however it ends."""
     return NewJob(
-        id=id or new_id(),
+        id=job_id or new_id(),
         name=name,
         payload=payload,
         delay=delay,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+import httpx
 import pytest
+import uvicorn
 from starlette.requests import Request
 
+from federation.http.client import FederationClient
+from federation.node.app import POSTS_PATH
 from federation.node.bodies import BodyReader
 from federation.node.refusals import Refusal
+from tests.federation.node.conftest import LOOPBACK, Node
+from tests.federation.node.peer import Peer
 
 Message = dict[str, object]
 
@@ -74,17 +81,18 @@ async def test_a_body_that_breaks_off_is_refused() -> None:
     assert (await refusal(BodyReader(), request(receive))).status == 408
 
 
-async def test_an_endless_body_is_refused_at_the_limit() -> None:
-    """413 after the first byte too many."""
+async def test_an_endless_body_is_refused() -> None:
+    """413 in the end, after a bounded amount of it was dropped."""
+    chunk = b"x" * 65536
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"x" * 60, "more_body": True}
+        return {"type": "http.request", "body": chunk, "more_body": True}
 
     assert (await refusal(BodyReader(), request(receive))).status == 413
 
 
-@pytest.mark.parametrize("announced", ["101", "9" * 5000])
-async def test_an_announced_length_over_the_limit_is_refused_unread(announced: str) -> None:
+@pytest.mark.parametrize("announced", [str(2**30), "9" * 5000])
+async def test_an_announced_length_far_over_the_limit_is_refused_unread(announced: str) -> None:
     """413 before anything is received."""
     headers = {"content-length": announced}
 
@@ -102,3 +110,22 @@ async def test_all_bodies_together_have_a_limit_and_memory_comes_back() -> None:
 
     assert (refused.status, refused.headers["Retry-After"]) == (503, "5")
     assert len(body) == 60
+
+
+async def test_a_client_that_sends_too_much_hears_so(node: Node, peer: Peer) -> None:
+    """Over a real connection the 413 arrives, not a reset: the rest of a moderate body is taken and dropped."""
+    transport = node.client._transport  # the application the client talks to
+    assert isinstance(transport, httpx.ASGITransport)
+    server = uvicorn.Server(uvicorn.Config(transport.app, log_config=None, lifespan="off"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    origin = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with asyncio.TaskGroup() as group, FederationClient(LOOPBACK) as client:
+        group.create_task(server._serve([listener]))  # without its signal handlers
+        body = b" " * (5 * 1024 * 1024)
+        responses = [
+            await client.fetch(f"{origin}{POSTS_PATH}", method="POST", headers=peer.headers(), body=body)
+            for _ in range(5)
+        ]
+        server.should_exit = True
+
+    assert [response.status for response in responses] == [413] * 5

@@ -1,0 +1,99 @@
+"""Runs workers in tests: started and stopped around a block, and watched through their events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from workers.errors import StorageUnavailable
+from workers.events import WorkerEvent, WorkerEventKind
+from workers.handlers import Job
+from workers.jobs import JobOutcome
+from workers.retry import RetryPolicy
+from workers.storage.base import Storage
+from workers.worker import Worker
+
+PATIENCE = 10.0
+"""Seconds after which what should have happened did not."""
+
+AT_ONCE = RetryPolicy(initial=timedelta(0), jitter=0)
+NEVER = RetryPolicy(initial=timedelta(hours=1), maximum=timedelta(hours=1), jitter=0)
+
+
+class Recorder:
+    """An observer that keeps every event, and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        self.events: list[WorkerEvent] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    def of(self, kind: WorkerEventKind) -> list[WorkerEvent]:
+        """The events of this kind so far."""
+        return [event for event in self.events if event.kind is kind]
+
+    def story(self, job_id: str | None = None) -> list[WorkerEventKind]:
+        """The kinds of all events so far, or of those of one job."""
+        return [event.kind for event in self.events if job_id is None or (event.claim and event.claim.job_id == job_id)]
+
+    async def seen(self, kind: WorkerEventKind, count: int = 1) -> WorkerEvent:
+        """The last of the first `count` events of this kind, as soon as it is there."""
+        async with asyncio.timeout(PATIENCE):
+            while len(found := self.of(kind)) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return found[count - 1]
+
+
+@asynccontextmanager
+async def running(*workers: Worker) -> AsyncIterator[None]:
+    """The workers run beside the block, and have stopped without grace when it ends."""
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.stop()
+            worker.stop()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*tasks)
+
+
+async def outcome(storage: Storage, job_id: str) -> JobOutcome:
+    """How the job ended, as soon as it has."""
+    async with asyncio.timeout(PATIENCE), storage.subscribe(job_id) as events:
+        while (ended := await storage.result(job_id)) is None:
+            await events.get()
+    return ended
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """`holds` came true within the time a test has."""
+    async with asyncio.timeout(PATIENCE):
+        while not await holds():
+            await asyncio.sleep(0.005)
+
+
+async def forever(job: Job) -> None:
+    """A handler that ends only when it is cancelled."""
+    await asyncio.Event().wait()
+
+
+class Outage:
+    """While `down`, every call of these verbs of a storage fails; give `around` to `wrapped`."""
+
+    def __init__(self, *verbs: str) -> None:
+        self.verbs = frozenset(verbs)
+        self.down = False
+        self.failures = 0
+
+    async def around(self, verb: str, call: Callable[[], Awaitable[object]]) -> object:
+        if self.down and verb in self.verbs:
+            self.failures += 1
+            raise StorageUnavailable(f"{verb}: the storage is down")
+        return await call()

@@ -1,0 +1,128 @@
+"""Our calls of BullMQ's scripts, against those of the installed package's own argument builders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import bullmq
+import msgpack
+import pytest
+from bullmq.redis_connection import SCRIPT_DEFINITIONS, RedisConnection
+from bullmq.scripts import Scripts
+from redis.asyncio import Redis
+
+from workers.storage.bullmq_lua import SCRIPTS, Command, QueueScripts, scripts
+
+OURS = QueueScripts("q", "bull")
+NOW = 1_800_000_000_000
+
+
+class Recorder:
+    """The package's `Scripts`, writing down which script it would call with what; a queue for the package's `Job`."""
+
+    qualifiedName = "bull:q"  # noqa: N815 - the package's spelling
+
+    def __init__(self) -> None:
+        self.opts: dict[str, object] = {}
+        self.backend = self
+        self.redisConnection = RedisConnection(Redis(decode_responses=True), skipVersionCheck=True)
+        self.redisConnection.commands = {name: self._record(name) for name in SCRIPT_DEFINITIONS}
+        self.redisConnection.version = "7.0.0"
+        self.scripts: Any = Scripts("bull", "q", self.redisConnection)
+        self.called: list[object] = []
+
+    def _record(self, name: str) -> Callable[..., Coroutine[None, None, int]]:
+        async def call(keys: Sequence[str], args: Sequence[object], client: object = None) -> int:
+            self.called = [scripts()[name].sha, len(keys), *keys, *args]
+            return 0
+
+        return call
+
+    def job(self, **options: object) -> Any:
+        return bullmq.Job(self, "name", {"x": 1}, {"timestamp": NOW, "jobId": "id", **options})
+
+
+CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
+    "add": (
+        OURS.add(
+            "id", "name", '{"x":1}', {"attempts": 0, "delay": 0, "timestamp": NOW, "jobId": "id", "backoff": None}, NOW
+        ),
+        lambda their: their.scripts.addStandardJob(their.job(), NOW),
+    ),
+    "delay": (
+        OURS.delay("id", "t", delay_ms=50, counted=True, fields={"a": "b"}, now_ms=NOW),
+        lambda their: their.scripts.moveToDelayed("id", NOW, 50, "t", {"fieldsToUpdate": {"a": "b"}}),
+    ),
+    "delay uncounted": (
+        OURS.delay("id", "t", delay_ms=50, counted=False, fields={}, now_ms=NOW),
+        lambda their: their.scripts.moveToDelayed("id", NOW, 50, "t", {"skipAttempt": True}),
+    ),
+    "extend": (
+        OURS.extend(["a", "b"], ["t", "u"], 30_000),
+        lambda their: their.scripts.extendJobLocks(["a", "b"], ["t", "u"], 30_000),
+    ),
+    "recover": (OURS.recover(3, NOW)[1], lambda their: their.scripts.moveStalledJobsToWait(3, 1)),
+    "state": (OURS.state("id"), lambda their: their.scripts.getState("id")),
+    "remove": (OURS.remove("id"), lambda their: their.scripts.remove("id", False)),
+    "pause": (OURS.pause(), lambda their: their.scripts.pause(True)),
+    "resume": (OURS.resume(), lambda their: their.scripts.pause(False)),
+    "drain": (OURS.drain(), lambda their: their.scripts.drain(True)),
+    "clean": (OURS.clean("failed", NOW, 7), lambda their: their.scripts.cleanJobsInSet("failed", 0, 7)),
+    "reprocess": (
+        OURS.reprocess("id"),
+        lambda their: their.scripts.reprocessJob(
+            their.job(), "failed", {"resetAttemptsMade": True, "resetAttemptsStarted": True}
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "call_theirs"), CASES.values(), ids=CASES.keys())
+async def test_arguments_are_the_packages_own(ours: Command, call_theirs: Callable[[Recorder], Any]) -> None:
+    """The script, its keys and its arguments are those the package would pass."""
+    their = Recorder()
+    await call_theirs(their)
+    assert _readable(ours[1:]) == _readable(their.called)
+
+
+async def test_claiming_passes_what_the_package_passes() -> None:
+    """A claim names its worker beside the package's token and lock."""
+    their = Recorder()
+    await their.scripts.moveToActive("t", {"lockDuration": 30_000})
+    ours, theirs = _readable(OURS.claim("t", 30_000, NOW)[1:]), _readable(their.called)
+    assert ours[:-1] == theirs[:-1]
+    assert ours[-1] == {"token": "t", "lockDuration": 30_000, "name": "t"}
+    assert theirs[-1] == {"token": "t", "lockDuration": 30_000, "limiter": None}
+
+
+@pytest.mark.parametrize(("target", "value"), [("completed", '{"x":1}'), ("failed", "why")])
+async def test_finishing_passes_what_the_script_reads(target: str, value: str) -> None:
+    """Ends of jobs are the package's calls but for options that its script does not read."""
+    their = Recorder()
+    build = their.scripts.moveToCompletedArgs if target == "completed" else their.scripts.moveToFailedArgs
+    keys, arguments = build(their.job(attempts=4), {"x": 1} if target == "completed" else value, {"age": 9}, "t", False)
+    command = OURS.finish("id", "t", target=target, value=value, keep={"age": 9}, max_attempts=4, fields={}, now_ms=NOW)
+    ours, theirs = _readable(command[3:-1]), _readable([*keys, *arguments])
+    assert ours[:-1] == theirs[:-1]
+    assert ours[-1].items() <= theirs[-1].items()
+
+
+def test_promoting_passes_what_the_script_reads() -> None:
+    """The package passes four keys too many; ours end with the script's."""
+    keys, arguments = Recorder().scripts.promoteArgs("id")
+    assert OURS.promote("id")[3:] == (*keys[:9], *arguments)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_command_has_as_many_keys_as_its_script(name: str) -> None:
+    """The number in the script's file name is the number of keys its header lists."""
+    script = scripts()[name]
+    assert f"KEYS[{script.key_count}]" in script.text
+    assert f"KEYS[{script.key_count + 1}]" not in script.text
+
+
+def _readable(parts: Sequence[object]) -> list[Any]:
+    """Packed arguments opened, and every time the same."""
+    opened = [msgpack.unpackb(part) if isinstance(part, bytes) else part for part in parts]
+    return ["now" if isinstance(part, int) and part > 1_000_000_000_000 else part for part in opened]

@@ -1,0 +1,157 @@
+"""What the values refuse, and how ids and errors are made."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import pytest
+
+from workers.errors import Retry
+from workers.jobs import (
+    DROP,
+    MAX_DELAY,
+    MAX_PRIORITY,
+    MESSAGE_CHARACTERS,
+    STACK_CHARACTERS,
+    ErrorInfo,
+    NewJob,
+    Retention,
+    check_retention,
+    new_id,
+)
+
+
+def job(
+    *,
+    job_id: str = "id",
+    name: str = "name",
+    delay: timedelta = timedelta(0),
+    priority: int = 0,
+    max_attempts: int = 3,
+    ordering_key: str | None = None,
+    keep: Retention = DROP,
+) -> NewJob:
+    return NewJob(
+        id=job_id,
+        name=name,
+        payload=b"",
+        delay=delay,
+        priority=priority,
+        max_attempts=max_attempts,
+        ordering_key=ordering_key,
+        keep_completed=keep,
+        keep_failed=keep,
+    )
+
+
+@pytest.mark.parametrize("text", ["x", "é" * 256, "x" * 512, "a:b/../c", "\x00", " ", "👩‍🚀"])
+def test_any_text_up_to_512_bytes_is_an_id(text: str) -> None:
+    """Ids, names and ordering keys are any non-empty text of at most 512 bytes."""
+    accepted = job(job_id=text, name=text, ordering_key=text)
+    assert (accepted.id, accepted.name, accepted.ordering_key) == (text, text, text)
+
+
+@pytest.mark.parametrize("text", ["", "x" * 513, "é" * 257, "\ud800"], ids=["empty", "513", "514", "surrogate"])
+def test_other_text_is_refused(text: str) -> None:
+    """Empty, longer or unencodable text is refused, and the message says which field it was."""
+    with pytest.raises(ValueError, match="job id"):
+        job(job_id=text)
+    with pytest.raises(ValueError, match="job name"):
+        job(name=text)
+    with pytest.raises(ValueError, match="ordering key"):
+        job(ordering_key=text)
+
+
+def test_limits_of_numbers_are_inclusive() -> None:
+    """The smallest and largest priority and delay are accepted."""
+    assert job(priority=0).priority == 0
+    assert job(priority=MAX_PRIORITY).priority == 2_097_151
+    assert job(delay=MAX_DELAY).delay == MAX_DELAY
+    assert job(max_attempts=1).max_attempts == 1
+
+
+def test_numbers_outside_are_refused() -> None:
+    """A priority, delay or number of attempts outside its range is refused with the job's id."""
+    for priority in (-1, MAX_PRIORITY + 1):
+        with pytest.raises(ValueError, match=f"job 'id': priority must be from 0 to 2097151, not {priority}"):
+            job(priority=priority)
+    for delay in (timedelta(microseconds=-1), MAX_DELAY + timedelta(seconds=1)):
+        with pytest.raises(ValueError, match="job 'id': delay must be from 0 to 100 years"):
+            job(delay=delay)
+    with pytest.raises(ValueError, match="job 'id': max_attempts must be at least 1, not 0"):
+        job(max_attempts=0)
+
+
+def test_a_retention_is_drop_or_positive() -> None:
+    """`DROP` and positive durations are retentions; zero, negative and endless ones are not."""
+    assert job(keep=DROP).keep_failed is DROP
+    assert job(keep=timedelta(milliseconds=1)).keep_completed == timedelta(milliseconds=1)
+    for wrong in (timedelta(0), timedelta(seconds=-1), timedelta.max):
+        with pytest.raises(ValueError, match="a retention is DROP or a duration"):
+            check_retention(wrong)
+        with pytest.raises(ValueError, match="a retention is DROP or a duration"):
+            job(keep=wrong)
+
+
+def test_ids_are_unique_version_7_uuids() -> None:
+    """10 000 ids made in a row are different, and each is a UUID of version 7."""
+    ids = [new_id() for _ in range(10_000)]
+    assert len(set(ids)) == 10_000
+    assert {uuid.UUID(made).version for made in ids} == {7}
+    assert {uuid.UUID(made).variant for made in ids} == {uuid.RFC_4122}
+
+
+def test_ids_sort_by_the_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id made in a later millisecond sorts after every earlier one, as text."""
+    moments = [0, 1, 255, 256, 1_700_000_000_000, 1_700_000_000_001, 2**47, 2**48 - 1]
+    ids = []
+    for milliseconds in moments:
+        monkeypatch.setattr("workers.jobs.time.time_ns", lambda now=milliseconds: now * 1_000_000)
+        ids.append(new_id())
+    assert ids == sorted(ids)
+    assert [int(made.replace("-", "")[:12], 16) for made in ids] == moments
+
+
+def test_an_error_keeps_type_message_and_stack() -> None:
+    """The stored form of an exception says what it was, where it was raised, and whether it was the last attempt."""
+    info = ErrorInfo.of(_raised("broken"), exhausted=True)
+    assert (info.type, info.message, info.exhausted) == ("RuntimeError", "broken", True)
+    assert "in _raised" in info.stack
+    assert info.stack.endswith("RuntimeError: broken\n")
+
+
+def test_long_errors_are_cut() -> None:
+    """Message and stack are cut to 2 000 and 8 000 characters; of the stack the end stays."""
+    info = ErrorInfo.of(_raised("x" * 50_000))
+    assert info.message == "x" * MESSAGE_CHARACTERS
+    assert len(info.stack) == STACK_CHARACTERS
+    assert info.stack.endswith("xxx\n")
+
+
+def test_a_deep_stack_is_cut() -> None:
+    """A recursion a thousand frames deep is stored with its last frames."""
+
+    def dive(depth: int) -> None:
+        if depth:
+            dive(depth - 1)
+        raise RuntimeError("deep")
+
+    with pytest.raises(RuntimeError) as caught:
+        dive(500)
+    info = ErrorInfo.of(caught.value)
+    assert len(info.stack) < STACK_CHARACTERS
+    assert info.stack.endswith("RuntimeError: deep\n")
+
+
+def test_a_retry_has_no_stack() -> None:
+    """A `Retry` is a decision and not a failure: only its reason is stored."""
+    info = ErrorInfo.of(Retry("the server is busy"))
+    assert (info.type, info.message, info.stack) == ("Retry", "the server is busy", "")
+
+
+def _raised(message: str) -> Exception:
+    try:
+        raise RuntimeError(message)
+    except RuntimeError as error:
+        return error

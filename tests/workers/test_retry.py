@@ -1,0 +1,76 @@
+"""Back-off delays."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from workers.retry import RetryPolicy
+
+SECOND = timedelta(seconds=1)
+
+
+def test_the_default_delays() -> None:
+    """Without jitter the defaults wait 10, 20, 40, 80, 160, 300 and again 300 seconds."""
+    policy = RetryPolicy(jitter=0)
+    assert [policy.delay(attempt) / SECOND for attempt in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_fixed_delay() -> None:
+    """A multiplier of 1 waits the same time after every attempt."""
+    policy = RetryPolicy(initial=5 * SECOND, multiplier=1, jitter=0)
+    assert {policy.delay(attempt) for attempt in range(1, 100)} == {5 * SECOND}
+
+
+def test_no_delay() -> None:
+    """An initial delay of zero stays zero."""
+    assert RetryPolicy(initial=timedelta(0)).delay(50) == timedelta(0)
+
+
+def test_huge_attempts_do_not_overflow() -> None:
+    """After a million attempts the delay is the maximum."""
+    assert RetryPolicy(jitter=0).delay(1_000_000) == 300 * SECOND
+
+
+def test_the_maximum_wins_over_the_initial_delay() -> None:
+    """An initial delay above the maximum is cut to it."""
+    assert RetryPolicy(initial=9 * SECOND, maximum=4 * SECOND, jitter=0).delay(1) == 4 * SECOND
+
+
+def test_jitter_spreads_both_ways() -> None:
+    """Jitter multiplies the delay by a factor drawn evenly from 1 ± its share."""
+    policy = RetryPolicy(jitter=0.1)
+    drawn: list[tuple[float, float]] = []
+
+    def lowest(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return low
+
+    assert policy.delay(1, uniform=lowest) == 9 * SECOND
+    assert policy.delay(1, uniform=lambda low, high: high) == 11 * SECOND
+    assert drawn == [(0.9, 1.1)]
+
+
+def test_default_jitter_stays_within_a_tenth() -> None:
+    """Delays really drawn stay within ±10 % and are not all the same."""
+    delays = {RetryPolicy().delay(1) for _ in range(200)}
+    assert min(delays) >= 9 * SECOND
+    assert max(delays) <= 11 * SECOND
+    assert len(delays) > 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        ({"initial": -SECOND}, "must not be negative"),
+        ({"maximum": -SECOND}, "must not be negative"),
+        ({"multiplier": 0.5}, "multiplier must be at least 1"),
+        ({"jitter": 1.5}, "jitter is a share"),
+        ({"jitter": -0.1}, "jitter is a share"),
+    ],
+)
+def test_wrong_policies_are_refused(policy: dict[str, timedelta | float], problem: str) -> None:
+    """A policy that makes no sense is refused with what is wrong."""
+    with pytest.raises(ValueError, match=problem):
+        RetryPolicy(**policy)  # type: ignore[arg-type] # the wrong values are the point
