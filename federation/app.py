@@ -31,6 +31,7 @@ from federation.queues import (
 )
 from federation.servers.discovery import Discovery
 from federation.servers.registry import Registry
+from federation.setting_types import plain
 from federation.settings import Settings
 from workers import Storage
 
@@ -106,7 +107,7 @@ class Federation:
         return self._redis_client()
 
     def _redis_client(self) -> Redis | None:
-        url = bullmq_url(self.settings)
+        url = bullmq_url(self.settings) or plain(self.settings.redis_url)
         if url is None:
             return None
         from redis.asyncio import Redis  # here, because a node without a Redis need not have the package

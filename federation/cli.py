@@ -94,8 +94,7 @@ def _upgrade(settings: Settings) -> None:
 
 def _run(options: argparse.Namespace, *, workers: bool, node: bool) -> None:
     configure_logging(options.log_level)
-    settings = Settings.load()
-    settings.require_identity()
+    settings = Settings.load_node()
     asyncio.run(run(settings, workers=workers, node=node))
 
 

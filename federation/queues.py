@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AliasGenerator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from federation.errors import ConfigurationError
 from federation.protocol.models import MAX_PAYLOAD_BYTES
+from federation.setting_types import plain
 from federation.settings import Settings
 from workers.jobs import DROP, Retention
 from workers.queue import DEFAULT_NAME, Enqueued, JobSpec, Queue
@@ -34,6 +33,8 @@ HEALTH_CHECK_JOB: Final = "health-check"
 KEEP_COMPLETED: Final = timedelta(hours=24)
 KEEP_FAILED: Final = timedelta(days=7)
 LONGEST_BACKOFF: Final = timedelta(days=1)
+MAX_NUMBER: Final = 2**53
+"""The largest number BullMQ's scripts count exactly to."""
 
 
 class _JobData(BaseModel):
@@ -156,9 +157,9 @@ def delivery_backoff(settings: Settings) -> RetryPolicy:
 
 def bullmq_url(settings: Settings) -> str | None:
     """The Redis the BullMQ queues live on, None if they live elsewhere."""
-    chosen = _secret(settings.queue_url)
+    chosen = plain(settings.queue_url)
     if chosen is None:
-        return _secret(settings.redis_url)
+        return plain(settings.redis_url)
     scheme = chosen.partition("://")[0]
     return chosen.removeprefix("bullmq+") if scheme in ("bullmq+redis", "bullmq+rediss") else None
 
@@ -169,33 +170,17 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
     `client` is used for BullMQ instead of a connection of its own.
 
     Raises:
-        ConfigurationError: a URL no storage here understands, or a database that cannot hold queues.
+        ConfigurationError: that database cannot hold queues.
     """
+    settings.require_queues()
     redis_url = bullmq_url(settings)
     if redis_url is not None:
         from workers.storage.bullmq import BullMQStorage
 
         return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
-    variable, url = ("QUEUE_URL", _secret(settings.queue_url)) if settings.queue_url else ("DATABASE_URL", None)
-    return _open_sql(variable, url or settings.database_url.get_secret_value(), queue)
+    from workers.storage.sql import SqlStorage
 
-
-def _open_sql(variable: str, url: str, queue: str) -> Storage:
-    try:
-        backend = make_url(url).get_backend_name()
-    except ArgumentError:
-        raise ConfigurationError([f"{variable}: not a URL"]) from None
-    if backend == "sqlite":
-        from workers.storage.sql import SqlStorage
-
-        return SqlStorage(url, queue)
-    if variable == "DATABASE_URL":
-        raise ConfigurationError(["REDIS_URL: not set; with this DATABASE_URL the queues need a Redis or Valkey"])
-    raise ConfigurationError([f"{variable}: no queue storage for {backend}://; use sqlite:// or bullmq+redis://"])
-
-
-def _secret(value: SecretStr | None) -> str | None:
-    return None if value is None else value.get_secret_value()
+    return SqlStorage((settings.queue_url or settings.database_url).get_secret_value(), queue)
 
 
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})
@@ -208,7 +193,7 @@ def _with_options(defaults: JobSpec, name: str, data: object, opts: Mapping[str,
     return JobSpec(
         payload=data,
         name=name,
-        id=cast(str | None, opts.get("jobId")),
+        id=_job_id(opts.get("jobId")),
         delay=timedelta(milliseconds=_number("delay", opts.get("delay", 0))),
         max_attempts=int(_number("attempts", opts["attempts"])) or 1 if "attempts" in opts else None,
         priority=int(_number("priority", opts.get("priority", 0))),
@@ -218,9 +203,15 @@ def _with_options(defaults: JobSpec, name: str, data: object, opts: Mapping[str,
     )
 
 
+def _job_id(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"job option 'jobId' must be a text, not {value!r}")
+    return value
+
+
 def _number(option: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ValueError(f"job option {option!r} must be a number from 0 up, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+        raise ValueError(f"job option {option!r} must be a number from 0 to {MAX_NUMBER}, not {value!r}")
     return value
 
 

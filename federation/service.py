@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from functools import cache
+from typing import TYPE_CHECKING
 
-import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from federation.app import Federation
@@ -23,6 +23,9 @@ from federation.servers.registry import KnownServer
 from federation.settings import Settings
 from federation.worker_pair import FederationWorkers, RunningWorker
 from workers import Job
+
+if TYPE_CHECKING:
+    import redis.asyncio
 
 
 class _Process:
@@ -54,13 +57,15 @@ async def start_federation_worker() -> tuple[RunningWorker, RunningWorker]:
 
 async def close_federation() -> None:
     """This process's workers have stopped and its connections are closed; the next use starts afresh."""
-    if _Process.workers is not None:
-        running, _Process.workers = _Process.workers, None
-        await running.stop()
-    if get_federation.cache_info().currsize:
-        federation = get_federation()
-        get_federation.cache_clear()
-        await federation.close()
+    running, _Process.workers = _Process.workers, None
+    try:
+        if running is not None:
+            await running.stop()
+    finally:
+        if get_federation.cache_info().currsize:
+            federation = get_federation()
+            get_federation.cache_clear()
+            await federation.close()
 
 
 def get_redis_connection() -> redis.asyncio.Redis:

@@ -7,19 +7,16 @@ values alone, so that a part of the application runs with what it needs; `Settin
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from db.url import parse_url
 from federation.errors import ConfigurationError
-from federation.http.guard import parse_allowed_hostnames
-from federation.protocol.errors import KeyMaterialError, UrlError
+from federation.protocol.errors import KeyMaterialError
 from federation.protocol.keys import (
     ENCRYPTION_PUBLIC_VARIABLE,
     ENCRYPTION_SECRET_VARIABLE,
@@ -27,89 +24,9 @@ from federation.protocol.keys import (
     SIGNING_SECRET_VARIABLE,
     OwnKeys,
 )
-from federation.protocol.urls import canonical_origin
+from federation.setting_types import DatabaseUrl, Duration, Hostnames, OwnOrigin, QueueUrl, RedisUrl, plain
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///federation.sqlite3"
-
-LONGEST_DURATION: Final = timedelta(days=365)
-
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)?")
-
-
-def parse_duration(value: object) -> timedelta:
-    """The duration in `250ms`, `5s`, `10m`, `2h`, `7d`; a bare number is seconds.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if isinstance(value, timedelta):
-        return value
-    match = _DURATION.fullmatch(str(value).strip())
-    if match is None:
-        raise ValueError("write a duration as 250ms, 5s, 10m, 2h or 7d")
-    seconds = float(match["number"]) * _UNITS[match["unit"] or "s"]
-    if seconds > LONGEST_DURATION.total_seconds():
-        raise ValueError(f"must be at most {LONGEST_DURATION.days} days")
-    return timedelta(seconds=seconds)
-
-
-def _positive(value: timedelta) -> timedelta:
-    if value <= timedelta(0):
-        raise ValueError("must be longer than nothing")
-    return value
-
-
-def _hostnames(value: object) -> frozenset[str]:
-    try:
-        return value if isinstance(value, frozenset) else parse_allowed_hostnames(str(value))
-    except ValueError:
-        raise ValueError("must be hosts, host:port or URLs, separated by commas") from None
-
-
-def _database_url(value: SecretStr) -> SecretStr:
-    parse_url(value.get_secret_value())
-    return value
-
-
-def _redis_url(value: SecretStr) -> SecretStr:
-    try:
-        parts = urlsplit(value.get_secret_value())
-        usable = parts.scheme == "unix" or (parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0)
-    except ValueError:  # it may quote a part of a password
-        usable = False
-    if not usable:
-        raise ValueError("must be redis://[user:password@]host:port[/db], or rediss:// for TLS")
-    return value
-
-
-def _queue_url(value: SecretStr) -> SecretStr:
-    url = value.get_secret_value()
-    if url.startswith("sqlite:"):
-        return _database_url(value)
-    if not url.startswith(("bullmq+redis://", "bullmq+rediss://")):
-        raise ValueError(
-            "no queue storage for this scheme; write sqlite:///path/to/file.db or bullmq+redis://host:port"
-        )
-    _redis_url(SecretStr(url.removeprefix("bullmq+")))
-    return value
-
-
-def _own_origin(value: str) -> str:
-    try:
-        return canonical_origin(value)
-    except UrlError as error:
-        raise ValueError(f"must be this node's own URL, as https://node.example: {error}") from None
-
-
-Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
-
-
-def _hostnames(value: object) -> object:
-    return parse_allowed_hostnames(value) if isinstance(value, str) else value
-
-
-Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
 
 
 class Settings(BaseSettings):
@@ -125,7 +42,7 @@ class Settings(BaseSettings):
         enable_decoding=False,
     )
 
-    better_auth_url: Annotated[str, AfterValidator(_own_origin)] | None = None
+    better_auth_url: OwnOrigin | None = None
     """This node's own URL, under which other servers know and reach it."""
     federation_public_key: str | None = None
     federation_private_key: SecretStr | None = None
@@ -158,41 +75,52 @@ class Settings(BaseSettings):
     """How often a delivery may lose its worker before it counts as failed."""
 
     @classmethod
-    def load(cls, **overrides: Any) -> Self:  # Any: pydantic checks the values, and names the variable if one is wrong
-        """The settings of this process; what is missing is None.
+    def load(cls) -> Self:
+        """The settings of this process: its environment, then `.env`; what is missing is None.
 
         Raises:
             ConfigurationError: lists every malformed value, by its variable's name and never by its content.
         """
         try:
-            return cls(**overrides)
+            return cls()
         except ValidationError as error:
-            raise ConfigurationError([f"{name}: {text}" for name, text in _malformed(error).items()]) from None
+            raise _configuration_error(error) from None
         except UnicodeDecodeError:
             raise ConfigurationError([".env: not a text file in UTF-8"]) from None
 
     @classmethod
-    def load_node(cls, **overrides: Any) -> Self:  # Any: as `load`
-        """The settings of a process that delivers or serves: nothing it needs is missing.
+    def load_node(cls) -> Self:
+        """As `load`, for a process that delivers or serves: nothing it needs is missing.
 
         Raises:
             ConfigurationError: lists everything that is malformed or missing, at once.
         """
         try:
-            settings = cls.load(**overrides)
-            problems: list[str] = []
+            settings, problems = cls.load(), {}
         except ConfigurationError as error:
-            problems = [*error.problems]
-            malformed = {_variable(problem).lower() for problem in problems} & cls.model_fields.keys()
+            problems = {_variable(problem): problem for problem in error.problems}
+            malformed = {name.lower() for name in problems} & cls.model_fields.keys()
             if not malformed:
                 raise
             # Read again without them, to see what else is wrong.
-            settings = cls.load(**overrides, **{name: cls.model_fields[name].default for name in malformed})
-        named = {_variable(problem) for problem in problems}
-        problems += [problem for problem in settings._missing() if _variable(problem) not in named]
+            settings = cls(**{name: cls.model_fields[name].default for name in malformed})
+        for problem in settings._missing():
+            problems.setdefault(_variable(problem), problem)
         if problems:
-            raise ConfigurationError(problems)
+            raise ConfigurationError([*problems.values()])
         return settings
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, object]) -> Settings:
+        """Settings made of `values` (by variable name) alone, whatever the environment and `.env` hold.
+
+        Raises:
+            ConfigurationError: as `load`.
+        """
+        try:
+            return _Explicit.model_validate({name.lower(): value for name, value in values.items()})
+        except ValidationError as error:
+            raise _configuration_error(error) from None
 
     def own_keys(self) -> OwnKeys | None:
         """This node's key pairs, None while none of the four variables is set.
@@ -200,7 +128,7 @@ class Settings(BaseSettings):
         Raises:
             ConfigurationError: lists those that are missing, malformed, or do not fit together.
         """
-        values = {name: _plain(getattr(self, name.lower())) for name in _KEY_VARIABLES}
+        values = {name: plain(getattr(self, name.lower())) for name in _KEY_VARIABLES}
         missing = {name for name, value in values.items() if value is None}
         if missing == values.keys():
             return None
@@ -265,13 +193,27 @@ def _not_set(names: Collection[str]) -> list[str]:
     return [f"{name}: not set; `federation init` makes a set of keys" for name in _KEY_VARIABLES if name in names]
 
 
-def _plain(value: str | SecretStr | None) -> str | None:
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
+class _Explicit(Settings):
+    """Settings that read nothing but what they are given."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
 
-def _malformed(error: ValidationError) -> dict[str, str]:
-    """What is wrong with each variable."""
-    return {str(each["loc"][0]).upper(): each["msg"].removeprefix("Value error, ") for each in error.errors()}
+def _configuration_error(error: ValidationError) -> ConfigurationError:
+    return ConfigurationError([_problem(each["loc"], each["msg"]) for each in error.errors()])
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    return f"{str(location[0]).upper() if location else 'settings'}: {message.removeprefix('Value error, ')}"
 
 
 def _variable(problem: str) -> str:

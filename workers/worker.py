@@ -1,9 +1,10 @@
 """Claims jobs, runs their handlers, settles them, keeps their leases, and stops without losing any.
 
 Theory of operation. One loop claims: it fills all free slots with one call, starts an attempt per claim, and waits for
-a slot while full, for the storage's hint while there is nothing to do. Around it run, for as long as any attempt does,
-the settler, the lease keeper and the reaper. An attempt lives in `_attempts` from its claim until its settlement is
-answered, so its lease is renewed all that time. Only the claim loop adds attempts, only an attempt removes itself.
+a slot while full, for the storage's hint while there is nothing to do. The reaper runs beside it; around both, for as
+long as any attempt lives, the settler and the lease keeper. An attempt lives in `_attempts` from its claim until its
+settlement is answered, so its lease is renewed all that time. Only the claim loop adds attempts, only an attempt
+removes itself.
 
 Stopping has three phases: claim no more; wait `grace` for running handlers; cancel the rest and release their jobs,
 uncounted. What has not ended 5 s later is abandoned and its ids are logged: the lease will run out and another worker
@@ -130,8 +131,8 @@ class Worker:
         try:
             if await self._connect():
                 await self._work()
-        except ExceptionGroup as group:  # what made the tasks of `_work` end; the first is the cause of the others
-            failure = group.exceptions[0]
+        except ExceptionGroup as group:
+            failure = _first_failure(group)
             raise failure from failure.__cause__
         finally:
             self._stop_asked.cancel()
@@ -143,11 +144,13 @@ class Worker:
                 tasks = [
                     side.create_task(self._settler.run(), name="settle"),
                     side.create_task(self._leases.run(), name="renew-leases"),
-                    side.create_task(self._reaper.run(), name="reap"),
                 ]
                 try:
-                    self._emit(WorkerEventKind.READY)
-                    await self._claim_until_stopped()
+                    async with asyncio.TaskGroup() as intake:
+                        reaping = intake.create_task(self._reaper.run(), name="reap")
+                        self._emit(WorkerEventKind.READY)
+                        await self._claim_until_stopped()
+                        reaping.cancel()
                 except asyncio.CancelledError:
                     self._hurry.set()
                     raise
@@ -368,6 +371,12 @@ class Worker:
                     duration=duration,
                 ),
             )
+
+
+def _first_failure(group: ExceptionGroup[Exception]) -> Exception:
+    """What made the tasks of a worker end; the others followed from it."""
+    failure = group.exceptions[0]
+    return _first_failure(failure) if isinstance(failure, ExceptionGroup) else failure
 
 
 async def _all_done(tasks: Sequence[asyncio.Task[None]]) -> None:

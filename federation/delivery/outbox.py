@@ -25,6 +25,7 @@ from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
 from federation.queues import BullQueue, FederationDeliveryJob
 from workers import WorkersError
+from workers.jobs import check_text
 
 log = structlog.get_logger(__name__)
 
@@ -33,9 +34,14 @@ PlannedJob: TypeAlias = tuple[str, object, dict[str, object]]
 
 @dataclass(slots=True)
 class _Pending:
-    """The jobs one session's transaction will add."""
+    """The jobs one session's transaction will add, each with its row."""
 
-    jobs: list[PlannedJob] = field(default_factory=list)
+    jobs: list[tuple[DeliveryJob, PlannedJob]] = field(default_factory=list)
+
+    def take(self, session: Session) -> list[PlannedJob]:
+        """Those whose row is part of the transaction: a savepoint rolled back takes its rows out of the session."""
+        jobs, self.jobs = self.jobs, []
+        return [job for row, job in jobs if row in session]
 
 
 _KEY = "federation.outbox"
@@ -61,10 +67,11 @@ class Outbox:
         async with self._database.transaction() as session:
             session.sync_session.info[_KEY] = pending
             yield session
-            if self._joins and pending.jobs:
-                await self._queue.add_bulk(pending.jobs, connection=session)
-        if not self._joins and pending.jobs:
-            await self._add(pending.jobs)
+            jobs = pending.take(session.sync_session)
+            if self._joins and jobs:
+                await self._queue.add_bulk(jobs, connection=session)
+        if not self._joins and jobs:
+            await self._add(jobs)
 
     async def enqueue_delivery(
         self, session: AsyncSession, name: str, target_url: str, server_url: str, payload: str
@@ -78,6 +85,7 @@ class Outbox:
             ValueError: the payload is no activity we deliver, a URL is not acceptable, or the target is not on that
                 server.
         """
+        check_text("job name", name)
         parse_method(payload)
         server_url = canonical_origin(server_url)
         if canonical_origin(target_url) != server_url:
@@ -92,40 +100,40 @@ class Outbox:
             server_url=server_url,
             queued_at=now if self._joins else None,
         )
-        session.add(row)
         data = FederationDeliveryJob(
             delivery_job_id=row.id, target_url=target_url, server_url=server_url, payload=payload
         )
-        await self._plan(session, (name, data.to_wire(), {"jobId": row.id}))
+        session.add(row)
+        await self._plan(session, row, (name, data.to_wire(), {"jobId": row.id}))
         return row.id
 
     async def close(self) -> None:
         """Jobs that follow a commit of somebody else's session are added."""
         await asyncio.gather(*self._adding, return_exceptions=True)
 
-    async def _plan(self, session: AsyncSession, job: PlannedJob) -> None:
+    async def _plan(self, session: AsyncSession, row: DeliveryJob, job: PlannedJob) -> None:
         pending = session.sync_session.info.get(_KEY)
         if pending is not None:
-            pending.jobs.append(job)
+            pending.jobs.append((row, job))
         elif self._joins:
             await self._queue.add_bulk([job], connection=session)
         else:
-            self._follow_commit(session.sync_session, job)
+            self._follow_commit(session.sync_session).jobs.append((row, job))
 
-    def _follow_commit(self, session: Session, job: PlannedJob) -> None:
-        pending = session.info[_KEY] = _Pending([job])
+    def _follow_commit(self, session: Session) -> _Pending:
+        pending: _Pending = session.info.setdefault(_KEY, _Pending())
 
         @event.listens_for(session, "after_commit")
         def add(_session: Session) -> None:
-            jobs, pending.jobs = pending.jobs, []
+            if session.in_nested_transaction():  # a savepoint ended, the transaction goes on
+                return
+            jobs = pending.take(session)
             if jobs:
                 task = asyncio.get_running_loop().create_task(self._add(jobs))
                 self._adding.add(task)
                 task.add_done_callback(self._adding.discard)
 
-        @event.listens_for(session, "after_soft_rollback")
-        def forget(_session: Session, _transaction: object) -> None:
-            pending.jobs = []
+        return pending
 
     async def _add(self, jobs: list[PlannedJob]) -> None:
         try:

@@ -7,6 +7,7 @@ by the worker. A crash in between repeats the attempt: receivers know the activi
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -100,6 +101,12 @@ class DeliveryProcessor:
         self._ack_readers: Mapping[str, ReadAck] = {FOLLOW_JOB: self._read_follow_ack}
 
     async def __call__(self, job: Job) -> None:
+        try:
+            await self._run(job)
+        except SQLAlchemyError as error:  # the row's fate is not on disk, so the attempt is not over
+            raise _database_trouble(error) from error
+
+    async def _run(self, job: Job) -> None:
         delivery = await self._parse(job)
         report = Report(delivery)
         try:
@@ -134,22 +141,22 @@ class DeliveryProcessor:
             else:
                 await self._ledger.gone(row)
             raise
-        except RetryableFailure as failure:
+        except Exception as error:
+            failure = _retryable(error, row)
             self._log(job, report, AttemptOutcome.RETRYABLE, failure.code, failure)
             if job.attempt >= job.max_attempts:
-                await self._ledger.settled(row, outcome=AttemptOutcome.RETRYABLE, error=str(failure))
-            raise
-        except SQLAlchemyError as error:
-            raise self._trouble(job, report, "DATABASE", error) from error
-        except Exception as error:  # a bug of ours: on record like any failure, with its stack in the log
-            log.exception("delivery_attempt_crashed", delivery_id=row)
-            raise self._trouble(job, report, "INTERNAL", error) from error
+                await self._give_up(row, failure)
+            if failure is error:
+                raise
+            raise failure from error
         self._log(job, report, AttemptOutcome.DELIVERED, None, None)
 
-    def _trouble(self, job: Job, report: Report, code: str, error: Exception) -> RetryableFailure:
-        trouble = RetryableFailure(code, f"the attempt broke off: {type(error).__name__}")
-        self._log(job, report, AttemptOutcome.RETRYABLE, code, trouble)
-        return trouble
+    async def _give_up(self, row: str, failure: RetryableFailure) -> None:
+        """The row is settled, if the database takes it: the job fails now in any case, and for its own reason."""
+        try:
+            await self._ledger.settled(row, outcome=AttemptOutcome.RETRYABLE, error=str(failure))
+        except SQLAlchemyError as error:
+            log.error("delivery_row_not_settled", delivery_id=row, error=type(error).__name__)
 
     async def _deliver(self, job: Job, report: Report) -> FollowAnswer | None:
         delivery = report.delivery
@@ -288,6 +295,25 @@ class DeliveryProcessor:
             code=code,
             error=str(error) if error else None,
         )
+
+
+def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
+    if isinstance(error, RetryableFailure):
+        return error
+    if isinstance(error, SQLAlchemyError):
+        return _database_trouble(error)
+    # A bug of ours: on record like any failure. The stack alone is logged, for messages and variables may quote payloads.
+    log.error(
+        "delivery_attempt_crashed",
+        delivery_id=delivery_id,
+        error_type=type(error).__name__,
+        stack="".join(traceback.format_tb(error.__traceback__)),
+    )
+    return RetryableFailure("INTERNAL", f"the attempt broke off: {type(error).__name__}")
+
+
+def _database_trouble(error: SQLAlchemyError) -> RetryableFailure:
+    return RetryableFailure("DATABASE", f"the database did not take the attempt: {type(error).__name__}")
 
 
 def _method_of(payload: str) -> ActivityMethod:

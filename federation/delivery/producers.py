@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from pydantic import JsonValue
-from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy import delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import Follow, Post, User, new_id
 from federation.delivery.outbox import Outbox
 from federation.protocol.activities import follow_activity, post_activity, unfollow_activity
-from federation.protocol.urls import canonical_origin
+from federation.protocol.urls import canonical_origin, peer_registry_url
 from federation.queues import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
 from federation.servers.discovery import Discovery
 from federation.servers.registry import Registry
@@ -74,6 +74,8 @@ class Producers:
             BlockedUrl, ValueError: its URL is not acceptable.
         """
         server_url = canonical_origin(server_url)
+        if server_url == self._own_url:
+            raise ValueError(f"{server_url} is this node: a follow between its own users needs no delivery")
         await self._ensure_known(session, server_url)
         now = datetime.now(UTC)
         follow = Follow(
@@ -172,12 +174,13 @@ class Producers:
         ).scalar_one_or_none()
         if policy == "none":
             return []
-        is_followed = and_(col(Follow.following_id) == author_id)
+        is_followed = col(Follow.following_id) == author_id
         named = is_followed if policy == "followers" else or_(is_followed, col(Follow.follower_id) == author_id)
         # Either column may hold the other party's server, by which side wrote the row.
         server = func.coalesce(col(Follow.follower_server_url), col(Follow.following_server_url))
         query = select(server).where(named, col(Follow.accepted).is_(True), server.is_not(None)).distinct()
-        return sorted((await session.execute(query)).scalars())
+        servers = (peer_registry_url(url, self._own_url) for url in (await session.execute(query)).scalars())
+        return sorted({server for server in servers if server is not None})
 
     async def _ensure_known(self, session: AsyncSession, server_url: str) -> None:
         standing = await self._registry.standing(server_url)
@@ -186,10 +189,5 @@ class Producers:
         if standing.server is not None:
             return
         document = await self._discovery.learn(server_url)
-        await self._discovery.introduce_ourselves(server_url)
-        await self._registry.register(
-            url=server_url,
-            public_key=document.public_key,
-            encryption_public_key=document.encryption_public_key,
-            session=session,
-        )
+        await self._discovery.introduce_ourselves(server_url, registered=False)
+        await self._discovery.register(server_url, document, session=session)

@@ -1,8 +1,7 @@
-"""Which IP addresses belong to the public Internet, and which host names are addresses in disguise; pure."""
+"""Which IP addresses belong to the public Internet; pure."""
 
 from __future__ import annotations
 
-import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Address = IPv4Address | IPv6Address
@@ -12,8 +11,6 @@ _GLOBAL_UNICAST = IPv6Network("2000::/3")
 # What `is_global` of some supported Python versions still lets through.
 _ALSO_SPECIAL_V4 = (IPv4Network("192.88.99.0/24"), IPv4Network("192.0.0.0/24"))
 _ALSO_SPECIAL_V6 = (IPv6Network("3fff::/20"), IPv6Network("2001::/23"))
-
-_NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 
 
 def is_globally_routable(address: Address) -> bool:
@@ -36,29 +33,3 @@ def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour
-
-
-def ends_in_number(host: str) -> bool:
-    """True if the last label of *host* makes it an IPv4 address or nothing (URL Standard, "ends in a number")."""
-    return _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
-
-
-def parse_ipv4(host: str) -> IPv4Address:
-    """The address a URL parser reads from *host*: `127.1`, `2130706433`, `0x7f.1` and `0177.0.0.1` are all 127.0.0.1.
-
-    Raises:
-        ValueError: not an IPv4 address in any spelling of the URL Standard.
-    """
-    numbers = [_number(part) for part in host.split(".")]
-    *leading, last = numbers
-    if len(numbers) > 4 or any(number > 255 for number in leading) or last >= 256 ** (4 - len(leading)):
-        raise ValueError("not an IPv4 address")
-    return IPv4Address(sum(number << 8 * (3 - index) for index, number in enumerate(leading)) + last)
-
-
-def _number(text: str) -> int:
-    if _NUMBER.fullmatch(text) is None or len(text) > 40:
-        raise ValueError("not an IPv4 address")
-    if text[:2] in ("0x", "0X"):
-        return int(text[2:] or "0", 16)
-    return int(text, 8) if text.startswith("0") else int(text)

@@ -9,25 +9,20 @@ library never asks its resolver about literal addresses, which is why the first 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import httpx
-import idna
 
-from federation.http.addresses import Address, ends_in_number, is_globally_routable, parse_ipv4
+from federation.http.addresses import Address, is_globally_routable
 from federation.http.errors import BlockedAddress, BlockedUrl
+from federation.protocol.errors import UrlError
+from federation.protocol.urls import canonical_origin
 
-MAX_URL_CHARS = 2048
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog"})
-_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-# Parsers disagree about these: some drop them, some end the host at a backslash.
-_AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,59 +83,15 @@ def parse_target(url: str) -> Target:
     Raises:
         BlockedUrl: not an absolute http(s) URL of at most 2048 characters with a usable host and no user information.
     """
-    if len(url) > MAX_URL_CHARS:
-        raise BlockedUrl(f"the URL has {len(url)} characters, more than {MAX_URL_CHARS}")
     try:
-        return _parse(url)
-    except (ValueError, httpx.InvalidURL) as exc:  # idna's errors are ValueErrors
+        origin = canonical_origin(url)
+        parts = urlsplit(url)
+        query = f"?{parts.query}" if parts.query else ""
+        target = httpx.URL(f"{origin}{parts.path or '/'}{query}")
+    except (ValueError, httpx.InvalidURL) as exc:  # every error of the parser is a ValueError
         raise BlockedUrl(f"not a URL that can be fetched: {exc}") from exc
-
-
-def _parse(url: str) -> Target:
-    if _AMBIGUOUS.search(url):
-        raise ValueError("it contains white space, a control character or a backslash")
-    parts = urlsplit(url)
-    if parts.scheme not in _DEFAULT_PORTS:
-        raise ValueError("its scheme is neither http nor https")
-    if "@" in parts.netloc:
-        raise ValueError("it contains user information")
-    if parts.port == 0:
-        raise ValueError("its port is 0")
-    address, host = canonical_host(_host_text(parts.netloc))
-    port = "" if parts.port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
-    origin = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}"
-    query = f"?{parts.query}" if parts.query else ""
-    return Target(url=httpx.URL(f"{origin}{parts.path or '/'}{query}"), origin=origin, host=host, address=address)
-
-
-def _host_text(netloc: str) -> str:
-    """The host of *netloc* with its brackets, which `urlsplit().hostname` drops."""
-    if netloc.startswith("["):
-        host, bracket, rest = netloc.partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError("its IPv6 address is not well formed")
-        return f"{host}]"
-    return netloc.partition(":")[0]
-
-
-def canonical_host(text: str) -> tuple[Address | None, str]:
-    """The literal address *text* stands for, if any, and the host in the one spelling that is compared and dialled.
-
-    Raises:
-        ValueError: neither an address nor a host name.
-    """
-    if text.startswith("["):
-        if not text.endswith("]") or "%" in text:
-            raise ValueError("its IPv6 address is not well formed")
-        address = IPv6Address(text[1:-1])
-        return address, address.compressed
-    host = (text if text.isascii() else idna.encode(text, uts46=True).decode("ascii")).lower().removesuffix(".")
-    if ends_in_number(host):
-        literal = parse_ipv4(host)
-        return literal, str(literal)
-    if _NAME.fullmatch(host) is None:
-        raise ValueError("its host is not a valid name")
-    return None, host
+    host = _host_of(origin)
+    return Target(url=target, origin=origin, host=host, address=_literal(host))
 
 
 def parse_allowed_hostnames(text: str) -> frozenset[str]:
@@ -155,9 +106,23 @@ def parse_allowed_hostnames(text: str) -> frozenset[str]:
 
 
 def _allowed_host(entry: str) -> str:
-    bare_ipv6 = entry.count(":") > 1 and "://" not in entry and not entry.startswith("[")
+    authority = urlsplit(entry).netloc.rpartition("@")[2] if "://" in entry else entry.partition("/")[0]
+    if authority.count(":") > 1 and not authority.startswith("["):
+        authority = f"[{authority}]"
     try:
-        netloc = urlsplit(entry if "://" in entry else f"//{entry}").netloc.rpartition("@")[2]
-        return canonical_host(f"[{entry}]" if bare_ipv6 else _host_text(netloc))[1]
-    except ValueError as exc:
+        return _host_of(canonical_origin(f"http://{authority}"))
+    except UrlError as exc:
         raise ValueError(f"DEV_ALLOWED_HOSTNAMES: {entry!r} names no host: {exc}") from exc
+
+
+def _host_of(origin: str) -> str:
+    """The host of a canonical origin, an IPv6 address without its brackets."""
+    authority = origin.partition("://")[2]
+    return authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

@@ -23,8 +23,8 @@ _CLOSE = {"Connection": "close"}
 class BodyReader:
     """Reads request bodies; those being read or worked on take at most *memory* bytes together.
 
-    A body has *timeout* to arrive. A flood of large or slow bodies therefore costs a known amount of memory and is
-    refused beyond it, while small requests still fit in between.
+    A body has *timeout* to arrive. A flood of large or slow bodies thus costs a known amount of memory, and what does
+    not fit is told to come back.
     """
 
     def __init__(self, *, timeout: timedelta = BODY_TIMEOUT, memory: int = BODY_MEMORY_BYTES) -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from federation.http.errors import BlockedUrl, OutboundError
 from federation.http.gates import FederationFetch, Fetched
@@ -59,9 +60,14 @@ class Discovery:
         task = self._running.get(server_url)
         if task is None:
             task = self._running[server_url] = asyncio.create_task(self._discover(server_url))
-            task.add_done_callback(lambda _: self._running.pop(server_url, None))
+            task.add_done_callback(lambda done: self._end(server_url, done))
         # Shielded: one attempt's cancellation must not fail the others that wait for the same server.
         return await asyncio.shield(task)
+
+    def _end(self, server_url: str, done: asyncio.Task[KnownServer]) -> None:
+        self._running.pop(server_url, None)
+        if not done.cancelled():
+            done.exception()  # looked at, for where nobody waits any more asyncio would complain
 
     async def learn(self, server_url: str) -> DiscoverDocument:
         """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.
@@ -78,8 +84,8 @@ class Discovery:
         return document
 
     async def _discover(self, server_url: str) -> KnownServer:
-        await self._register(server_url, await self.learn(server_url))
-        await self.introduce_ourselves(server_url)
+        await self.register(server_url, await self.learn(server_url))
+        await self.introduce_ourselves(server_url, registered=True)
         found = await self._registry.find(server_url)
         if found is None:
             raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
@@ -99,18 +105,29 @@ class Discovery:
             raise DiscoveryError(f"{origin}/discover could not be fetched: {error}") from error
         return _document(origin, fetched)
 
-    async def _register(self, server_url: str, document: DiscoverDocument) -> None:
+    async def register(
+        self, server_url: str, document: DiscoverDocument, *, session: AsyncSession | None = None
+    ) -> None:
+        """The server is in the registry with what `learn` told; see `Registry.register`.
+
+        Raises:
+            DiscoveryError: another server is registered with one of its keys.
+        """
         try:
             await self._registry.register(
                 url=server_url,
                 public_key=document.public_key,
                 encryption_public_key=document.encryption_public_key,
+                session=session,
             )
         except KeysTaken as error:
             raise DiscoveryError(str(error)) from error
 
-    async def introduce_ourselves(self, server_url: str) -> None:
-        """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time."""
+    async def introduce_ourselves(self, server_url: str, *, registered: bool) -> None:
+        """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time.
+
+        Its health is written only if it is `registered`: a caller in a transaction of its own has to register it yet.
+        """
         if self._own_url is None or self._keys is None:
             return
         body = register_request(url=self._own_url, keys=self._keys)
@@ -122,6 +139,7 @@ class Discovery:
                 body=body,
                 timeout=DISCOVERY_TIMEOUT,
                 server_url=server_url,
+                skip_health_update=not registered,
             )
             # The answer's echo of the server's own entry is not read: it could only repeat what we just fetched from
             # `/discover`, or put another server's name to these keys.

@@ -82,17 +82,14 @@ class Registry:
         With `session` that is part of the caller's transaction, else of one of its own.
 
         Raises:
-            KeysTaken: one of the keys belongs to another URL.
+            KeysTaken: one of the keys belongs to another URL. The transaction can go on.
         """
         try:
             if session is not None:
                 await _upsert(session, url, public_key, encryption_public_key)
-                return
-            async with self._database.transaction() as own:
-                await _upsert(own, url, public_key, encryption_public_key)
-        except IntegrityError as error:
-            if session is not None or await self.find(url) is None:
-                raise KeysTaken(f"{url}: one of its keys is registered for another server") from error
+            else:
+                async with self._database.transaction() as own:
+                    await _upsert(own, url, public_key, encryption_public_key)
         finally:
             self._standings.drop(url)
 
@@ -194,8 +191,7 @@ class Registry:
 
 async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_public_key: str) -> None:
     now = datetime.now(UTC)
-    seen = update(Server).where(col(Server.url) == url).values(last_seen=now, updated_at=now).returning(col(Server.id))
-    if (await session.execute(seen)).first() is not None:
+    if await _note_seen(session, url, now):
         return
     row = {
         "id": new_id(),
@@ -208,4 +204,15 @@ async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_p
         "is_healthy": True,
         "health_check_attempts": 0,
     }
-    await session.execute(insert(Server).values(row))
+    try:
+        async with session.begin_nested():
+            await session.execute(insert(Server).values(row))
+    except IntegrityError as error:
+        # Another transaction may have registered it between the two statements.
+        if not await _note_seen(session, url, now):
+            raise KeysTaken(f"{url}: one of its keys is registered for another server") from error
+
+
+async def _note_seen(session: AsyncSession, url: str, now: datetime) -> bool:
+    seen = update(Server).where(col(Server.url) == url).values(last_seen=now, updated_at=now).returning(col(Server.id))
+    return (await session.execute(seen)).first() is not None

@@ -26,7 +26,8 @@ class NodePeer:
     async def answer(self) -> Any:
         """What Node said next."""
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), ANSWER_SECONDS)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            line = await self._process.stdout.readline()
         message = json.loads(line or b'{"error": "the Node process ended"}')
         assert "error" not in message, message["error"]
         return message["ok"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from workers.errors import StorageUnavailable
 from workers.events import WorkerEvent, WorkerEventKind
 from workers.handlers import Job
 from workers.jobs import JobOutcome
 from workers.retry import RetryPolicy
 from workers.storage.base import Storage
+from workers.testing.faults import Faults
 from workers.worker import Worker
 
 PATIENCE = 10.0
@@ -72,11 +72,16 @@ async def outcome(storage: Storage, job_id: str) -> JobOutcome:
     return ended
 
 
-async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+async def until(holds: Callable[[], bool]) -> None:
     """`holds` came true within the time a test has."""
     async with asyncio.timeout(PATIENCE):
-        while not await holds():
+        while not holds():
             await asyncio.sleep(0.005)
+
+
+def broken(faults: Faults, verb: str, *, down: bool = True) -> None:
+    """Every call of this verb fails from now on, or none does any more."""
+    faults.requests_lost[verb] = 1_000_000 if down else 0
 
 
 async def forever(job: Job) -> None:
@@ -84,16 +89,5 @@ async def forever(job: Job) -> None:
     await asyncio.Event().wait()
 
 
-class Outage:
-    """While `down`, every call of these verbs of a storage fails; give `around` to `wrapped`."""
-
-    def __init__(self, *verbs: str) -> None:
-        self.verbs = frozenset(verbs)
-        self.down = False
-        self.failures = 0
-
-    async def around(self, verb: str, call: Callable[[], Awaitable[object]]) -> object:
-        if self.down and verb in self.verbs:
-            self.failures += 1
-            raise StorageUnavailable(f"{verb}: the storage is down")
-        return await call()
+async def done(job: Job) -> None:
+    """A handler that completes at once."""

@@ -73,6 +73,7 @@ class BullMQStorage:
         durable=True,
         processes="many",
         recovery_passes=2,
+        bounded_recovery=False,
         name_filter=False,
         ordering_keys=False,
         retention_per_job=False,
@@ -136,7 +137,7 @@ class BullMQStorage:
         return await self._claims.settle(settlements)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        return await self._claims.recover(limit, max_stalls)
+        return await self._claims.recover(max_stalls)
 
     async def sweep(self, limit: int) -> int:
         return await self._inspector.sweep(limit)

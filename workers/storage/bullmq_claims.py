@@ -67,8 +67,9 @@ from workers.storage.bullmq_server import Reply
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
-NOT_HELD: Final = frozenset({-1, -2, -3, -6})
-"""Codes of the scripts: no such job, no lock, not active, another's lock."""
+NOT_HELD: Final = frozenset({-1, -2, -6})
+"""Codes of the scripts: no such job, no lock, another's lock."""
+NOT_ACTIVE: Final = -3
 REFUSALS: Final = {-4: "the job waits for its children in a flow", -9: "a child of the job in a flow has failed"}
 
 
@@ -80,6 +81,8 @@ def code_outcome(code: Reply) -> SettleOutcome | None:
         return APPLIED
     if code in NOT_HELD:
         return None
+    if code == NOT_ACTIVE:  # somebody moved the job without asking for its lock, which the script has just removed
+        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
     return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
 
@@ -284,31 +287,16 @@ class Claims:
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
         )
 
-    async def recover(self, limit: int, max_stalls: int) -> Recovery:
-        """See `Storage.recover`. BullMQ marks active jobs in one call and requeues the marked ones in the next.
+    async def recover(self, max_stalls: int) -> Recovery:
+        """See `Storage.recover`. BullMQ marks active jobs in one call and requeues all marked ones in the next.
 
         Jobs that stalled too often are requeued too: they fail at their next claim.
         """
-        recovery = self._lua.recover(max_stalls, self._queue.now_ms())
-        [replies] = await self._queue.server.run_atomic([[*await self._limit_marks(limit), *recovery]])
+        [replies] = await self._queue.server.run_atomic([self._lua.recover(max_stalls, self._queue.now_ms())])
         for reply in replies:
             if isinstance(reply, StorageError):
                 raise reply
         return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
-
-    async def _limit_marks(self, limit: int) -> list[Command]:
-        """Commands that leave only `limit` marks, on jobs without a lock; the script knows no limit of its own.
-
-        It marks every active job again, so a mark that is taken away too many only costs a pass.
-        """
-        stalled = self._lua["stalled"]
-        [marks] = await self._queue.server.run([("SCARD", stalled)])
-        if whole(marks) <= limit:
-            return []
-        [raws] = await self._queue.server.run([("SMEMBERS", stalled)])
-        locked = await self._queue.server.run([("EXISTS", self._lua.lock(raw)) for raw in raws])
-        chosen = [raw for raw, lock in zip(raws, locked, strict=True) if not lock][:limit]
-        return [("DEL", stalled), *([("SADD", stalled, *chosen)] if chosen else [])]
 
 
 def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:

@@ -37,6 +37,9 @@ ROUNDS: Final = 10
 BLOCKING_SLACK_SECONDS: Final = 5.0
 """How much later than asked the answer of a blocking command may come."""
 
+_POOLS_OWN: Final = ("maint", "oss_cluster_maint", "orig_", "event_dispatcher")
+"""Settings that redis-py keeps among those of connections, and that tie them to their pool (RESP 3 maintenance)."""
+
 _UNAVAILABLE: Final = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -133,7 +136,9 @@ class Server:
         if isinstance(self._target, str):
             return ConnectionPool.from_url(self._target, **settings)
         lent = self._target.connection_pool
-        return ConnectionPool(lent.connection_class, **{**lent.connection_kwargs, **settings})
+        # Maintenance notifications exist in RESP 3 alone; redis-py sets up handlers for them unasked.
+        kept = {name: value for name, value in lent.connection_kwargs.items() if "maint_notifications" not in name}
+        return ConnectionPool(lent.connection_class, **{**kept, **settings})
 
     async def run(self, commands: Sequence[Command]) -> list[Reply]:
         """Every command has run, in one round trip, each for itself; one that failed answers a `StorageError`.

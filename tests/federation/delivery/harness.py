@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ from federation.protocol.activities import follow_activity, post_activity
 from federation.queues import DELIVERY_QUEUE_NAME, FOLLOW_JOB, POST_JOB, FederationDeliveryJob, delivery_backoff
 from federation.worker_pair import log_event
 from tests.peer import FOLLOWS_PATH, POSTS_PATH, Peer
-from workers import JobState, JobStatus, Worker, WorkerEvent, WorkerEventKind
+from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME, Storage
 
 FOLLOWER, FOLLOWED = "user-a", "user-b"
@@ -119,6 +120,7 @@ class Site:
         self._worker = self._running = None
 
     async def __aenter__(self) -> Self:
+        await self.storage.connect()
         return self
 
     async def __aexit__(
@@ -126,6 +128,7 @@ class Site:
     ) -> None:
         await self.stop(skip_grace=True)
         await asyncio.gather(*self._notices)
+        await self.storage.disconnect()
 
     async def owe_post(self, peer: Peer, *, post_id: str | None = None, name: str = POST_JOB) -> str:
         """A post is owed to the peer, as an application service would; the delivery's id."""
@@ -153,9 +156,16 @@ class Site:
 
     async def owe_raw(self, data: object, *, name: str = POST_JOB, row: str | None = None) -> str:
         """A job with any data at all, and the row `row` if it is given; the job's id."""
+        return await self.owe_bytes(json.dumps(data).encode(), name=name, row=row)
+
+    async def owe_bytes(self, data: bytes, *, name: str = POST_JOB, row: str | None = None) -> str:
+        """As `owe_raw`, with data that need not be JSON."""
         if row is not None:
             await self.add_row(row, target_url="https://b.example/inbox", payload="{}")
-        return (await self.federation.delivery_queue.add(name, data)).id
+        attempts = self.federation.settings.federation_delivery_attempts
+        job = NewJob(id=new_id(), name=name, payload=data, max_attempts=attempts)
+        await self.storage.enqueue([job])
+        return job.id
 
     async def outcome(self, job_id: str, *, row: str | None = None) -> Fate:
         """What became of the job once it had ended; `row` is its delivery's id where that is another."""

@@ -36,7 +36,7 @@ from workers import JobState, WorkerEventKind
 
 DEADLINE = timedelta(milliseconds=150)
 
-REFUSALS = {status: respond(status) for status in (300, 304, 400, 403, 404, 409, 410, 413, 429, 500, 502, 503)}
+REFUSALS = {status: respond(status) for status in (300, 400, 403, 404, 409, 410, 413, 429, 500, 502, 503)}
 BROKEN: dict[str, tuple[Behaviour, str]] = {
     "reset": (reset(), "CONN_RESET"),
     "close": (close(), "UNKNOWN"),
@@ -59,10 +59,6 @@ async def hasty(federation: Federation, peer: Peer) -> AsyncIterator[Site]:
     await acquaint(federation, peer)
     async with Site(federation, timeout=DEADLINE) as running:
         yield running
-
-
-async def only_attempt(site: Site, federation: Federation) -> None:
-    """The next job gets no second attempt."""
 
 
 @pytest.mark.parametrize("status", [410, 429, 500])

@@ -44,12 +44,6 @@ class Recorder:
 
 
 CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
-    "add": (
-        OURS.add(
-            "id", "name", '{"x":1}', {"attempts": 0, "delay": 0, "timestamp": NOW, "jobId": "id", "backoff": None}, NOW
-        ),
-        lambda their: their.scripts.addStandardJob(their.job(), NOW),
-    ),
     "delay": (
         OURS.delay("id", "t", delay_ms=50, counted=True, fields={"a": "b"}, now_ms=NOW),
         lambda their: their.scripts.moveToDelayed("id", NOW, 50, "t", {"fieldsToUpdate": {"a": "b"}}),
@@ -84,6 +78,19 @@ async def test_arguments_are_the_packages_own(ours: Command, call_theirs: Callab
     their = Recorder()
     await call_theirs(their)
     assert _readable(ours[1:]) == _readable(their.called)
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [("addStandardJob", {}), ("addDelayedJob", {"delay": 70}), ("addPrioritizedJob", {"priority": 3})],
+)
+async def test_adding_passes_what_the_script_reads(script: str, options: dict[str, object]) -> None:
+    """The package adds a time that its scripts do not read; the rest is the same."""
+    their = Recorder()
+    job = their.job(**options)
+    await getattr(their.scripts, script)(job, NOW)
+    ours = _readable(OURS.add("id", "name", '{"x":1}', job.opts, NOW)[1:])
+    assert ours == _readable(their.called[:-1])
 
 
 async def test_claiming_passes_what_the_package_passes() -> None:

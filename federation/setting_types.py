@@ -1,0 +1,95 @@
+"""The kinds of values a setting may have: what is accepted, and what to write instead. No error quotes a value."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+from db.url import parse_url
+from federation.http.guard import parse_allowed_hostnames
+from federation.protocol.errors import UrlError
+from federation.protocol.urls import canonical_origin
+
+LONGEST_DURATION: Final = timedelta(days=365)
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)?")
+
+
+def parse_duration(value: object) -> timedelta:
+    """The duration in `250ms`, `5s`, `10m`, `2h`, `7d`; a bare number is seconds.
+
+    Raises:
+        ValueError: anything else, nothing, or more than a year.
+    """
+    duration = value if isinstance(value, timedelta) else _duration(str(value).strip())
+    if not timedelta(0) < duration <= LONGEST_DURATION:
+        raise ValueError(f"must be longer than nothing and at most {LONGEST_DURATION.days} days")
+    return duration
+
+
+def _duration(text: str) -> timedelta:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError("write a duration as 250ms, 5s, 10m, 2h or 7d")
+    try:
+        return timedelta(seconds=float(match["number"]) * _UNITS[match["unit"] or "s"])
+    except OverflowError:
+        return timedelta.max
+
+
+def _own_origin(value: str) -> str:
+    try:
+        return canonical_origin(value)
+    except UrlError as error:
+        raise ValueError(f"must be this node's own URL, as https://node.example: {error}") from None
+
+
+def _hostnames(value: object) -> object:
+    try:
+        return parse_allowed_hostnames(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("must be hosts, host:port or URLs, separated by commas") from None
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    parse_url(value.get_secret_value())
+    return value
+
+
+def _redis_url(value: SecretStr) -> SecretStr:
+    try:
+        parts = urlsplit(value.get_secret_value())
+        server = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+    except ValueError:  # it may quote a part of a password
+        server = False
+    if not server and not value.get_secret_value().startswith("unix://"):
+        raise ValueError("must be redis://[user:password@]host:port[/db], or rediss:// for TLS")
+    return value
+
+
+def _queue_url(value: SecretStr) -> SecretStr:
+    url = value.get_secret_value()
+    if url.startswith("sqlite:"):
+        return _database_url(value)
+    if url.startswith(("bullmq+redis://", "bullmq+rediss://")):
+        _redis_url(SecretStr(url.removeprefix("bullmq+")))
+        return value
+    raise ValueError("must be sqlite:///path/to/file.db or bullmq+redis://host:port; no other queue storage is known")
+
+
+def plain(value: SecretStr | str | None) -> str | None:
+    """The value itself, out of its wrapping."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
+Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+QueueUrl = Annotated[SecretStr, AfterValidator(_queue_url)]

@@ -1,0 +1,193 @@
+"""A delivery to a server that is not known yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from federation.app import Federation
+from federation.protocol.keys import generate_own_keys
+from tests.federation.delivery.harness import Site, follow_payload, job_data
+from tests.misbehaving import Exchange, Received, hang, respond, respond_with
+from tests.peer import DISCOVER_PATH, FOLLOWS_PATH, Peer, acquaint, introduce, json_answer
+from workers import JobState
+
+OTHER = generate_own_keys()
+SHORT_KEY = "AAAA"
+
+
+@pytest.fixture
+async def site(federation: Federation) -> AsyncIterator[Site]:
+    """A site that knows nobody."""
+    async with Site(federation) as running:
+        yield running
+
+
+def show(peer: Peer, changes: Mapping[str, object]) -> None:
+    """The peer's `/discover` shows changed members; None takes one out."""
+    document = {name: value for name, value in {**peer.document(), **changes}.items() if value is not None}
+    peer.server.routes[DISCOVER_PATH] = respond_with(lambda _: json_answer(document))
+
+
+async def test_an_unknown_server_is_discovered_first(site: Site, peer: Peer) -> None:
+    """Its keys are fetched, we introduce ourselves, and the very first attempt is delivered and verified."""
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job.attempt, fate.row) == (JobState.COMPLETED, 1, None)
+    assert peer.discoveries == ["GET", "REGISTER"]
+    assert peer.senders.keys() == {"https://a.example"}
+    assert len(peer.applied) == 1
+    server = await site.server(peer.url)
+    assert server is not None
+    assert server.public_key == peer.keys.signing.public_text
+    assert server.encryption_public_key == peer.keys.encryption.public_text
+    assert server.is_healthy
+
+
+async def test_a_burst_discovers_once(site: Site, peer: Peer) -> None:
+    """Many deliveries to one unknown server share one discovery."""
+    deliveries = [await site.owe_post(peer) for _ in range(12)]
+
+    await site.ended(*deliveries)
+
+    assert peer.discoveries == ["GET", "REGISTER"]
+    assert len(peer.applied) == 12
+
+
+async def test_a_follow_to_an_unknown_server_is_verified_with_the_discovered_key(site: Site, peer: Peer) -> None:
+    """The acknowledgment is read with the key discovery has just stored; without a follow of ours it is ignored."""
+    data = job_data("row-1", peer.url, payload=follow_payload("follow-1"), path=FOLLOWS_PATH)
+
+    fate = await site.outcome(await site.owe_raw(data, name="deliver-follow", row="row-1"), row="row-1")
+
+    assert (fate.state, fate.job.attempt, fate.row, fate.codes) == (JobState.COMPLETED, 1, None, [None])
+
+
+async def test_a_refused_introduction_does_not_matter(site: Site, peer: Peer) -> None:
+    """The peer knows us already and refuses our REGISTER: the delivery goes on."""
+    introduce(peer, "https://a.example")
+    document = json_answer(peer.document())
+    peer.server.routes[DISCOVER_PATH] = respond_with(
+        lambda request: document if request.method == "GET" else json_answer({"error": "no"}, status=400)
+    )
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job.attempt) == (JobState.COMPLETED, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"publicKey": None},
+        {"encryptionPublicKey": None},
+        {"publicKey": SHORT_KEY},
+        {"encryptionPublicKey": SHORT_KEY},
+        {"publicKey": 7},
+        {"encryptionPublicKey": OTHER.encryption.public_text + "=junk"},
+        {"url": "https://someone-else.example"},
+        {"url": None},
+    ],
+    ids=lambda changes: "-".join(f"{name}:{str(value)[:6]}" for name, value in changes.items()),
+)
+async def test_unusable_keys_are_not_registered(site: Site, peer: Peer, changes: Mapping[str, object]) -> None:
+    """Missing, short or foreign keys fail the attempt, which is tried again; nobody is registered, nothing sent."""
+    show(peer, changes)
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["DISCOVERY"] * 5)
+    assert fate.row is not None
+    assert (fate.row.outcome, fate.row.attempts) == ("retryable", 0)
+    assert f"{peer.url}/discover" in fate.reason
+    assert await site.server(peer.url) is None
+    assert peer.deliveries == []
+
+
+async def test_rotated_keys_do_not_replace_the_registered_ones(
+    site: Site, peer: Peer, federation: Federation
+) -> None:
+    """A server that shows another signing key than the registered one is refused, and its row stays as it was."""
+    await acquaint(federation, peer)
+    show(peer, {"publicKey": OTHER.signing.public_text})
+
+    with pytest.raises(Exception, match="another signing key"):
+        await federation.discovery(peer.url)
+
+    server = await site.server(peer.url)
+    assert server is not None
+    assert server.public_key == peer.keys.signing.public_text
+    assert peer.discoveries == ["GET"]
+
+
+async def test_keys_of_another_server_are_refused(site: Site, peer: Peer, federation: Federation) -> None:
+    """A stranger that shows a known server's keys is not registered, and its delivery tried again."""
+    await federation.registry.register(
+        url="https://known.example",
+        public_key=peer.keys.signing.public_text,
+        encryption_public_key=peer.keys.encryption.public_text,
+    )
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.codes) == (JobState.FAILED, ["DISCOVERY"] * 5)
+    assert await site.server(peer.url) is None
+
+
+@pytest.mark.parametrize("status", [204, 301, 404, 500])
+async def test_a_discovery_that_fails_is_tried_again(site: Site, peer: Peer, status: int) -> None:
+    """Once `/discover` answers, so does the delivery; the failed attempts were counted by the queue."""
+    peer.server.upcoming += [respond(status, body=b"")]
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job.attempt, fate.row) == (JobState.COMPLETED, 2, None)
+    assert fate.codes == ["DISCOVERY", None]
+
+
+async def test_a_cancelled_attempt_leaves_the_discovery_to_the_others(site: Site, peer: Peer) -> None:
+    """One delivery's end does not fail another one that waits for the same server."""
+    asked = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def pause(request: Received, exchange: Exchange) -> None:
+        asked.set()
+        await go_on.wait()
+        await respond_with(lambda _: json_answer(peer.document()))(request, exchange)
+
+    peer.server.upcoming += [pause]
+    discovery = site.federation.discovery
+    first = asyncio.create_task(discovery(peer.url))
+    second = asyncio.create_task(discovery(peer.url))
+    await asyncio.wait_for(asked.wait(), 5)
+    first.cancel()
+    go_on.set()
+
+    assert (await second).url == peer.url
+    assert peer.discoveries == ["GET", "REGISTER"]
+
+
+async def test_a_name_that_leads_nowhere_is_tried_again(site: Site) -> None:
+    """A host that does not resolve may resolve later: every attempt is used, and the row kept."""
+    data = job_data("row-1", "http://nowhere.invalid", payload=follow_payload("follow-1"))
+
+    fate = await site.outcome(await site.owe_raw(data, row="row-1"), row="row-1")
+
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["DISCOVERY"] * 5)
+    assert fate.row is not None
+    assert "DNS_BLOCKED" in (fate.row.last_error or "")
+
+
+async def test_a_hanging_discovery_gives_way_to_a_stop(site: Site, peer: Peer) -> None:
+    """A worker that stops while a server keeps its discovery waiting gives the job back, uncounted."""
+    peer.server.upcoming += [hang()]
+    delivery = await site.owe_post(peer)
+    site.start()
+    await site.until(lambda: site.events[-1].kind.value == "active")
+
+    await site.stop(skip_grace=True)
+
+    fate = await site.fate(delivery)
+    assert (fate.state, fate.job.attempt, fate.log) == (JobState.QUEUED, 0, [])

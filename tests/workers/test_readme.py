@@ -1,0 +1,36 @@
+"""The manual of the queue core says what the code does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from workers.lifecycle import diagram
+
+README = Path(__file__).resolve().parents[2] / "workers" / "README.md"
+
+
+def test_the_diagram_is_generated_from_the_table() -> None:
+    """The state diagram in the README is exactly what `lifecycle.diagram()` prints."""
+    shown = re.search(r"<!-- diagram -->\n```mermaid\n(.*?)\n```\n<!-- /diagram -->", README.read_text(), re.DOTALL)
+    assert shown is not None
+    assert shown[1] == diagram()
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    """The README's first example runs as it stands and delivers."""
+    example = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example[1]],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(README.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "1 {'to': 'bob'}" in finished.stdout
