@@ -122,8 +122,7 @@ class DeliveryProcessor:
             return FederationDeliveryJob.model_validate(job.payload)
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in error.errors()[:5])
-        row = job.payload.get("deliveryJobId") if isinstance(job.payload, dict) else None
-        if isinstance(row, str) and "\x00" not in row:
+        if (row := _row_of(job.payload)) is not None:
             await self._ledger.gone(row)
         raise PermanentFailure("INVALID_JOB", f"the data of job {job.id!r} is malformed: {problems}", keep_row=False)
 
@@ -295,6 +294,14 @@ class DeliveryProcessor:
             code=code,
             error=str(error) if error else None,
         )
+
+
+def _row_of(data: object) -> str | None:
+    """The row that malformed job data belongs to, as far as that can be told."""
+    try:
+        return _RowOnly.model_validate(data).delivery_job_id
+    except ValidationError:
+        return None
 
 
 def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
