@@ -8,20 +8,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
+from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import DatabaseUrlError
 from db.migrate import upgrade
 from federation.errors import ConfigurationError
 from federation.logs import configure_logging
 from federation.protocol.errors import UrlError
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.urls import canonical_origin
-from federation.queues import DELIVERY_QUEUE_NAME, open_storage
+from federation.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, open_storage
 from federation.run import run
 from federation.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
-from workers import WorkersError
+from workers import StorageError, WorkersError
 from workers.storage.sql import SqlStorage
 
 ENV_FILE: Final = Path(".env")
@@ -33,14 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-    except ConfigurationError as error:
-        _fail("this node's settings need attention:", *error.problems)
-    except (DatabaseUrlError, UrlError, WorkersError, OSError) as error:
-        _fail(str(error))
-    except SQLAlchemyError as error:
-        _fail(f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?")
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        lines = _explain(error)
+        if not lines:
+            raise
+        _fail(*lines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,14 +71,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _init(options: argparse.Namespace) -> None:
-    values = {
-        "BETTER_AUTH_URL": canonical_origin(options.url),
-        **generate_own_keys().to_env(),
-        "DATABASE_URL": DEFAULT_DATABASE_URL,
-    }
+    own_url = canonical_origin(options.url)
+    values = {"BETTER_AUTH_URL": own_url, **generate_own_keys().to_env(), "DATABASE_URL": DEFAULT_DATABASE_URL}
+    if port := urlsplit(own_url).port:
+        values["FEDERATION_PORT"] = str(port)
     try:
         write_env_file(ENV_FILE, values)
-        print(f"wrote {ENV_FILE} with fresh keys for {values['BETTER_AUTH_URL']}; keep it secret")  # noqa: T201
+        print(f"wrote {ENV_FILE} with fresh keys for {own_url}; keep it secret")  # noqa: T201
     except FileExistsError:
         print(f"{ENV_FILE} exists and stays as it is")  # noqa: T201
     _upgrade(Settings.load())
@@ -87,15 +86,45 @@ def _init(options: argparse.Namespace) -> None:
 
 def _upgrade(settings: Settings) -> None:
     upgrade(settings.database_url.get_secret_value())
-    storage = open_storage(settings, DELIVERY_QUEUE_NAME)
-    if isinstance(storage, SqlStorage):
-        asyncio.run(storage.migrate())
+    for queue in (DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME):
+        storage = open_storage(settings, queue)
+        if isinstance(storage, SqlStorage):
+            asyncio.run(_prepare(storage))
+
+
+async def _prepare(storage: SqlStorage) -> None:
+    """The queue is known to its database: nobody has to write that later, perhaps while a transaction is open."""
+    await storage.migrate()
+    await storage.connect()
+    await storage.disconnect()
 
 
 def _run(options: argparse.Namespace, *, workers: bool, node: bool) -> None:
     configure_logging(options.log_level)
     settings = Settings.load_node()
     asyncio.run(run(settings, workers=workers, node=node))
+
+
+def _explain(error: BaseException) -> list[str]:
+    """What to tell who started this, nothing for what only a traceback explains."""
+    match error:
+        case BaseExceptionGroup():
+            explained = [_explain(each) for each in error.exceptions]
+            return [line for lines in explained for line in lines] if all(explained) else []
+        case ConfigurationError():
+            return ["this node's settings need attention:", *error.problems]
+        case StorageError():
+            return [str(error), "`federation upgrade` makes the tables a queue in a database needs"]
+        case UrlError() | WorkersError() | OSError() | CommandError():
+            return [str(error)]
+        case SQLAlchemyError():
+            return [f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?"]
+        case ModuleNotFoundError(name="fastapi" | "uvicorn"):
+            return ["this needs more packages: pip install 'federation-delivery[node]'"]
+        case ModuleNotFoundError(name="redis" | "bullmq"):
+            return ["this needs more packages: pip install 'federation-delivery[bullmq]'"]
+        case _:
+            return []
 
 
 def _fail(*lines: str) -> None:

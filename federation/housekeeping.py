@@ -22,7 +22,7 @@ BATCH: Final = 5_000
 
 
 class Housekeeping:
-    """Purges settled deliveries after 7 days and attempts after 30, once an hour and at the start.
+    """Purges settled deliveries after 7 days and attempts after 30, once an hour and a minute after the start.
 
     Every process may run it: a purge finds what is there to delete, in batches, and repeating it does nothing.
     """
@@ -32,7 +32,9 @@ class Housekeeping:
         self._scheduler = AsyncIOScheduler(timezone=UTC)
 
     def start(self) -> None:
-        """The purge runs in this event loop until `stop`."""
+        """The purge runs in this event loop until `stop`. Idempotent."""
+        if self._scheduler.running:
+            return
         self._scheduler.add_job(
             self.purge,
             "interval",

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from typing import Final, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
+from sqlalchemy import inspect
 
+from db import Database, ServerHealthEvent
 from federation.app import Federation
 from federation.errors import ConfigurationError
 from federation.settings import Settings
 from federation.worker_pair import FederationWorkers
+
+if TYPE_CHECKING:
+    from federation.node.server import NodeServer
 
 log = structlog.get_logger(__name__)
 
@@ -29,12 +36,30 @@ async def run(settings: Settings, *, workers: bool, node: bool) -> None:
     """Deliver, serve, or both, until SIGTERM or SIGINT; a second signal skips the grace.
 
     Raises:
-        ConfigurationError: a setting is missing, or the port is taken.
+        ConfigurationError: a setting is missing, the database has not been upgraded, or the port is taken.
         ExceptionGroup: what ended a part before it was asked to stop.
     """
     federation = Federation(settings)
-    parts: list[Part] = []
+    try:
+        await _require_tables(federation.database)
+        server, listener = _node_server(federation) if node else (None, None)
+        federation_workers = FederationWorkers(federation) if workers else None
+        parts: list[Part | None] = [server, federation_workers]
+        with _stopping_on_signals([part for part in parts if part is not None]):
+            async with asyncio.TaskGroup() as group:
+                if server is not None and listener is not None:
+                    group.create_task(server.serve(sockets=[listener]), name="node")
+                    log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
+                if federation_workers is not None:
+                    federation_workers.start()
+                    group.create_task(federation_workers.wait(), name="workers")
+    finally:
+        await federation.close()
+    log.info("stopped")
 
+
+@contextmanager
+def _stopping_on_signals(parts: Sequence[Part]) -> Iterator[None]:
     def stop() -> None:
         log.info("stopping", again="send the signal again to skip the grace")
         for part in parts:
@@ -44,25 +69,26 @@ async def run(settings: Settings, *, workers: bool, node: bool) -> None:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop)
     try:
-        async with asyncio.TaskGroup() as group:
-            if node:
-                listener = _listen(settings)
-                from federation.node.server import NodeServer  # here, because only this needs the `node` extra
-
-                server = NodeServer(federation.node_app(), grace=settings.federation_grace)
-                parts.append(server)
-                group.create_task(server.serve(sockets=[listener]), name="node")
-                log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
-            if workers:
-                federation_workers = FederationWorkers(federation)
-                federation_workers.start()
-                parts.append(federation_workers)
-                group.create_task(federation_workers.wait(), name="workers")
+        yield
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
-        await federation.close()
-    log.info("stopped")
+
+
+async def _require_tables(database: Database) -> None:
+    async with database.read() as session:
+        connection = await session.connection()
+        tables = await connection.run_sync(lambda plain: inspect(plain).get_table_names())
+    # The last one this version added: an existing node's database has the others already.
+    if ServerHealthEvent.__tablename__ not in tables:
+        raise ConfigurationError(["DATABASE_URL: the database lacks this version's tables; run `federation upgrade`"])
+
+
+def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:
+    from federation.node.server import NodeServer  # here, because only this needs the `node` extra
+
+    server = NodeServer(federation.node_app(), grace=federation.settings.federation_grace)
+    return server, _listen(federation.settings)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
+from pydantic import ValidationError
 
 from db import AttemptOutcome
 from federation.app import Federation
+from federation.delivery.errors import Parked
 from federation.housekeeping import Housekeeping
-from federation.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, delivery_backoff
-from workers import StalledError, Worker, WorkerEvent, WorkerEventKind
+from federation.protocol.activities import parse_method
+from federation.protocol.errors import PayloadError
+from federation.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, FederationDeliveryJob, delivery_backoff
+from workers import Claim, StalledError, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
 log = structlog.get_logger(__name__)
@@ -42,12 +46,13 @@ class FederationWorkers:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._running: tuple[RunningWorker, RunningWorker] | None = None
+        self._stop_requested = False
         self._rows = RowKeeper(federation)
         self._housekeeping = Housekeeping(federation.database)
 
     def start(self) -> tuple[RunningWorker, RunningWorker]:
-        """Both run; a second call returns the same pair."""
-        if self._running is None:
+        """Both run; a second call returns the same pair, until both have stopped."""
+        if self._running is None or all(running.task.done() for running in self._running):
             settings = self._federation.settings
             delivery = Worker(
                 self._federation.worker_storage(DELIVERY_QUEUE_NAME),
@@ -68,27 +73,31 @@ class FederationWorkers:
                 observers=[log_event],
             )
             self._running = _run(delivery), _run(health_check)
+            self._stop_requested = False
             self._housekeeping.start()
         return self._running
 
     def request_stop(self) -> None:
         """Both begin to stop; a second request skips their grace."""
+        self._stop_requested = True
         for running in self._running or ():
             running.worker.stop()
 
     async def wait(self) -> None:
-        """Return when both have stopped; one that fails brings the other to a stop.
+        """Return when both have stopped; one that fails brings the other to a stop, and so does cancelling this call.
 
         Raises:
             ExceptionGroup: what ended a worker.
         """
         tasks = [running.task for running in self._running or ()]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        if any(task.exception() for task in done):
-            self.request_stop()
-        errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
-        self._housekeeping.stop()
-        await self._rows.close()
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            if not self._stop_requested:
+                self.request_stop()
+            errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
+            self._housekeeping.stop()
+            await self._rows.close()
         if errors:
             raise BaseExceptionGroup("a worker ended", errors)
 
@@ -101,7 +110,16 @@ class FederationWorkers:
 
 
 def _run(worker: Worker) -> RunningWorker:
-    return RunningWorker(worker=worker, task=asyncio.create_task(worker.run(), name=f"worker-{worker.worker_id}"))
+    task = asyncio.create_task(worker.run(), name=f"worker-{worker.worker_id}")
+    task.add_done_callback(_log_end)
+    return RunningWorker(worker=worker, task=task)
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    """A worker may run for weeks before anybody awaits it."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("worker_died", worker=task.get_name(), error_type=type(error).__name__, error=str(error))
 
 
 class RowKeeper:
@@ -159,7 +177,7 @@ _LEVELS: Final = {
 def log_event(event: WorkerEvent) -> None:
     """One line for each event worth one: a worker's start, stop and errors, and every attempt that did not succeed."""
     level = _LEVELS.get(event.kind)
-    if level is None:
+    if level is None or isinstance(event.error, Parked):  # every second, for each delivery to a busy server
         return
     fields: dict[str, object] = {"queue": event.queue, "worker_id": event.worker_id}
     if event.claim is not None:
@@ -168,6 +186,7 @@ def log_event(event: WorkerEvent) -> None:
             "job_name": event.claim.name,
             "attempt": event.claim.attempt,
             "attempts_left": max(event.claim.max_attempts - event.claim.attempt, 0),
+            **_destination(event.claim),
         }
     if event.job_ids:
         fields["job_ids"] = event.job_ids[:20]
@@ -176,3 +195,16 @@ def log_event(event: WorkerEvent) -> None:
     if event.error is not None:
         fields |= {"error_type": type(event.error).__name__, "error": str(event.error)}
     getattr(log, level)(f"worker_{event.kind.value}", **fields)
+
+
+def _destination(claim: Claim) -> dict[str, object]:
+    """What the job delivers, and where; nothing for one that is no delivery."""
+    try:
+        delivery = FederationDeliveryJob.model_validate_json(claim.payload)
+    except ValidationError:
+        return {}
+    try:
+        method: str | None = parse_method(delivery.payload)
+    except PayloadError:
+        method = None
+    return {"method": method, "target_url": delivery.target_url}

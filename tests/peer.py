@@ -242,9 +242,7 @@ async def acquaint(federation: Federation, peer: Peer) -> None:
 
 def introduce(peer: Peer, url: str, keys: OwnKeys = A.keys) -> None:
     """The peer knows the server at `url`, which uses vector A's keys by default."""
-    peer.senders[url] = Sender(
-        public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text
-    )
+    peer.senders[url] = Sender(public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text)
 
 
 def _activity_id(activity: Mapping[str, Mapping[str, str]]) -> str:

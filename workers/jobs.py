@@ -66,8 +66,8 @@ class ErrorInfo:
         stack = "" if isinstance(error, Retry) else "".join(traceback.format_exception(error, limit=-12))
         return cls(
             type=type(error).__name__,
-            message=str(error)[:MESSAGE_CHARACTERS],
-            stack=stack[-STACK_CHARACTERS:],
+            message=_storable(_message(error))[:MESSAGE_CHARACTERS],
+            stack=_storable(stack)[-STACK_CHARACTERS:],
             exhausted=exhausted,
         )
 
@@ -312,6 +312,18 @@ class JobEvent:
 
     kind: JobEventKind
     job_id: str
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # somebody's `__str__`, which must not keep the attempt from ending
+        return f"(its message cannot be read: {type(broken).__name__})"
+
+
+def _storable(text: str) -> str:
+    """Lone surrogates, as in names of files that are not UTF-8, become escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def check_text(what: str, value: str) -> None:

@@ -103,7 +103,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._stop_asked: asyncio.Task[Literal[True]] | None = None  # done once `stop` was called
-        self._found_all = False  # whether the last claim brought all there was
+        self._found_all = False  # whether the last claim brought all there was, and nothing was given back since
         self._idle = True  # whether that has been reported, and nothing was claimed since
 
     @property
@@ -283,9 +283,9 @@ class Worker:
         elif outcome.status is SettleStatus.ERROR:
             self._report(RuntimeError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}"))
         else:
-            self._emit_ending(attempt.claim, ending)
+            self._report_ending(attempt.claim, ending)
 
-    def _emit_ending(self, claim: Claim, ending: Ending) -> None:
+    def _report_ending(self, claim: Claim, ending: Ending) -> None:
         kind, delay = WorkerEventKind.RELEASED, None
         match ending.settlement:
             case Completed():
@@ -294,8 +294,9 @@ class Worker:
                 kind = WorkerEventKind.FAILED
             case Retried():
                 kind, delay = WorkerEventKind.FAILING, ending.settlement.delay
+                self._found_all = self._found_all and delay > timedelta(0)
             case Released() | None:
-                pass
+                self._found_all = False
         self._emit(kind, claim=claim, error=ending.error, delay=delay, duration=ending.duration)
 
     async def _finish(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 from sqlalchemy import insert
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from db import Database, DeliveryAttempt
 
@@ -17,6 +18,8 @@ log = structlog.get_logger(__name__)
 FLUSH_INTERVAL: Final = timedelta(milliseconds=500)
 MAX_BUFFERED: Final = 20_000
 MAX_BATCH: Final = 1_000
+
+Row: TypeAlias = dict[str, object]
 
 
 class AttemptLog:
@@ -28,8 +31,9 @@ class AttemptLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._buffer: list[dict[str, object]] = []
+        self._buffer: list[Row] = []
         self._flusher: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
 
     def add(self, attempt: DeliveryAttempt) -> None:
         """The attempt will be written soon."""
@@ -41,28 +45,47 @@ class AttemptLog:
             self._flusher = asyncio.create_task(self._flush_soon(), name="attempt-log")
 
     async def close(self) -> None:
-        """Everything added is written, as far as the database takes it."""
-        if self._flusher is not None:
-            self._flusher.cancel()
-            await asyncio.gather(self._flusher, return_exceptions=True)
-        await self._flush()
+        """Everything added is written, as far as the database takes it; more may be added afterwards."""
+        if self._flusher is None and self._buffer:
+            self._flusher = asyncio.create_task(self._flush_soon(), name="attempt-log")
+        self._hurry.set()
+        try:
+            if self._flusher is not None:
+                await asyncio.wait([self._flusher])
+        finally:
+            self._hurry.clear()
 
     async def _flush_soon(self) -> None:
         try:
             while self._buffer:
-                await asyncio.sleep(FLUSH_INTERVAL.total_seconds())
-                await self._flush()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(FLUSH_INTERVAL.total_seconds()):
+                        await self._hurry.wait()
+                if not await self._flush() and self._hurry.is_set():
+                    return
         finally:
             self._flusher = None
 
-    async def _flush(self) -> None:
+    async def _flush(self) -> bool:
+        """Write what has gathered; whether the database took it. What it did not take is back in the buffer."""
         while self._buffer:
-            batch = self._buffer[:MAX_BATCH]
+            batch, self._buffer = self._buffer[:MAX_BATCH], self._buffer[MAX_BATCH:]
             try:
-                async with self._database.transaction() as session:
-                    connection = await session.connection()
-                    await connection.execute(insert(DeliveryAttempt), batch)
+                await self._write(batch)
             except SQLAlchemyError as error:
+                self._buffer = batch + self._buffer
                 log.warning("attempt_log_not_written", waiting=len(self._buffer), error=type(error).__name__)
+                return False
+        return True
+
+    async def _write(self, batch: list[Row]) -> None:
+        try:
+            async with self._database.transaction() as session:
+                connection = await session.connection()
+                await connection.execute(insert(DeliveryAttempt), batch)
+        except (DataError, IntegrityError, UnicodeError) as error:
+            if len(batch) == 1:
+                log.warning("attempt_log_refused", delivery_id=batch[0]["delivery_id"], error=type(error).__name__)
                 return
-            del self._buffer[: len(batch)]
+            for row in batch:  # one row the database will never take must not hold up the others for ever
+                await self._write([row])

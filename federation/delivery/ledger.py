@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from sqlalchemy import bindparam, delete, update
-from sqlalchemy.exc import DataError, IntegrityError, StatementError
+from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
@@ -24,6 +24,9 @@ from db import Database, DeliveryJob, Follow
 
 MAX_GROUP: Final = 500
 MAX_ERROR_CHARACTERS: Final = 1_000
+
+_REFUSED: Final = (DataError, IntegrityError, UnicodeError)
+"""Blames an entry, not the database. The last is what a text without a UTF-8 form raises, bare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +113,8 @@ class Ledger:
     async def _write_group(self, group: Sequence[tuple[Entry, asyncio.Future[bool]]]) -> None:
         try:
             results = await self._commit([entry for entry, _ in group])
-        except (DataError, IntegrityError, StatementError) as error:
-            if len(group) == 1 or not isinstance(error, DataError | IntegrityError):
+        except _REFUSED as error:
+            if len(group) == 1:
                 _fail(group, error)
                 return
             for member in group:  # one entry the database refuses must not fail its neighbours

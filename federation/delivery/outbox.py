@@ -63,6 +63,8 @@ class Outbox:
         If the block raises, neither happens. Jobs the queue does not take after the commit are logged: their rows are
         committed, so they are owed, not lost.
         """
+        if self._joins:  # not in the transaction: connecting for the first time writes, and would wait for its lock
+            await self._queue.start()
         pending = _Pending()
         async with self._database.transaction() as session:
             session.sync_session.info[_KEY] = pending
@@ -90,6 +92,8 @@ class Outbox:
         server_url = canonical_origin(server_url)
         if canonical_origin(target_url) != server_url:
             raise ValueError(f"the target URL is not on {server_url}, the server the delivery is for")
+        if not target_url.isascii():
+            raise ValueError("the target URL must have everything but ASCII percent-encoded")
         now = datetime.now(UTC)
         row = DeliveryJob(
             id=new_id(),

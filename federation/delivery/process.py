@@ -104,7 +104,7 @@ class DeliveryProcessor:
         try:
             await self._run(job)
         except SQLAlchemyError as error:  # the row's fate is not on disk, so the attempt is not over
-            raise _database_trouble(error) from error
+            raise _database_trouble(error) from None
 
     async def _run(self, job: Job) -> None:
         delivery = await self._parse(job)
@@ -141,13 +141,13 @@ class DeliveryProcessor:
                 await self._ledger.gone(row)
             raise
         except Exception as error:
-            failure = _retryable(error, row)
-            self._log(job, report, AttemptOutcome.RETRYABLE, failure.code, failure)
+            trouble = _retryable(error, row)
+            self._log(job, report, AttemptOutcome.RETRYABLE, trouble.code, trouble)
             if job.attempt >= job.max_attempts:
-                await self._give_up(row, failure)
-            if failure is error:
+                await self._give_up(row, trouble)
+            if trouble is error:
                 raise
-            raise failure from error
+            raise trouble from None  # a stock worker stores the whole chain, whose messages may quote payloads
         self._log(job, report, AttemptOutcome.DELIVERED, None, None)
 
     async def _give_up(self, row: str, failure: RetryableFailure) -> None:
@@ -297,11 +297,9 @@ class DeliveryProcessor:
 
 
 def _row_of(data: object) -> str | None:
-    """The row that malformed job data belongs to, as far as that can be told."""
-    try:
-        return _RowOnly.model_validate(data).delivery_job_id
-    except ValidationError:
-        return None
+    """The row that malformed job data belongs to, if it names one a database can be asked for."""
+    row = data.get("deliveryJobId") if isinstance(data, dict) else None
+    return row if isinstance(row, str) and row.isprintable() else None
 
 
 def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
@@ -309,7 +307,7 @@ def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
         return error
     if isinstance(error, SQLAlchemyError):
         return _database_trouble(error)
-    # A bug of ours: on record like any failure. The stack alone is logged, for messages and variables may quote payloads.
+    # A bug of ours: on record like any failure. Only its stack is logged: messages and variables may quote payloads.
     log.error(
         "delivery_attempt_crashed",
         delivery_id=delivery_id,

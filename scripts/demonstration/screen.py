@@ -21,7 +21,7 @@ class Screen:
     """Shows the story's steps and, refreshed by `show`, the numbers."""
 
     def __init__(self, sender: Node, peers: Sequence[Node]) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, soft_wrap=True)
         self._sender = sender
         self._peers = peers
         self._notes: list[str] = []

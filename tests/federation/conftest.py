@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import ssl
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
+from db import Database
 from db.migrate import upgrade
 from federation.app import Federation
+from federation.http.client import FederationClient
+from federation.http.guard import AddressGuard
+from federation.http.transport import pooled_transport
 from federation.settings import Settings
 from tests.federation.protocol.vectors import A
 from tests.peer import Peer
@@ -37,6 +44,34 @@ def database_file(migrated_file: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(migrated_file, tmp_path / "node.sqlite3"))
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """URL of a migrated, otherwise empty database; each test that asks for it runs on both kinds."""
+    if request.param == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('database_file')}"
+    url = str(request.getfixturevalue("postgres_url"))
+    upgrade(url)
+    return url
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """The database of `database_url`, opened."""
+    opened = Database(database_url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def queue_prefix(redis_url: str) -> AsyncIterator[str]:
+    """A prefix for BullMQ's keys on `redis_url` that is this test's own; its keys are removed afterwards."""
+    prefix = f"t-{uuid.uuid4().hex}"
+    yield prefix
+    async with Redis.from_url(redis_url) as redis:
+        async for key in redis.scan_iter(f"{prefix}:*"):
+            await redis.delete(key)
+
+
 @pytest.fixture
 def make_settings(database_file: Path) -> MakeSettings:
     """Settings from nothing but its arguments: loopback allowed, vector A's keys, short pauses."""
@@ -47,7 +82,7 @@ def make_settings(database_file: Path) -> MakeSettings:
             **{name.lower(): value for name, value in A.env.items()},
             "database_url": f"sqlite:///{database_file}",
             "dev_allowed_hostnames": "127.0.0.1",
-            "federation_delivery_backoff": "20ms",
+            "federation_delivery_backoff": "5ms",
             "federation_health_first_delay": "1h",
             "federation_lease": "2s",
             "federation_grace": "5s",
@@ -62,10 +97,17 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings()
 
 
+@pytest.fixture(scope="session")
+def ssl_context() -> ssl.SSLContext:
+    """Trusts nobody, so that not every node loads a hundred authorities for its plain loopback requests."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 @pytest.fixture
-async def federation(settings: Settings) -> AsyncIterator[Federation]:
+async def federation(settings: Settings, ssl_context: ssl.SSLContext) -> AsyncIterator[Federation]:
     """A node, not yet running: nothing is connected until it is used."""
-    node = Federation(settings)
+    guard = AddressGuard(settings.dev_allowed_hostnames)
+    node = Federation(settings, client=FederationClient(guard, pooled_transport(guard, ssl_context=ssl_context)))
     yield node
     await node.close()
 

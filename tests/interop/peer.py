@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import shutil
 import subprocess
@@ -77,8 +78,10 @@ def install_npm_packages() -> None:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("NODE INTEROPERABILITY DID NOT RUN: there is no `node` and `npm` on this machine")
     installed = HERE / "node_modules" / ".package-lock.json"
-    lock = HERE / "package-lock.json"
-    if installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime:
-        return
-    result = subprocess.run(["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
-    assert result.returncode == 0, f"npm ci failed:\n{result.stderr}"
+    # The file doubles as the lock between processes of one test run.
+    with (HERE / "package-lock.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if installed.exists() and installed.stat().st_mtime >= Path(lock.name).stat().st_mtime:
+            return
+        result = subprocess.run(["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
+        assert result.returncode == 0, f"npm ci failed:\n{result.stderr}"

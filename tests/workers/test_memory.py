@@ -14,7 +14,8 @@ from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState, NewJ
 from workers.storage.base import Storage
 from workers.storage.broadcast import BUFFER, Broadcast
 from workers.storage.line import Line
-from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory import MemoryStorage
+from workers.storage.memory_space import MemorySpace
 from workers.testing.faults import counting, faulty
 
 LEASES = {"*": timedelta(minutes=1)}
@@ -79,6 +80,16 @@ async def test_delays_run_on_the_system_clock() -> None:
         while not (claims := await storage.claim("w", leases=LEASES, limit=1)):
             await storage.wait(["*"], timeout=timedelta(hours=1))
     assert claims[0].job_id == "soon"
+
+
+async def test_a_busy_worker_starves_nobody() -> None:
+    """A wait that finds work at once still gives other tasks their turn."""
+    storage = MemoryStorage()
+    await storage.enqueue([job("there")])
+    turn = asyncio.Event()
+    asyncio.get_running_loop().call_soon(turn.set)
+    await storage.wait(["*"], timeout=timedelta(hours=1))
+    assert turn.is_set()
 
 
 async def test_parked_jobs_of_every_name_come_back() -> None:

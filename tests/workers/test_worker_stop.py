@@ -124,6 +124,7 @@ async def test_a_handler_that_ends_well_while_being_forced_completes() -> None:
             await forever(job)
         except asyncio.CancelledError:
             return "just in time"
+        return "nobody cancelled"
 
     await steps.enqueue(storage, steps.job("job"))
     worker = Worker(storage, {"work": wrap_up}, grace=NO_GRACE, observers=[recorder])

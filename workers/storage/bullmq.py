@@ -115,8 +115,9 @@ class BullMQStorage:
         await self._server.open()
 
     async def disconnect(self) -> None:
-        if await self._server.close():
+        if self._server.in_last_use:
             await self._feed.close()
+        await self._server.close()
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         if connection is not None:

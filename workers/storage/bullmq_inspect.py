@@ -112,8 +112,13 @@ class Inspector:
         forgotten = ("ZREMRANGEBYSCORE", self._queue.workers_key, 0, now_ms - WORKER_RECORD_MS)
         removed = whole((await self._ask([forgotten]))[0])
         for target in ("completed", "failed"):
-            while removed < limit and (expired := await self._expired(target, min(PAGE, limit - removed))):
-                removed += await self._remove_expired(expired)
+            while removed < limit:
+                wanted = min(PAGE, limit - removed)
+                expired = await self._expired(target, wanted)
+                gone = await self._remove_expired(expired) if expired else 0
+                removed += gone
+                if gone < wanted:
+                    break
         return removed
 
     async def _expired(self, target: str, count: int) -> list[str]:
@@ -137,7 +142,7 @@ class Inspector:
         replies = await self._queue.server.transact(
             [self._lua.job(raw) for raw in raws],
             [command for raw in raws for command in reading(self._lua, raw)],
-            lambda replies: [self._lua.remove(one.raw) for one in still_expired(replies)],
+            lambda replies: [command for one in still_expired(replies) for command in self._lua.remove(one.raw)],
         )
         return len(still_expired(replies))
 

@@ -81,7 +81,7 @@ class Jobs:
         def decide(found: Record) -> list[Command]:
             if found.state not in (None, JobState.FAILED):
                 return []
-            gone = self._removal(raw) if found.fields else []
+            gone = self._lua.remove(raw) if found.fields else ()
             return [*gone, ("DEL", self._queue.tombstone(raw)), self._insertion(job, raw, self._queue.now_ms())]
 
         found = await self._change(raw, decide)
@@ -106,7 +106,7 @@ class Jobs:
             if "rjk" in found.fields:
                 raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")
             tombstone: Command = ("SET", self._queue.tombstone(raw), 1, "PX", to_ms(TOMBSTONE))
-            return [*self._removal(raw), tombstone, self._event(CANCELLED_EVENT, raw)]
+            return [*self._lua.remove(raw), tombstone, self._event(CANCELLED_EVENT, raw)]
 
         state = (await self._change(raw, decide)).state
         if state is None:
@@ -127,7 +127,7 @@ class Jobs:
         return await self._change_each(
             ids,
             lambda found: found.state not in (None, JobState.PROCESSING) and "rjk" not in found.fields,
-            self._removal,
+            self._lua.remove,
         )
 
     async def promote(self, ids: Sequence[str]) -> int:
@@ -156,10 +156,6 @@ class Jobs:
 
         watched = (self._lua.job(raw), self._lua.lock(raw))
         return record(raw, await self._queue.server.transact(watched, reading(self._lua, raw), decide_on), now_ms)
-
-    def _removal(self, raw: str) -> list[Command]:
-        """The job is gone, also one with a lock left over that would protect it."""
-        return [("DEL", self._lua.lock(raw)), self._lua.remove(raw)]
 
     def _event(self, name: str, raw: str) -> Command:
         return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw

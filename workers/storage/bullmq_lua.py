@@ -167,9 +167,13 @@ class QueueScripts:
         """BullMQ's name of the job's state, `unknown` for none."""
         return (*self._state, raw, self.base + raw)
 
-    def remove(self, raw: str) -> Command:
-        """Remove a job from whatever state it is in, unless locked; its children in a flow stay."""
-        return (*self._head("removeJob"), self.base + raw, self._keys["repeat"], raw, 0, self.base)
+    def remove(self, raw: str) -> tuple[Command, Command]:
+        """Remove a job from whatever state it is in; its children in a flow stay.
+
+        The script leaves locked jobs alone, so a lock that was left behind goes first: the caller knows the state.
+        """
+        script = (*self._head("removeJob"), self.base + raw, self._keys["repeat"], raw, 0, self.base)
+        return ("DEL", self.lock(raw)), script
 
     def reprocess(self, raw: str) -> Command:
         """Queue a failed job again with fresh attempts; answers 1 or an error code."""

@@ -107,20 +107,23 @@ class Server:
             await self.close()
             raise
 
-    async def close(self) -> bool:
-        """Whether that was this object's last use; connections nobody else uses are closed."""
+    @property
+    def in_last_use(self) -> bool:
+        """Whether the next `close` is the last."""
+        return self._users == 1
+
+    async def close(self) -> None:
+        """One use less; connections nobody uses any more are closed."""
         if self._pool is None:
-            return False
+            return
         pool = self._pool
         pool.users -= 1
         self._users -= 1
-        if self._users:
-            return False
-        self._pool = None
+        if self._users == 0:
+            self._pool = None
         if pool.users == 0:
-            _pools[asyncio.get_running_loop()].pop(self._target, None)
+            _pools.get(asyncio.get_running_loop(), {}).pop(self._target, None)
             await pool.client.connection_pool.disconnect()
-        return True
 
     def _make_pool(self) -> ConnectionPool:
         settings = {

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.clock import Clock, ManualClock, SystemClock
+from workers.clock import Clock, ManualClock
 from workers.errors import LossReason, Unsupported
 from workers.jobs import (
     UNCOUNTED_RETRIES,
@@ -45,58 +44,15 @@ from workers.jobs import (
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME, Limits
-from workers.storage.broadcast import Broadcast, BufferedSubscription
-from workers.storage.memory_jobs import Job, JobTable, stalled_error
+from workers.storage.broadcast import BufferedSubscription
+from workers.storage.memory_jobs import Job, stalled_error
+from workers.storage.memory_space import MemorySpace
 
 WORKER_RECORD: Final = timedelta(hours=1)
 """How long a worker is listed after it was last seen."""
 
 _APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
-
-
-class _Queue:
-    """One queue's jobs, and who waits for them."""
-
-    def __init__(self) -> None:
-        self.broadcast = Broadcast()
-        self.table = JobTable(self.broadcast, self.wake)
-        self.paused = False
-        self.seen: dict[str, datetime] = {}
-        self.tokens = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
-        self._sleepers: set[asyncio.Future[None]] = set()
-
-    def wake(self) -> None:
-        for sleeper in self._sleepers:
-            if not sleeper.done():
-                sleeper.set_result(None)
-
-    async def sleep(self, seconds: float | None) -> None:
-        """Return when woken, or after `seconds`."""
-        sleeper = asyncio.get_running_loop().create_future()
-        self._sleepers.add(sleeper)
-        try:
-            await asyncio.wait([sleeper], timeout=seconds)
-        finally:
-            self._sleepers.discard(sleeper)
-
-
-class MemorySpace:
-    """What a server is to other storages: the queues that several `MemoryStorage` objects share, and their clock."""
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.clock: Clock = clock or SystemClock()
-        self._queues: dict[str, _Queue] = {}
-        if isinstance(self.clock, ManualClock):
-            self.clock.watch(self._wake)
-
-    def queue(self, name: str) -> _Queue:
-        """The queue of this name, made when it is first asked for."""
-        return self._queues.setdefault(name, _Queue())
-
-    def _wake(self) -> None:
-        for queue in self._queues.values():
-            queue.wake()
 
 
 class MemoryStorage:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -19,9 +20,9 @@ from federation.delivery.process import DELIVERY_TIMEOUT, DeliveryProcessor
 from federation.delivery.slots import ServerSlots
 from federation.health.schedule import health_check_id
 from federation.protocol.activities import follow_activity, post_activity
-from federation.queues import DELIVERY_QUEUE_NAME, FOLLOW_JOB, POST_JOB, FederationDeliveryJob, delivery_backoff
+from federation.queues import DELIVERY_QUEUE_NAME, POST_JOB, FederationDeliveryJob, delivery_backoff
 from federation.worker_pair import log_event
-from tests.peer import FOLLOWS_PATH, POSTS_PATH, Peer
+from tests.peer import POSTS_PATH, Peer
 from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME, Storage
 
@@ -72,8 +73,8 @@ class Site:
         self.timeout = timeout
         self.storage = storage or federation.worker_storage(DELIVERY_QUEUE_NAME)
         self.events: list[WorkerEvent] = []
-        self._happened = asyncio.Condition()
-        self._notices: set[asyncio.Task[None]] = set()
+        self._ended: set[str] = set()
+        self._happened = asyncio.Event()
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -127,12 +128,22 @@ class Site:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop(skip_grace=True)
-        await asyncio.gather(*self._notices)
         await self.storage.disconnect()
 
-    async def owe_post(self, peer: Peer, *, post_id: str | None = None, name: str = POST_JOB) -> str:
+    async def owe_post(self, peer: Peer, *, name: str = POST_JOB) -> str:
         """A post is owed to the peer, as an application service would; the delivery's id."""
-        return await self._owe(peer, name, POSTS_PATH, post_payload(post_id or new_id()))
+        return (await self.owe_posts(peer, 1, name=name))[0]
+
+    async def owe_posts(self, peer: Peer, count: int, *, name: str = POST_JOB) -> list[str]:
+        """So many different posts are owed to the peer, in one transaction; their deliveries' ids."""
+        outbox = self.federation.outbox
+        async with outbox.transaction() as session:
+            return [
+                await outbox.enqueue_delivery(
+                    session, name, peer.url + POSTS_PATH, peer.url, post_payload(f"post-{new_id()}")
+                )
+                for _ in range(count)
+            ]
 
     async def owe_follow(self, peer: Peer) -> str:
         """The peer, known already, is owed a follow that is stored here; the delivery's id."""
@@ -141,11 +152,6 @@ class Site:
                 session, follower_id=FOLLOWER, following_id=FOLLOWED, server_url=peer.url
             )
         return requested.delivery_id
-
-    async def _owe(self, peer: Peer, name: str, path: str, payload: str) -> str:
-        outbox = self.federation.outbox
-        async with outbox.transaction() as session:
-            return await outbox.enqueue_delivery(session, name, peer.url + path, peer.url, payload)
 
     async def add_row(self, delivery_id: str, *, target_url: str, payload: str) -> None:
         """A row as a producer of the original implementation writes it."""
@@ -175,20 +181,22 @@ class Site:
     async def ended(self, *job_ids: str) -> None:
         """Every one of these jobs has completed or failed."""
         self.start()
-        await self.until(lambda: set(job_ids) <= self._ended_jobs())
+        await self.until(lambda: self._ended.issuperset(job_ids))
 
-    async def until(self, condition: object) -> None:
-        """`condition()` holds, looked at after each event of the worker."""
-        assert callable(condition)
+    async def until(self, condition: Callable[[], object]) -> None:
+        """`condition()` is true, looked at after each event of the worker."""
         assert self._running is not None
-        async with self._happened:
-            waiting = asyncio.ensure_future(self._happened.wait_for(condition))
-            done, _ = await asyncio.wait(
-                [waiting, self._running], timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            self._happened.clear()
+            happened = asyncio.create_task(self._happened.wait())
+            await asyncio.wait(
+                [happened, self._running],
+                timeout=max(deadline - time.monotonic(), 0),
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            if waiting not in done:
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
+            if not happened.done():
+                happened.cancel()
                 kinds = [f"{event.kind.value}: {event.error}" for event in self.events[-10:]]
                 raise AssertionError(f"the worker did not get there; its last events: {kinds}")
 
@@ -220,18 +228,11 @@ class Site:
         """The scheduled health check number 0."""
         return await self.federation.health_check_queue.get_status(health_check_id(url, 0))
 
-    def _ended_jobs(self) -> set[str]:
-        return {event.claim.job_id for event in self.events if event.kind in _ENDED and event.claim is not None}
-
     def _observe(self, event: WorkerEvent) -> None:
         self.events.append(event)
-        task = asyncio.create_task(self._tell())
-        self._notices.add(task)
-        task.add_done_callback(self._notices.discard)
-
-    async def _tell(self) -> None:
-        async with self._happened:
-            self._happened.notify_all()
+        if event.kind in _ENDED and event.claim is not None:
+            self._ended.add(event.claim.job_id)
+        self._happened.set()
 
 
 def post_payload(post_id: str, *, text: str = POST_TEXT, own_url: str = "https://a.example") -> str:
@@ -261,6 +262,3 @@ def job_data(delivery_id: str, server_url: str, *, payload: str, path: str = POS
     return FederationDeliveryJob(
         delivery_job_id=delivery_id, target_url=server_url + path, server_url=server_url, payload=payload
     ).to_wire()
-
-
-__all__ = ["FOLLOWS_PATH", "FOLLOW_JOB", "Fate", "Site", "follow_payload", "job_data", "post_payload"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from db import AttemptOutcome
+from db import AttemptOutcome, DeliveryJob
 from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import Canned
@@ -124,8 +124,6 @@ async def test_what_is_sent_is_the_payload_itself(site: Site, peer: Peer) -> Non
     """The peer opens the very text that was owed, with the headers a receiver needs and no cookie."""
     delivery = await site.owe_post(peer)
     async with site.federation.database.read() as session:
-        from db import DeliveryJob
-
         row = await session.get(DeliveryJob, delivery)
     assert row is not None
 

@@ -12,7 +12,7 @@ from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site, follow_payload, job_data
 from tests.misbehaving import Exchange, Received, hang, respond, respond_with
 from tests.peer import DISCOVER_PATH, FOLLOWS_PATH, Peer, acquaint, introduce, json_answer
-from workers import JobState
+from workers import JobState, WorkerEventKind
 
 OTHER = generate_own_keys()
 SHORT_KEY = "AAAA"
@@ -48,7 +48,7 @@ async def test_an_unknown_server_is_discovered_first(site: Site, peer: Peer) -> 
 
 async def test_a_burst_discovers_once(site: Site, peer: Peer) -> None:
     """Many deliveries to one unknown server share one discovery."""
-    deliveries = [await site.owe_post(peer) for _ in range(12)]
+    deliveries = await site.owe_posts(peer, 12)
 
     await site.ended(*deliveries)
 
@@ -106,9 +106,7 @@ async def test_unusable_keys_are_not_registered(site: Site, peer: Peer, changes:
     assert peer.deliveries == []
 
 
-async def test_rotated_keys_do_not_replace_the_registered_ones(
-    site: Site, peer: Peer, federation: Federation
-) -> None:
+async def test_rotated_keys_do_not_replace_the_registered_ones(site: Site, peer: Peer, federation: Federation) -> None:
     """A server that shows another signing key than the registered one is refused, and its row stays as it was."""
     await acquaint(federation, peer)
     show(peer, {"publicKey": OTHER.signing.public_text})
@@ -185,7 +183,7 @@ async def test_a_hanging_discovery_gives_way_to_a_stop(site: Site, peer: Peer) -
     peer.server.upcoming += [hang()]
     delivery = await site.owe_post(peer)
     site.start()
-    await site.until(lambda: site.events[-1].kind.value == "active")
+    await site.until(lambda: any(event.kind is WorkerEventKind.ACTIVE for event in site.events))
 
     await site.stop(skip_grace=True)
 

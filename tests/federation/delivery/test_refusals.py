@@ -279,4 +279,3 @@ async def test_bytes_that_are_no_job_data_fail_the_job(site: Site, peer: Peer, r
 
     assert fate.state is JobState.FAILED
     assert await next_one_is_delivered(site, peer)
-

@@ -19,6 +19,7 @@ from tests.servers import ValkeyProcess, free_port, valkey
 from workers import JobState, NewJob, StorageError, StorageUnavailable
 from workers.errors import LossReason, Unsupported, WorkersError
 from workers.jobs import (
+    DROP,
     CancelResult,
     Claim,
     Completed,
@@ -255,6 +256,20 @@ async def test_a_foreign_worker_that_took_the_job_is_not_overruled(storage: Bull
     assert other.attempt == 2
 
 
+async def test_a_settlement_given_back_is_not_settled_twice(storage: BullMQStorage, client: Any) -> None:
+    """After an uncounted retry a nameless worker ran the same attempt; the first claim, repeated, changes nothing."""
+    await storage.enqueue([job("a")])
+    claim = await claim_one(storage)
+    again = Retried(claim=claim, delay=timedelta(0), error=ERROR, counted=False)
+    await storage.settle([again])
+    assert (await claim_one(storage)).attempt == claim.attempt
+    key = f"bull:{storage.queue}:a"
+    await client.hset(key, "pb", claim.token)
+    await client.delete(f"{key}:lock")
+    [outcome] = await storage.settle([again])
+    assert (outcome.status, outcome.reason) == (SettleStatus.LOST, LossReason.TAKEN)
+
+
 async def test_another_storages_claim_is_refused(storage: BullMQStorage) -> None:
     """A claim that BullMQ did not make cannot be settled here."""
     await storage.enqueue([job("a")])
@@ -338,6 +353,18 @@ async def _gone(storage: BullMQStorage, job_id: str) -> bool:
     return await storage.status([job_id]) == [None]
 
 
+async def test_a_sweep_ends_with_jobs_it_may_not_touch(storage: BullMQStorage, client: Any) -> None:
+    """Records without a hash or with a lock left behind go, and nothing keeps a sweep going round."""
+    await storage.enqueue([job("a", keep_completed=timedelta(milliseconds=1))])
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+    await client.set(f"bull:{storage.queue}:a:lock", "left behind")
+    await client.zadd(f"bull:{storage.queue}:failed", {"ghost": 1})
+    await until(lambda: _gone(storage, "a"))
+    assert await storage.sweep(1_000) == 2
+    assert await storage.sweep(1_000) == 0
+    assert set((await storage.counts()).values()) == {0}
+
+
 async def test_a_number_is_found_under_either_id(storage: BullMQStorage, client: Any) -> None:
     """`7` of ours and `7` of BullMQ's counter are told apart in Redis; ours is looked for first."""
     await client.hset(f"bull:{storage.queue}:7", mapping={"name": "theirs", "data": "{}", "timestamp": 1})
@@ -374,15 +401,33 @@ async def test_a_job_of_a_scheduler_is_not_cancelled(storage: BullMQStorage, cli
 # Waiting
 
 
-async def test_a_cancelled_wait_loses_no_marker(storage: BullMQStorage) -> None:
-    """Whenever a waiter is cancelled, a job that arrived wakes the next one at once."""
-    for round_number in range(60):
-        waiting = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
+async def test_a_cancelled_wait_hands_on_what_it_popped(storage: BullMQStorage, client: Any, redis_url: str) -> None:
+    """A waiter cancelled while its wake-up is on the way wakes the next waiter instead."""
+    waits = [asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60))) for _ in range(2)]
+    await until(lambda: _all_blocked(client, 2))
+    with redis.Redis.from_url(redis_url) as now:  # blocks this loop: nobody here has read the answer yet
+        now.zadd(f"bull:{storage.queue}:marker", {"0": 0})
+        assert not now.exists(f"bull:{storage.queue}:marker")
+    woken = [wait for wait in waits if not wait.cancel()]
+    assert woken == []
+    await asyncio.gather(*waits, return_exceptions=True)
+    assert await client.exists(f"bull:{storage.queue}:marker")
+
+
+async def _all_blocked(client: Any, count: int) -> bool:
+    clients = await client.client_list()
+    return sum(one["cmd"] == "bzpopmin" and "b" in one["flags"] for one in clients) == count
+
+
+async def test_cancelling_at_any_moment_wakes_the_next(storage: BullMQStorage) -> None:
+    """Whenever a waiter is cancelled, a job that arrived wakes another at once."""
+    for round_number in range(40):
+        first = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
         await asyncio.sleep(0.0003 * (round_number % 10))
         added = asyncio.create_task(storage.enqueue([job(f"job-{round_number}")]))
         await asyncio.sleep(0.0002 * (round_number % 7))
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
         await added
         async with asyncio.timeout(2):
             await storage.wait(("*",), timeout=timedelta(seconds=60))
@@ -627,6 +672,7 @@ async def test_a_tombstone_ends_with_a_new_generation(storage: BullMQStorage) ->
     assert outcome is not None
     assert outcome.kind is OutcomeKind.CANCELLED
     assert [result.status for result in await storage.enqueue([job("a")])] == [EnqueueStatus.QUEUED]
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"1", keep=DROP)])
     assert await storage.result("a") is None
 
 

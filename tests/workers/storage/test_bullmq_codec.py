@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.jobs import DROP, ErrorInfo, NewJob, Retention
@@ -29,6 +29,7 @@ def test_ids_round_trip(job_id: str) -> None:
     assert not set(raw) - set("~-_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_any_id_round_trips(job_id: str) -> None:
     """No two ids share a key, and none is the name of another key."""
@@ -51,6 +52,7 @@ def test_foreign_ids_read_as_they_are(raw: str) -> None:
     assert codec.decode_id(raw) == raw
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_round_trip(data: bytes) -> None:
     """Payloads and results come back byte for byte, and are JSON text on the wire."""
@@ -135,14 +137,20 @@ def test_attempts_without_sense_are_one(attempts: object) -> None:
     assert codec.decode_options({"attempts": attempts}).max_attempts == 1
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner), max_leaves=3)
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["fixed", "exponential"])
+)
+MEMBERS = st.sampled_from(["type", "delay", "jitter", "multiplier", "maximum", "age", "count", "limit"])
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(MEMBERS, inner), max_leaves=4)
 
 
+@settings(deadline=None)  # the first example pays for building the strategy
 @given(st.dictionaries(st.sampled_from(["attempts", "backoff", "removeOnComplete", "removeOnFail"]), JSON))
 def test_any_options_can_be_read(options: dict[str, object]) -> None:
     """Options of a broken producer never raise, and leave at least one attempt."""
     read = codec.decode_options(options)
     assert read.max_attempts >= 1
+    assert read.backoff is None or read.backoff.delay(99) >= timedelta(0)
     assert isinstance(codec.keep_jobs(None, read.remove_on_complete), dict)
 
 

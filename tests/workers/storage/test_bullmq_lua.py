@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
     ),
     "recover": (OURS.recover(3, NOW)[1], lambda their: their.scripts.moveStalledJobsToWait(3, 1)),
     "state": (OURS.state("id"), lambda their: their.scripts.getState("id")),
-    "remove": (OURS.remove("id"), lambda their: their.scripts.remove("id", False)),
+    "remove": (OURS.remove("id")[1], lambda their: their.scripts.remove("id", False)),
     "pause": (OURS.pause(), lambda their: their.scripts.pause(True)),
     "resume": (OURS.resume(), lambda their: their.scripts.pause(False)),
     "drain": (OURS.drain(), lambda their: their.scripts.drain(True)),

@@ -104,7 +104,7 @@ async def ids(storage: Storage) -> list[str]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not await condition():  # noqa: ASYNC110 - what other processes and threads do sets no event here
+        while not await condition():
             await asyncio.sleep(0.005)
 
 

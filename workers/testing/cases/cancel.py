@@ -13,6 +13,7 @@ from workers.testing.steps import (
     claim,
     claim_one,
     completed,
+    dropped,
     enqueue,
     expect,
     failed,
@@ -92,7 +93,8 @@ async def a_cancelled_id_starts_a_new_generation(harness: Harness) -> None:
     assert await storage.result("again") is None
     held = await claim_one(storage)
     assert (held.payload, held.attempt) == (b"new", 1)
-    await apply(storage, completed(held))
+    await apply(storage, dropped(held))
+    assert await storage.result("again") is None
     assert await claim(storage, 5) == []
 
 

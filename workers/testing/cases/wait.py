@@ -21,6 +21,7 @@ from workers.testing.steps import (
     completed,
     crash,
     enqueue,
+    failed,
     job,
     next_claim,
     recover,
@@ -156,11 +157,14 @@ async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await other.pause()
-    await enqueue(other, job("paused", max_attempts=1))
+    await enqueue(other, job("paused"))
     held = await _wakes(storage, "paused", other.resume)
     await apply(storage, completed(held))
     await enqueue(other, job("promoted", delay=HOUR))
-    await apply(storage, completed(await _wakes(storage, "promoted", lambda: other.promote(["promoted"]))))
+    held = await _wakes(storage, "promoted", lambda: other.promote(["promoted"]))
+    await apply(storage, failed(held))
+    held = await _wakes(storage, "promoted", lambda: other.retry(["promoted"]))
+    assert held.attempt == 1
 
 
 @case(guarantees=(13,))

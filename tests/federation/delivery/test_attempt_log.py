@@ -1,0 +1,178 @@
+"""The attempt log: late by a second at most, bounded, and patient with its database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import func, select, text
+from structlog.testing import capture_logs
+
+from db import AttemptOutcome, Database, DeliveryAttempt
+from federation.app import Federation
+from federation.delivery import attempts
+from federation.delivery.attempts import AttemptLog
+
+
+@pytest.fixture
+async def database(federation: Federation) -> Database:
+    return federation.database
+
+
+def attempt(delivery_id: str, *, job_name: str = "deliver-post") -> DeliveryAttempt:
+    return DeliveryAttempt(
+        delivery_id=delivery_id,
+        job_name=job_name,
+        server_url="https://b.example",
+        attempt=1,
+        started_at=datetime.now(UTC),
+        duration_ms=1,
+        outcome=AttemptOutcome.DELIVERED,
+    )
+
+
+async def written(database: Database) -> list[str]:
+    async with database.read() as session:
+        query = select(DeliveryAttempt.delivery_id).order_by(DeliveryAttempt.id)  # type: ignore[arg-type] # a column
+        return list((await session.execute(query)).scalars())
+
+
+async def rename(database: Database, old: str, new: str) -> None:
+    async with database.transaction() as session:
+        await session.execute(text(f"ALTER TABLE {old} RENAME TO {new}"))
+
+
+async def until_written(database: Database, count: int) -> float:
+    """How many seconds it took until there were so many rows."""
+    started = time.monotonic()
+    while time.monotonic() - started < 5:
+        if len(await written(database)) >= count:
+            return time.monotonic() - started
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{count} attempts were not written within 5 s")
+
+
+async def test_an_attempt_is_written_within_a_second(database: Database) -> None:
+    """Nobody needs to ask for it, and another one later is written as well."""
+    log = AttemptLog(database)
+
+    log.add(attempt("first"))
+    assert await until_written(database, 1) < 1
+    log.add(attempt("second"))
+    assert await until_written(database, 2) < 1
+
+    assert await written(database) == ["first", "second"]
+
+
+async def test_adding_does_not_wait(database: Database) -> None:
+    """A thousand attempts cost one transaction, later."""
+    log = AttemptLog(database)
+
+    for number in range(1_000):
+        log.add(attempt(f"row-{number}"))
+    assert await written(database) == []
+    await log.close()
+
+    assert await written(database) == [f"row-{number}" for number in range(1_000)]
+
+
+async def test_closing_writes_at_once_and_may_be_repeated(database: Database) -> None:
+    """What was added just before is not lost, and the log can be used further."""
+    log = AttemptLog(database)
+    log.add(attempt("first"))
+
+    started = time.monotonic()
+    await log.close()
+    assert time.monotonic() - started < 0.4
+    assert await written(database) == ["first"]
+
+    await log.close()
+    log.add(attempt("second"))
+    assert await until_written(database, 2) < 1
+
+
+async def test_closing_during_a_flush_writes_nothing_twice(database: Database) -> None:
+    """However the two meet, every attempt is in the log once."""
+    log = AttemptLog(database)
+    for number in range(200):
+        log.add(attempt(f"row-{number}"))
+    closing = [asyncio.create_task(log.close()) for _ in range(3)]
+    await asyncio.sleep(0)
+    log.add(attempt("row-200"))
+
+    await asyncio.gather(*closing)
+    await log.close()
+
+    assert await written(database) == [f"row-{number}" for number in range(201)]
+
+
+async def test_a_database_that_is_away_costs_no_attempt(database: Database) -> None:
+    """While it refuses, attempts wait in order; `close` does not hang; all are written once it is back."""
+    log = AttemptLog(database)
+    await rename(database, "delivery_attempts", "hidden")
+    with capture_logs() as lines:
+        log.add(attempt("first"))
+        await asyncio.wait_for(log.close(), 2)
+    assert [(line["event"], line["waiting"]) for line in lines] == [("attempt_log_not_written", 1)]
+
+    await rename(database, "hidden", "delivery_attempts")
+    log.add(attempt("second"))
+    await until_written(database, 2)
+
+    assert await written(database) == ["first", "second"]
+
+
+async def test_the_log_comes_back_by_itself(database: Database) -> None:
+    """Without another attempt or a `close`, what waited is written when the database is back."""
+    log = AttemptLog(database)
+    await rename(database, "delivery_attempts", "hidden")
+    with capture_logs() as lines:
+        log.add(attempt("first"))
+        deadline = time.monotonic() + 5
+        while not lines and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+    await rename(database, "hidden", "delivery_attempts")
+
+    assert await until_written(database, 1) < 1
+
+
+async def test_what_waits_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the oldest go, which is logged, and the newest are written when the database is back."""
+    monkeypatch.setattr(attempts, "MAX_BUFFERED", 50)
+    monkeypatch.setattr(attempts, "MAX_BATCH", 10)
+    log = AttemptLog(database)
+    await rename(database, "delivery_attempts", "hidden")
+    with capture_logs() as lines:
+        for number in range(75):
+            log.add(attempt(f"row-{number}"))
+        await log.close()
+    overflows = [line for line in lines if line["event"] == "attempt_log_overflow"]
+    assert sum(line["dropped"] for line in overflows) == 30
+
+    await rename(database, "hidden", "delivery_attempts")
+    await log.close()
+
+    assert await written(database) == [f"row-{number}" for number in range(30, 75)]
+
+
+async def test_a_row_the_database_never_takes_holds_up_nobody(database: Database) -> None:
+    """The refused attempt is dropped and named; its neighbours are written."""
+    async with database.transaction() as session:
+        await session.execute(
+            text(
+                "CREATE TRIGGER refuse BEFORE INSERT ON delivery_attempts WHEN NEW.job_name = 'bad' "
+                "BEGIN SELECT RAISE(FAIL, 'not this one'); END"
+            )
+        )
+    log = AttemptLog(database)
+    with capture_logs() as lines:
+        for delivery_id, name in (("first", "good"), ("second", "bad"), ("third", "good")):
+            log.add(attempt(delivery_id, job_name=name))
+        await log.close()
+
+    assert await written(database) == ["first", "third"]
+    assert [(line["event"], line["delivery_id"]) for line in lines] == [("attempt_log_refused", "second")]
+    async with database.read() as session:
+        assert (await session.execute(select(func.count()).select_from(DeliveryAttempt))).scalar_one() == 2

@@ -1,0 +1,135 @@
+"""How many attempts one server may have, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+
+import pytest
+
+from db import AttemptOutcome
+from federation.app import Federation
+from federation.delivery.errors import Parked
+from federation.delivery.slots import MAX_REMEMBERED, ServerSlots
+from federation.protocol.keys import generate_own_keys
+from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.harness import Site
+from tests.misbehaving import Exchange, Received, hang
+from tests.peer import Peer, acquaint
+from workers import JobState, WorkerEventKind
+
+B_URL, C_URL = "https://b.example", "https://c.example"
+
+
+def test_a_server_has_so_many_slots_and_no_more() -> None:
+    """The attempt beyond is parked for about a second, uncounted; another server's is not."""
+    slots = ServerSlots(2)
+    with slots.take(B_URL, "1"), slots.take(B_URL, "2"):
+        with pytest.raises(Parked) as parked, slots.take(B_URL, "3"):
+            pass
+        with slots.take(C_URL, "4"):
+            pass
+
+    assert parked.value.delay is not None
+    assert timedelta(seconds=0.75) <= parked.value.delay <= timedelta(seconds=1.25)
+    assert (parked.value.counted, parked.value.postponed) == (False, True)
+    assert B_URL in str(parked.value)
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
+def test_a_slot_comes_back_however_the_attempt_ends(error: type[BaseException]) -> None:
+    """An exception or a cancellation frees the slot."""
+    slots = ServerSlots(1)
+    with pytest.raises(error), slots.take(B_URL, "1"):
+        raise error
+
+    with slots.take(B_URL, "2"):
+        pass
+
+
+def test_a_parked_delivery_is_noted_once_until_it_had_a_slot() -> None:
+    """However often it is parked, the log hears of it once, and again after a real attempt."""
+    slots = ServerSlots(1)
+
+    assert [slots.note_parked("1"), slots.note_parked("1"), slots.note_parked("2")] == [True, False, True]
+    with slots.take(B_URL, "1"):
+        pass
+    assert [slots.note_parked("1"), slots.note_parked("2")] == [True, False]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """The oldest parked deliveries are forgotten first."""
+    slots = ServerSlots(1)
+    for number in range(MAX_REMEMBERED + 1):
+        slots.note_parked(str(number))
+
+    assert slots.note_parked("0") is True
+    assert slots.note_parked(str(MAX_REMEMBERED)) is False
+
+
+async def test_parked_deliveries_arrive_uncounted(site: Site, peer: Peer) -> None:
+    """Six at once for a server of three slots: three wait about a second and are delivered at their first attempt."""
+    go_on = asyncio.Event()
+
+    async def slow(request: Received, exchange: Exchange) -> None:
+        await go_on.wait()
+        await honest(request, exchange)
+
+    honest, peer.server.default = peer.server.default, slow
+    deliveries = await site.owe_posts(peer, 6)
+    site.start()
+    await site.until(lambda: [event.kind for event in site.events].count(WorkerEventKind.FAILING) == 3)
+    assert len(peer.deliveries) <= 3
+    go_on.set()
+
+    await site.ended(*deliveries)
+
+    assert len(peer.applied) == 6
+    assert peer.replayed == 0
+    fates = [await site.fate(delivery) for delivery in deliveries]
+    assert [(fate.state, fate.job.attempt, fate.row) for fate in fates] == [(JobState.COMPLETED, 1, None)] * 6
+    outcomes = sorted([entry.outcome.value for entry in fate.log] for fate in fates)
+    assert outcomes == [["delivered"]] * 3 + [["parked", "delivered"]] * 3
+    parked = [entry for fate in fates for entry in fate.log if entry.outcome is AttemptOutcome.PARKED]
+    assert {(entry.error_code, entry.http_status, entry.request_bytes) for entry in parked} == {("PARKED", None, None)}
+
+
+@pytest.mark.parametrize("queue", ["sqlite", "bullmq"])
+async def test_a_hanging_server_delays_the_others_by_less_than_two_seconds(
+    make_settings: MakeSettings, peer: Peer, request: pytest.FixtureRequest, queue: str
+) -> None:
+    """200 deliveries to a healthy server, behind 200 to one that never answers, are done within 2 s more than alone."""
+    redis = {"redis_url": request.getfixturevalue("redis_url")} if queue == "bullmq" else {}
+    settings = make_settings(
+        federation_delivery_concurrency=10,
+        federation_per_server=3,
+        federation_queue_prefix=f"fair-{time.time_ns()}",
+        federation_lease="30s",
+        **redis,
+    )
+    federation = Federation(settings)
+    await acquaint(federation, peer)
+    async with Peer(generate_own_keys()) as sick:
+        sick.server.default = hang()
+        await acquaint(federation, sick)
+        alone = await _seconds(federation, healthy=peer)
+        behind = await _seconds(federation, healthy=peer, sick=sick)
+        await federation.close()
+    print(f"alone {alone:.2f} s, behind {behind:.2f} s")
+
+    assert len(peer.applied) == 400
+    assert peer.replayed == 0
+    assert len(sick.deliveries) == 3
+    assert behind - alone < 2
+
+
+async def _seconds(federation: Federation, *, healthy: Peer, sick: Peer | None = None) -> float:
+    """How long 200 deliveries to `healthy` take, with 200 to `sick` in front of them."""
+    async with Site(federation) as site:
+        if sick is not None:
+            await site.owe_posts(sick, 200)
+        deliveries = await site.owe_posts(healthy, 200)
+        started = time.monotonic()
+        await site.ended(*deliveries)
+        return time.monotonic() - started

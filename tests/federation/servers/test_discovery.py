@@ -1,0 +1,196 @@
+"""Discovery: whom we believe to be a server, how we introduce ourselves, and what happens when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from structlog.testing import capture_logs
+
+from federation.app import Federation
+from federation.http.errors import BlockedUrl
+from federation.protocol.keys import generate_own_keys
+from federation.servers.discovery import DiscoveryError
+from tests.federation.conftest import OWN_URL, MakeSettings
+from tests.federation.protocol.vectors import A, B
+from tests.misbehaving import Behaviour, hang, redirect, reset, respond, truncate
+from tests.peer import Peer, acquaint
+
+STRANGER = generate_own_keys()
+
+
+async def test_an_unknown_server_is_registered_and_asked_to_register_us(federation: Federation, peer: Peer) -> None:
+    """Both keys of its `/discover` are in the registry, ours in its."""
+    found = await federation.discovery(peer.url)
+    assert found == await federation.registry.find(peer.url)
+    assert (found.url, found.is_healthy) == (peer.url, True)
+    assert found.public_key == B.env["FEDERATION_PUBLIC_KEY"]
+    assert found.encryption_public_key == B.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"]
+    assert peer.discoveries == ["GET", "REGISTER"]
+    introduction = json.loads(peer.server.requests[1].body)
+    assert introduction == {
+        "method": "REGISTER",
+        "url": OWN_URL,
+        "publicKey": A.env["FEDERATION_PUBLIC_KEY"],
+        "encryptionPublicKey": A.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
+    }
+    assert peer.server.requests[1].headers["content-type"] == "application/json"
+
+
+async def test_concurrent_discoveries_of_one_server_are_one(federation: Federation, peer: Peer) -> None:
+    """A burst of deliveries asks once; whoever is cancelled meanwhile fails nobody else."""
+    callers = [asyncio.create_task(federation.discovery(peer.url)) for _ in range(10)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    results = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert {getattr(result, "url", result) for result in results[1:]} == {peer.url}
+    assert peer.discoveries == ["GET", "REGISTER"]
+
+
+async def test_a_discovery_that_failed_is_tried_anew(federation: Federation, peer: Peer) -> None:
+    """The failure is shared by those who waited for it, and not remembered."""
+    peer.server.upcoming.append(respond(500))
+    results = await asyncio.gather(*(federation.discovery(peer.url) for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [DiscoveryError] * 3
+    assert peer.discoveries == ["GET"]
+    assert (await federation.discovery(peer.url)).url == peer.url
+
+
+def document(**changes: object) -> bytes:
+    keys = {
+        "url": "PEER",
+        "publicKey": STRANGER.signing.public_text,
+        "encryptionPublicKey": STRANGER.encryption.public_text,
+    }
+    return json.dumps({name: value for name, value in {**keys, **changes}.items() if value is not None}).encode()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (reset(), "could not be fetched"),
+        (truncate(), "could not be fetched"),
+        (respond(404), "status 404"),
+        (respond(500), "status 500"),
+        (redirect("/elsewhere"), "status 307"),
+        (respond(body=b"<html>"), "JSON"),
+        (respond(body=b"[]"), "discover"),
+        (respond(body=b"\xff"), "discover"),
+        (respond(body=b"[" * 5000), "discover"),
+        (respond(body=b" " * (256 * 1024 + 1)), "discover"),
+        (respond(body=b" " * (1024 * 1024 + 1)), "could not be fetched"),
+        (respond(body=document(publicKey=None)), "publicKey"),
+        (respond(body=document(encryptionPublicKey=None)), "encryptionPublicKey"),
+        (respond(body=document(publicKey="c2hvcnQ=")), "publicKey"),
+        (respond(body=document(encryptionPublicKey=7)), "encryptionPublicKey"),
+        (respond(body=document(url=None)), "url"),
+        (respond(body=document(url="https://other.example")), "names another server"),
+        (respond(body=document(url="nonsense")), "names another server"),
+    ],
+)
+async def test_an_answer_that_is_no_discovery_document_registers_nobody(
+    federation: Federation, peer: Peer, behaviour: Behaviour, reason: str
+) -> None:
+    """The error is one for another try later, and says what was wrong; nobody is introduced."""
+    peer.server.upcoming.append(behaviour)
+    with pytest.raises(DiscoveryError, match=reason):
+        await federation.discovery(peer.url)
+    assert await federation.registry.find(peer.url) is None
+    assert len(peer.server.requests) == 1
+
+
+async def test_a_server_that_is_down_is_a_discovery_error(federation: Federation, peer: Peer) -> None:
+    """Nothing listens there."""
+    await peer.server.stop()
+    with pytest.raises(DiscoveryError, match="CONN_REFUSED"):
+        await federation.discovery(peer.url)
+
+
+async def test_a_server_known_with_another_signing_key_is_left_as_it_is(federation: Federation, peer: Peer) -> None:
+    """It may have rotated unannounced, or be an impostor: the registered keys stay."""
+    await acquaint(federation, peer)
+    peer.keys = STRANGER
+    with pytest.raises(DiscoveryError, match="another signing key"):
+        await federation.discovery(peer.url)
+    known = await federation.registry.find(peer.url)
+    assert known is not None
+    assert known.public_key == B.env["FEDERATION_PUBLIC_KEY"]
+    assert peer.discoveries == ["GET"]
+
+
+async def test_a_key_registered_for_another_server_is_a_discovery_error(federation: Federation, peer: Peer) -> None:
+    """The same node under a second name, or a thief of a public key."""
+    await federation.registry.register(
+        url="https://elsewhere.example",
+        public_key=STRANGER.signing.public_text,
+        encryption_public_key=peer.keys.encryption.public_text,
+    )
+    with pytest.raises(DiscoveryError, match="registered for another server"):
+        await federation.discovery(peer.url)
+    assert await federation.registry.find(peer.url) is None
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.1", "http://[::1]:1", "http://169.254.169.254", "ftp://b.example", "nonsense", "http://u@b"]
+)
+async def test_a_url_the_guard_refuses_is_no_discovery_error(federation: Federation, url: str) -> None:
+    """Trying again cannot help."""
+    with pytest.raises(BlockedUrl):
+        await federation.discovery(url)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "event"),
+    [
+        (respond(400, body=b'{"error":"no"}'), "register_refused"),
+        (respond(500), "register_refused"),
+        (reset(), "register_failed"),
+    ],
+)
+async def test_a_registration_that_fails_is_only_logged(
+    federation: Federation, peer: Peer, behaviour: Behaviour, event: str
+) -> None:
+    """We know the server, it does not know us yet."""
+    discover = peer.server.routes["/discover"]
+    peer.server.upcoming += [discover, behaviour, behaviour]  # a request on a used connection may be repeated once
+    with capture_logs() as logs:
+        assert (await federation.discovery(peer.url)).url == peer.url
+    assert event in [entry["event"] for entry in logs]
+    assert peer.senders == {}
+
+
+async def test_a_network_failure_of_the_registration_marks_the_server(federation: Federation, peer: Peer) -> None:
+    """It was registered a moment ago, so its health is on record."""
+    peer.server.upcoming += [peer.server.routes["/discover"], reset(), reset()]
+    found = await federation.discovery(peer.url)
+    assert (found.is_healthy, found.unhealthy_reason) == (False, "CONN_RESET")
+
+
+async def test_a_node_without_keys_discovers_and_does_not_introduce_itself(
+    make_settings: MakeSettings, peer: Peer
+) -> None:
+    """There is nothing to register."""
+    nameless = Federation(make_settings(better_auth_url=None, **dict.fromkeys(map(str.lower, A.env))))
+    try:
+        assert (await nameless.discovery(peer.url)).url == peer.url
+    finally:
+        await nameless.close()
+    assert peer.discoveries == ["GET"]
+
+
+async def test_nobody_waiting_any_more_is_no_complaint(federation: Federation, peer: Peer) -> None:
+    """The last caller gives up, the discovery fails later: asyncio has nothing to report."""
+    peer.server.upcoming.append(hang())
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    caller = asyncio.create_task(federation.discovery(peer.url))
+    while not peer.server.requests:
+        await asyncio.sleep(0.001)
+    caller.cancel()
+    await asyncio.wait([caller])
+    await peer.server.stop()
+    while federation.discovery._running:
+        await asyncio.sleep(0.001)
+    assert complaints == []

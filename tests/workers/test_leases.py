@@ -1,0 +1,299 @@
+"""Leases are kept while a job is held; a handler is told when one is lost, and when its job is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, forever, outcome, running, until
+from workers.clock import ManualClock
+from workers.errors import LossReason
+from workers.events import WorkerEventKind as Kind
+from workers.handlers import Handler, Job, SignalReason
+from workers.jobs import CancelResult, Claim, JobState, OutcomeKind, Renewal
+from workers.storage.memory import MemoryStorage
+from workers.storage.sql import SqlStorage
+from workers.testing import steps
+from workers.testing.faults import counting, faulty
+from workers.worker import Worker
+
+LEASE = timedelta(milliseconds=150)
+HOUR = timedelta(hours=1)
+
+
+class Listener:
+    """A handler that runs until it is told to end, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[SignalReason | None, LossReason | None]] = []
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, job: Job) -> None:
+        try:
+            await forever(job)
+        finally:
+            self.told.append((job.signal.reason, job.signal.loss))
+            self.cancelled.set()
+
+
+async def test_a_long_job_keeps_its_lease() -> None:
+    """A handler that runs for many leases is never recovered, though reapers run all the time."""
+    storage, calls = counting(MemoryStorage())
+
+    async def outlast(job: Job) -> int:
+        await until(lambda: calls["renew"] >= 9)
+        return job.attempt
+
+    await steps.enqueue(storage, steps.job("long"))
+    async with running(Worker(storage, {"work": outlast}, lease=LEASE)):
+        assert (await outcome(storage, "long")).result == b"1"
+    assert calls["recover"] > 1
+
+
+async def test_one_call_renews_every_lease() -> None:
+    """However many jobs a worker holds, each of them is in each renewal."""
+
+    class Watched(MemoryStorage):
+        async def renew(self, claims: Sequence[Claim]) -> Renewal:
+            renewed.append({claim.job_id for claim in claims})
+            return await super().renew(claims)
+
+    renewed: list[set[str]] = []
+    storage = Watched()
+    ids = {str(number) for number in range(20)}
+    await steps.enqueue(storage, *map(steps.job, ids))
+    async with running(Worker(storage, {"work": forever}, concurrency=20, lease=LEASE)):
+        await until(lambda: len(renewed) >= 3)
+    assert renewed[0] == renewed[1] == renewed[2] == ids
+
+
+async def test_the_shortest_lease_sets_the_pace() -> None:
+    """A handler with a short lease of its own keeps it beside a worker's default of an hour."""
+    storage = MemoryStorage()
+    finish = asyncio.Event()
+
+    async def brief(job: Job) -> None:
+        await finish.wait()
+
+    await steps.enqueue(storage, steps.job("brief", name="brief"))
+    recorder = Recorder()
+    worker = Worker(storage, {"brief": Handler(brief, lease=LEASE), "*": forever}, lease=HOUR, observers=[recorder])
+    async with running(worker):
+        await recorder.seen(Kind.ACTIVE)
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(30):
+                await asyncio.sleep(LEASE.total_seconds() / 10)
+                assert not (await storage.recover(10)).requeued
+        finish.set()
+        await recorder.seen(Kind.COMPLETED)
+
+
+async def test_a_job_taken_by_another_worker_is_given_up() -> None:
+    """The handler is told `lease_lost`, taken, and cancelled; nothing is settled, and the event is told once."""
+    clock = ManualClock()
+    storage, recorder, listener = MemoryStorage(clock=clock), Recorder(), Listener()
+    watched, calls = counting(storage)
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(watched, {"work": listener}, lease=LEASE, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE)
+        await _take_over(storage, clock)
+        await recorder.seen(Kind.LEASE_LOST)
+        async with asyncio.timeout(PATIENCE):
+            await listener.cancelled.wait()
+    assert listener.told == [(SignalReason.LEASE_LOST, LossReason.TAKEN)]
+    assert recorder.story("job") == [Kind.ACTIVE, Kind.LEASE_LOST]
+    assert calls["settle"] == 0
+    status = await steps.status(storage, "job")
+    assert (status.state, status.worker_id, status.attempt) == (JobState.PROCESSING, "other", 2)
+
+
+async def test_a_job_that_another_worker_completed_is_given_up() -> None:
+    """The reason tells that the job is done already."""
+    clock = ManualClock()
+    storage, listener = MemoryStorage(clock=clock), Listener()
+    recorder = Recorder()
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": listener}, lease=LEASE, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE)
+        await steps.apply(storage, steps.completed(await _take_over(storage, clock)))
+        await recorder.seen(Kind.LEASE_LOST)
+    assert listener.told == [(SignalReason.LEASE_LOST, LossReason.COMPLETED)]
+
+
+async def test_what_a_handler_returns_after_losing_its_lease_is_dropped() -> None:
+    """A handler that swallows the cancellation cannot complete a job it no longer holds."""
+    clock = ManualClock()
+    storage, recorder = MemoryStorage(clock=clock), Recorder()
+    watched, calls = counting(storage)
+
+    async def swallow(job: Job) -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever(job)
+        return "too late"
+
+    await steps.enqueue(storage, steps.job("job"))
+    worker = Worker(watched, {"work": swallow}, lease=LEASE, observers=[recorder])
+    async with running(worker):
+        await recorder.seen(Kind.ACTIVE)
+        await _take_over(storage, clock)
+        await recorder.seen(Kind.LEASE_LOST)
+        await until(lambda: worker.running == 0)
+    assert calls["settle"] == 0
+
+
+async def test_an_outage_shorter_than_the_lease_is_survived() -> None:
+    """Renewals that fail are reported; the handler goes on, and completes."""
+    storage, faults = faulty(MemoryStorage())
+    recorder = Recorder()
+    finish = asyncio.Event()
+
+    async def unaware(job: Job) -> int:
+        await finish.wait()
+        return job.attempt
+
+    await steps.enqueue(storage, steps.job("job"))
+    faults.requests_lost["renew"] = 2
+    async with running(Worker(storage, {"work": unaware}, lease=timedelta(seconds=1.2), observers=[recorder])):
+        await recorder.seen(Kind.ERROR, 2)
+        finish.set()
+        assert (await outcome(storage, "job")).result == b"1"
+    assert Kind.LEASE_LOST not in recorder.story()
+
+
+async def test_an_outage_as_long_as_the_lease_ends_the_attempt() -> None:
+    """When nobody could renew until the lease must have ended, the handler is told `lease_lost`, error."""
+    storage, faults = faulty(MemoryStorage())
+    recorder, listener = Recorder(), Listener()
+    await steps.enqueue(storage, steps.job("job"))
+    broken(faults, "renew")
+    async with running(Worker(storage, {"work": listener}, lease=LEASE, observers=[recorder])):
+        await recorder.seen(Kind.LEASE_LOST)
+        assert len(recorder.of(Kind.ERROR)) >= 2
+    assert listener.told[0] == (SignalReason.LEASE_LOST, LossReason.ERROR)
+
+
+async def test_an_outage_of_everything_gives_a_finished_job_up_with_its_lease() -> None:
+    """A settlement that never arrives is given up once the lease must have ended; another attempt runs later."""
+    storage, faults = faulty(MemoryStorage())
+    recorder = Recorder()
+    attempts: list[int] = []
+
+    async def count(job: Job) -> None:
+        attempts.append(job.attempt)
+        if job.attempt == 1:
+            broken(faults, "renew")
+            broken(faults, "settle")
+
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": count}, lease=LEASE, observers=[recorder])):
+        await recorder.seen(Kind.LEASE_LOST)
+        broken(faults, "renew", down=False)
+        broken(faults, "settle", down=False)
+        assert (await outcome(storage, "job")).kind is OutcomeKind.COMPLETED
+    assert attempts == [1, 2]
+
+
+async def test_a_cancelled_job_fails_and_is_not_retried() -> None:
+    """The handler is told `cancelled` and cancelled; its job fails with `JobCancelledError`, attempts left or not."""
+    storage, recorder, listener = MemoryStorage(), Recorder(), Listener()
+    await steps.enqueue(storage, steps.job("job", max_attempts=5))
+    async with running(Worker(storage, {"work": listener}, lease=LEASE, retry=AT_ONCE, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE)
+        assert await storage.cancel("job") is CancelResult.PROCESSING
+        ended = await outcome(storage, "job")
+    assert listener.told == [(SignalReason.CANCELLED, None)]
+    assert ended.error is not None
+    assert (ended.error.type, ended.error.message) == ("JobCancelledError", "job 'job' was cancelled")
+    assert (await steps.status(storage, "job")).attempt == 1
+
+
+async def test_a_result_returned_first_completes_a_cancelled_job() -> None:
+    """A handler that ends well although it was cancelled has done its work."""
+    storage, recorder = MemoryStorage(), Recorder()
+
+    async def finish_anyway(job: Job) -> str:
+        reason = await _told(job)
+        return f"done, though {reason}"
+
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": finish_anyway}, lease=LEASE, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE)
+        await storage.cancel("job")
+        assert (await outcome(storage, "job")).result == b'"done, though cancelled"'
+
+
+async def test_a_cancelled_handler_may_clean_up() -> None:
+    """The request, repeated by every renewal, cancels once: what the handler awaits afterwards is left alone."""
+    storage, calls = counting(MemoryStorage())
+    recorder = Recorder()
+    cleaned = asyncio.Event()
+
+    async def clean_up(job: Job) -> None:
+        try:
+            await forever(job)
+        finally:
+            asked = calls["renew"]
+            await until(lambda: calls["renew"] >= asked + 3)
+            cleaned.set()
+
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": clean_up}, lease=LEASE, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE)
+        await storage.cancel("job")
+        await recorder.seen(Kind.FAILED)
+    assert cleaned.is_set()
+
+
+async def test_a_handler_that_blocks_the_loop_loses_its_job(tmp_path: Path) -> None:
+    """A worker that cannot renew for longer than the lease is overtaken: the other's result stands, its own is lost."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    storage, recorder = SqlStorage(url), Recorder()
+    await storage.migrate()
+    await storage.connect()
+    await steps.enqueue(storage, steps.job("job"))
+
+    async def block(job: Job) -> str:
+        other = threading.Thread(target=lambda: asyncio.run(_complete_elsewhere(url)))
+        other.start()
+        other.join(PATIENCE)  # on purpose in the event loop: nothing of this worker runs meanwhile
+        return "ours"
+
+    worker = Worker(storage, {"work": block}, lease=LEASE, observers=[recorder])
+    async with running(worker):
+        lost = await recorder.seen(Kind.LEASE_LOST)
+        assert lost.claim is not None
+        assert lost.claim.attempt == 1
+        await until(lambda: worker.running == 0)
+    ended = await storage.result("job")
+    assert ended is not None
+    assert ended.result == b'"theirs"'
+    await storage.disconnect()
+
+
+async def _complete_elsewhere(url: str) -> None:
+    storage = SqlStorage(url)
+    await storage.connect()
+    async with asyncio.timeout(PATIENCE):
+        while not (await storage.recover(10)).requeued:
+            await asyncio.sleep(0.01)
+    claim = await steps.claim_one(storage, worker_id="other")
+    await steps.apply(storage, steps.completed(claim, b'"theirs"'))
+    await storage.disconnect()
+
+
+async def _take_over(storage: MemoryStorage, clock: ManualClock) -> Claim:
+    """Another worker's claim on the one job, whose lease has expired."""
+    clock.advance(LEASE)
+    await storage.recover(10)
+    return await steps.claim_one(storage, worker_id="other")
+
+
+async def _told(job: Job) -> SignalReason:
+    try:
+        return await job.signal.wait()
+    except asyncio.CancelledError:
+        return await job.signal.wait()
