@@ -100,8 +100,8 @@ async def _prepare(storage: SqlStorage) -> None:
 
 
 def _run(options: argparse.Namespace, *, workers: bool, node: bool) -> None:
-    configure_logging(options.log_level)
     settings = Settings.load_node()
+    configure_logging(options.log_level)
     asyncio.run(run(settings, workers=workers, node=node))
 
 

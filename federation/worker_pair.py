@@ -93,8 +93,7 @@ class FederationWorkers:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            if not self._stop_requested:
-                self.request_stop()
+            self._request_stop_once()
             errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
             self._housekeeping.stop()
             await self._rows.close()
@@ -104,9 +103,13 @@ class FederationWorkers:
     async def stop(self) -> None:
         """Both have stopped in their three phases. Idempotent."""
         if self._running is not None:
-            self.request_stop()
+            self._request_stop_once()
             await self.wait()
             self._running = None
+
+    def _request_stop_once(self) -> None:
+        if not self._stop_requested:
+            self.request_stop()
 
 
 def _run(worker: Worker) -> RunningWorker:

@@ -93,7 +93,7 @@ class Runner:
             raise
         except BaseException as caught:
             attempt.phase = Phase.ENDED
-            _absorb_cancellation(attempt, caught)
+            _pass_on_foreign_cancellation(attempt, caught)
             settlement, error = _settlement_of(attempt, caught, policy), caught
         if attempt.signal.reason is SignalReason.LEASE_LOST:
             settlement = None
@@ -136,14 +136,11 @@ class Runner:
             ) from error
 
 
-def _absorb_cancellation(attempt: Attempt, error: BaseException) -> None:
-    """Take back a cancellation the worker asked for; pass on one that came from elsewhere."""
+def _pass_on_foreign_cancellation(attempt: Attempt, error: BaseException) -> None:
+    """The worker's own cancellations come with a signal, and a handler may raise `CancelledError` of itself."""
     task = asyncio.current_task()
     assert task is not None
-    if attempt.signal.reason is not None:
-        while task.cancelling():
-            task.uncancel()
-    elif isinstance(error, asyncio.CancelledError) and task.cancelling():
+    if attempt.signal.reason is None and isinstance(error, asyncio.CancelledError) and task.cancelling():
         raise error
 
 

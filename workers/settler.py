@@ -50,7 +50,6 @@ class Settler:
         try:
             while True:
                 await self._arrived.wait()
-                await asyncio.sleep(0)  # attempts that finish in this same turn of the loop join the group
                 self._arrived.clear()
                 group, self._pending = self._pending, []
                 await self._settle_group(group)

@@ -271,7 +271,7 @@ class Worker:
             self._leases.drop(claim)
             del self._attempts[claim.token]
             self._slot_freed.set()
-            self._note_drained()
+        self._note_drained()
 
     async def _settle(self, attempt: Attempt, ending: Ending) -> None:
         assert ending.settlement is not None

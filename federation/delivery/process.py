@@ -175,7 +175,9 @@ class DeliveryProcessor:
         if standing.blacklisted:
             raise PermanentFailure("BLACKLISTED", f"{delivery.server_url} is blacklisted", keep_row=False)
         try:
-            self._guard.check_url(delivery.target_url)
+            target = self._guard.check_url(delivery.target_url)
+            if target.origin != delivery.server_url.rstrip("/"):  # what producers of ours never do; others may
+                log.warning("delivery_target_elsewhere", server_url=delivery.server_url, target=target.origin)
             if standing.server is not None:
                 report.cached_public_key = standing.server.public_key
                 return standing.server

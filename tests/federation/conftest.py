@@ -44,6 +44,17 @@ def database_file(migrated_file: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(migrated_file, tmp_path / "node.sqlite3"))
 
 
+@pytest.fixture
+def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No variable of ours is set; the working directory, which is returned, is empty."""
+    for field in Settings.model_fields:
+        monkeypatch.delenv(field.upper(), raising=False)
+    directory = tmp_path / "working-directory"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    return directory
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """URL of a migrated, otherwise empty database; each test that asks for it runs on both kinds."""

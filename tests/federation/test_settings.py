@@ -16,17 +16,11 @@ from federation.setting_types import parse_duration
 from federation.settings import Settings, write_env_file
 from tests.federation.protocol.vectors import A, B
 
+pytestmark = pytest.mark.usefixtures("empty_environment")
+
 COMPLETE = {"BETTER_AUTH_URL": "https://a.example", **A.env}
 SECRETS = (A.env["FEDERATION_PRIVATE_KEY"], A.env["FEDERATION_ENCRYPTION_PRIVATE_KEY"])
 NOTHING_SET = "not set; `federation init` makes a set of keys"
-
-
-@pytest.fixture(autouse=True)
-def _empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable of ours is set, and the working directory is an empty one."""
-    for field in Settings.model_fields:
-        monkeypatch.delenv(field.upper(), raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 def problems_of(error: pytest.ExceptionInfo[ConfigurationError]) -> dict[str, str]:
@@ -291,9 +285,9 @@ def test_other_spellings_are_no_durations(text: str) -> None:
         parse_duration(text)
 
 
-def test_an_env_file_is_private_quoted_and_never_overwritten(tmp_path: Path) -> None:
+def test_an_env_file_is_private_quoted_and_never_overwritten(empty_environment: Path) -> None:
     """Mode 0600 whatever the umask; what is read back is what was written."""
-    path = tmp_path / ".env"
+    path = empty_environment / ".env"
     keys = generate_own_keys()
     old = os.umask(0)
     try:

@@ -14,6 +14,7 @@ from workers.events import WorkerEventKind as Kind
 from workers.handlers import Handler, HandlerFunction, Job
 from workers.jobs import DROP, Claim, Failed, JobState, NewJob, OutcomeKind, Retried
 from workers.retry import RetryPolicy
+from workers.serde import JsonSerde
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
@@ -227,6 +228,22 @@ async def test_a_payload_that_cannot_be_read_fails_the_job(payload: bytes) -> No
     assert ended.error is not None
     assert ended.error.type == "CorruptPayloadError"
     assert f"payload of {len(payload)} bytes" in ended.error.message
+    assert "secret" not in ended.error.message + ended.error.stack
+
+
+async def test_the_error_of_a_serde_is_not_kept() -> None:
+    """What a serde says about a payload it cannot read may quote it, so neither message nor stack repeat it."""
+
+    class Talkative(JsonSerde):
+        def loads(self, data: bytes) -> object:
+            raise ValueError(f"cannot read {data!r}")
+
+    storage = MemoryStorage()
+    await steps.enqueue(storage, steps.job("job", payload=b"secret"))
+    async with running(Worker(storage, {"work": done}, payload_serde=Talkative())):
+        ended = await outcome(storage, "job")
+    assert ended.error is not None
+    assert ended.error.type == "CorruptPayloadError"
     assert "secret" not in ended.error.message + ended.error.stack
 
 

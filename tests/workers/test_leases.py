@@ -125,7 +125,7 @@ async def test_a_job_that_another_worker_completed_is_given_up() -> None:
 
 
 async def test_what_a_handler_returns_after_losing_its_lease_is_dropped() -> None:
-    """A handler that swallows the cancellation cannot complete a job it no longer holds."""
+    """A handler that swallows the cancellation cannot complete a job it no longer holds, and is told only once."""
     clock = ManualClock()
     storage, recorder = MemoryStorage(clock=clock), Recorder()
     watched, calls = counting(storage)
@@ -133,6 +133,7 @@ async def test_what_a_handler_returns_after_losing_its_lease_is_dropped() -> Non
     async def swallow(job: Job) -> str:
         with contextlib.suppress(asyncio.CancelledError):
             await forever(job)
+        await asyncio.sleep(LEASE.total_seconds())  # as a handler that cleans up, for three renewals
         return "too late"
 
     await steps.enqueue(storage, steps.job("job"))
@@ -142,6 +143,7 @@ async def test_what_a_handler_returns_after_losing_its_lease_is_dropped() -> Non
         await _take_over(storage, clock)
         await recorder.seen(Kind.LEASE_LOST)
         await until(lambda: worker.running == 0)
+    assert recorder.story("job") == [Kind.ACTIVE, Kind.LEASE_LOST]
     assert calls["settle"] == 0
 
 

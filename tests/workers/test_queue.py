@@ -182,6 +182,13 @@ async def test_result_ttls_that_are_refused(ttl: object) -> None:
     assert (await storage.counts())[JobState.QUEUED] == 0
 
 
+@pytest.mark.parametrize("ttl", [0, -1, timedelta(0)], ids=repr)
+def test_a_queue_with_no_retention_is_refused(ttl: timedelta | int) -> None:
+    """A queue's own `result_ttl` is checked when the queue is made."""
+    with pytest.raises(ValueError, match="result_ttl must be above zero"):
+        Queue(MemoryStorage(), result_ttl=ttl)
+
+
 async def test_a_delay_is_kept(storage: Storage) -> None:
     """A job with a delay reads `scheduled`, with the time of its run."""
     async with Queue(storage) as queue:
@@ -318,7 +325,12 @@ async def test_stop_tells_what_ended_the_worker() -> None:
 
 async def test_enqueue_connects_on_its_own() -> None:
     """A queue that was not started connects at its first call, once, however many come at the same time."""
-    storage, calls = counting(MemoryStorage())
+
+    class Slow(MemoryStorage):
+        async def connect(self) -> None:
+            await asyncio.sleep(0)
+
+    storage, calls = counting(Slow())
     queue = Queue(storage)
     await asyncio.gather(*(queue.enqueue(number) for number in range(20)))
     assert calls["connect"] == 1

@@ -67,6 +67,11 @@ class Watched(MemoryStorage):
         self.asked.append((dict(leases), limit))
         return await super().claim(worker_id, leases=leases, limit=limit)
 
+    async def asked_again(self, times: int) -> None:
+        """That many more claims came."""
+        goal = len(self.asked) + times
+        await until(lambda: len(self.asked) >= goal)
+
 
 async def test_one_claim_fills_every_free_slot() -> None:
     """With four slots the first claim asks for four jobs and gets them, and never do more than four run at once."""
@@ -318,8 +323,9 @@ async def test_events_tell_the_story_in_order() -> None:
 
 async def test_drained_is_told_when_the_last_job_has_ended() -> None:
     """Each time the queue runs empty and its last job has ended, drained is told once; never while a job runs."""
-    storage, crowd, recorder = MemoryStorage(), Crowd(), Recorder()
-    async with running(Worker(storage, {"work": crowd}, concurrency=3, observers=[recorder])):
+    storage, crowd, recorder = Watched(), Crowd(), Recorder()
+    often = timedelta(milliseconds=5)
+    async with running(Worker(storage, {"work": crowd}, concurrency=3, poll_interval=often, observers=[recorder])):
         for round_number in (1, 2):
             await steps.enqueue(storage, steps.job(), steps.job())
             await recorder.seen(Kind.ACTIVE, 2 * round_number)
@@ -327,6 +333,7 @@ async def test_drained_is_told_when_the_last_job_has_ended() -> None:
             crowd.open.set()
             await recorder.seen(Kind.DRAINED, round_number)
             crowd.open.clear()
+            await storage.asked_again(times=3)
     assert len(recorder.of(Kind.DRAINED)) == 2
 
 

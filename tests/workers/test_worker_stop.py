@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from tests.workers.running import PATIENCE, Recorder, broken, done, forever, running, until
+from tests.workers.running import PATIENCE, Recorder, broken, done, forever, outcome, running, until
 from workers.events import WorkerEventKind as Kind
 from workers.handlers import Job, SignalReason
 from workers.jobs import Claim, JobState, Settlement, SettleOutcome
@@ -131,9 +133,9 @@ async def test_a_handler_that_ends_well_while_being_forced_completes() -> None:
     async with run_to_the_end(worker):
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
-    outcome = await storage.result("job")
-    assert outcome is not None
-    assert outcome.result == b'"just in time"'
+    ended = await storage.result("job")
+    assert ended is not None
+    assert ended.result == b'"just in time"'
 
 
 @pytest.mark.usefixtures("short_force")
@@ -155,16 +157,18 @@ async def test_handlers_that_will_not_end_are_abandoned(caplog: pytest.LogCaptur
 
     await steps.enqueue(storage, steps.job("stubborn"), steps.job("other"))
     worker = Worker(storage, {"work": stubborn}, grace=NO_GRACE, worker_id="w1", observers=[recorder])
-    async with run_to_the_end(worker) as task:
-        await recorder.seen(Kind.ACTIVE, 2)
-        worker.stop()
-    await task
+    try:
+        async with run_to_the_end(worker) as task:
+            await recorder.seen(Kind.ACTIVE, 2)
+            worker.stop()
+        await task
+    finally:
+        let_go.set()
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == [
         "worker w1 gave up on jobs that did not end: ['other', 'stubborn']; "
         "they will be recovered when their leases end"
     ]
-    let_go.set()
     await recorder.seen(Kind.LEASE_LOST, 2)
     assert await steps.state(storage, "stubborn") is JobState.PROCESSING
     assert worker.running == 0
@@ -184,6 +188,37 @@ async def test_a_thread_that_never_ends_does_not_hold_up_a_stop() -> None:
         await assert_released(storage, "threaded")
     finally:
         let_go.set()
+
+
+async def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+    """After a stop the interpreter exits, though a plain function is still running."""
+    script = tmp_path / "never_ends.py"
+    script.write_text(
+        "import asyncio, threading\n"
+        "from datetime import timedelta\n"
+        "from workers import Queue\n"
+        "from workers.storage.memory import MemoryStorage\n"
+        "async def main():\n"
+        "    started = asyncio.Event()\n"
+        "    loop = asyncio.get_running_loop()\n"
+        "    def never_ends(job):\n"
+        "        loop.call_soon_threadsafe(started.set)\n"
+        "        threading.Event().wait()\n"
+        "    queue = Queue(MemoryStorage(), grace=timedelta(0))\n"
+        "    queue.execute(never_ends)\n"
+        "    async with queue:\n"
+        "        await queue.enqueue(1)\n"
+        "        await started.wait()\n"
+        "asyncio.run(main())\n"
+    )
+    child = await asyncio.create_subprocess_exec(sys.executable, str(script))
+    try:
+        async with asyncio.timeout(2 * PATIENCE):
+            assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
 
 
 async def test_a_second_stop_skips_the_grace() -> None:
@@ -278,6 +313,21 @@ async def test_claims_that_arrive_after_the_stop_are_run() -> None:
 
 
 @pytest.mark.usefixtures("short_force")
+async def test_a_claim_may_take_its_time() -> None:
+    """Only a stopping worker limits how long a claim may take."""
+    storage = SlowClaims()
+    await steps.enqueue(storage, steps.job("job"))
+    worker = Worker(storage, {"work": done}, grace=HOUR)
+    async with run_to_the_end(worker):
+        await storage.asked.wait()
+        await asyncio.sleep(0.3)
+        storage.answer.set()
+        await outcome(storage, "job")
+        worker.stop()
+    assert (await steps.status(storage, "job")).attempt == 1
+
+
+@pytest.mark.usefixtures("short_force")
 async def test_a_claim_that_is_never_answered_does_not_hold_up_a_stop() -> None:
     """A storage that hangs in a claim is given up after the forced stop's time."""
     storage = SlowClaims()
@@ -312,6 +362,23 @@ async def test_cancelling_during_the_grace_gives_jobs_back() -> None:
         task.cancel()
     assert task.cancelled()
     await assert_released(storage, "hanging")
+
+
+def test_a_loop_that_is_torn_down_takes_the_worker_with_it() -> None:
+    """When everything is cancelled at once nothing can be settled any more: the job is left to the end of its lease."""
+    storage, recorder = MemoryStorage(), Recorder()
+
+    async def leave_it_running() -> asyncio.Task[None]:
+        await steps.enqueue(storage, steps.job("job"))
+        task = asyncio.create_task(Worker(storage, {"work": forever}, grace=HOUR, observers=[recorder]).run())
+        await recorder.seen(Kind.ACTIVE)
+        return task
+
+    task = asyncio.run(leave_it_running())
+    assert task.cancelled()
+    assert recorder.story() == [Kind.READY, Kind.ACTIVE, Kind.STOPPED]
+    status = asyncio.run(steps.status(storage, "job"))
+    assert (status.state, status.attempt) == (JobState.PROCESSING, 1)
 
 
 async def test_claims_that_arrive_during_a_cancellation_are_given_back() -> None:

@@ -21,16 +21,18 @@ from federation.delivery.slots import ServerSlots
 from federation.health.schedule import health_check_id
 from federation.protocol.activities import follow_activity, post_activity
 from federation.queues import DELIVERY_QUEUE_NAME, POST_JOB, FederationDeliveryJob, delivery_backoff
+from federation.servers.discovery import Discover
 from federation.worker_pair import log_event
 from tests.peer import POSTS_PATH, Peer
 from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
-from workers.storage.base import ANY_NAME, Storage
+from workers.storage.base import ANY_NAME
 
 FOLLOWER, FOLLOWED = "user-a", "user-b"
 POST_TEXT = "the-plaintext-nobody-may-log"
 
 _ENDED = frozenset({WorkerEventKind.COMPLETED, WorkerEventKind.FAILED})
 _PATIENCE = 10.0
+_GRACE = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,40 +61,31 @@ class Site:
     """One node with a worker on its delivery queue; `outcome` starts the worker and waits for a job to end.
 
     The worker has no row keeper: what happens to a row is the processor's doing. `timeout` is the delivery deadline,
-    `storage` replaces the queue in the application's database.
+    `discover` replaces the node's discovery.
     """
 
     def __init__(
-        self,
-        federation: Federation,
-        *,
-        timeout: timedelta = DELIVERY_TIMEOUT,
-        storage: Storage | None = None,
+        self, federation: Federation, *, timeout: timedelta = DELIVERY_TIMEOUT, discover: Discover | None = None
     ) -> None:
         self.federation = federation
-        self.timeout = timeout
-        self.storage = storage or federation.worker_storage(DELIVERY_QUEUE_NAME)
+        self.processor = DeliveryProcessor(
+            own_url=federation.own_url,
+            keys=federation.keys,
+            registry=federation.registry,
+            discover=discover or federation.discovery,
+            guard=federation.guard,
+            fetch=federation.fetch,
+            ledger=federation.ledger,
+            attempts=federation.attempts,
+            slots=ServerSlots(federation.settings.federation_per_server),
+            timeout=timeout,
+        )
+        self.storage = federation.worker_storage(DELIVERY_QUEUE_NAME)
         self.events: list[WorkerEvent] = []
         self._ended: set[str] = set()
         self._happened = asyncio.Event()
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
-
-    def processor(self) -> DeliveryProcessor:
-        """The node's processor, with this site's deadline."""
-        node = self.federation
-        return DeliveryProcessor(
-            own_url=node.own_url,
-            keys=node.keys,
-            registry=node.registry,
-            discover=node.discovery,
-            guard=node.guard,
-            fetch=node.fetch,
-            ledger=node.ledger,
-            attempts=node.attempts,
-            slots=ServerSlots(node.settings.federation_per_server),
-            timeout=self.timeout,
-        )
 
     def start(self) -> None:
         """A worker runs on the queue; nothing happens if one does."""
@@ -101,10 +94,10 @@ class Site:
         settings = self.federation.settings
         self._worker = Worker(
             self.storage,
-            {ANY_NAME: self.processor()},
+            {ANY_NAME: self.processor},
             concurrency=settings.federation_delivery_concurrency,
             lease=settings.federation_lease,
-            grace=settings.federation_grace,
+            grace=_GRACE,
             retry=delivery_backoff(settings),
             observers=[log_event, self._observe],
         )
@@ -127,7 +120,7 @@ class Site:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.stop(skip_grace=True)
+        await self.stop()
         await self.storage.disconnect()
 
     async def owe_post(self, peer: Peer, *, name: str = POST_JOB) -> str:
@@ -199,6 +192,11 @@ class Site:
                 happened.cancel()
                 kinds = [f"{event.kind.value}: {event.error}" for event in self.events[-10:]]
                 raise AssertionError(f"the worker did not get there; its last events: {kinds}")
+
+    @property
+    def failing(self) -> list[WorkerEvent]:
+        """The attempts so far that failed, or were parked, and come again."""
+        return [event for event in self.events if event.kind is WorkerEventKind.FAILING]
 
     async def fate(self, job_id: str, *, row: str | None = None) -> Fate:
         """The job, row and log as they are now."""

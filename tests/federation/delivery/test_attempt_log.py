@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import func, select, text
+from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import AttemptOutcome, Database, DeliveryAttempt
@@ -35,7 +36,7 @@ def attempt(delivery_id: str, *, job_name: str = "deliver-post") -> DeliveryAtte
 
 async def written(database: Database) -> list[str]:
     async with database.read() as session:
-        query = select(DeliveryAttempt.delivery_id).order_by(DeliveryAttempt.id)  # type: ignore[arg-type] # a column
+        query = select(col(DeliveryAttempt.delivery_id)).order_by(col(DeliveryAttempt.id))
         return list((await session.execute(query)).scalars())
 
 

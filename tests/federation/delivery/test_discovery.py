@@ -10,6 +10,7 @@ import pytest
 from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site, follow_payload, job_data
+from tests.federation.protocol.vectors import B
 from tests.misbehaving import Exchange, Received, hang, respond, respond_with
 from tests.peer import DISCOVER_PATH, FOLLOWS_PATH, Peer, acquaint, introduce, json_answer
 from workers import JobState, WorkerEventKind
@@ -86,7 +87,7 @@ async def test_a_refused_introduction_does_not_matter(site: Site, peer: Peer) ->
         {"publicKey": SHORT_KEY},
         {"encryptionPublicKey": SHORT_KEY},
         {"publicKey": 7},
-        {"encryptionPublicKey": OTHER.encryption.public_text + "=junk"},
+        {"encryptionPublicKey": B.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"] + "=junk"},
         {"url": "https://someone-else.example"},
         {"url": None},
     ],

@@ -264,7 +264,7 @@ async def test_each_caller_learns_of_its_own_follow(federation: Federation, ledg
         ledger.gone("row-3", follow=elsewhere),
     )
 
-    assert known == [False, True, False]
+    assert list(known) == [False, True, False]
     assert await rows(database) == {}
     assert await only_follow(database) == (True, False)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
+from structlog.testing import capture_logs
 
 from db import AttemptOutcome, BlacklistedServer
 from federation.app import Federation
@@ -17,6 +18,7 @@ from federation.http.transport import pooled_transport
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.federation.protocol.vectors import A
+from tests.misbehaving import respond
 from tests.peer import POSTS_PATH, Peer, acquaint
 from workers import JobState
 
@@ -279,3 +281,21 @@ async def test_bytes_that_are_no_job_data_fail_the_job(site: Site, peer: Peer, r
 
     assert fate.state is JobState.FAILED
     assert await next_one_is_delivered(site, peer)
+
+
+async def test_a_target_on_another_server_is_delivered_and_noted(site: Site, peer: Peer) -> None:
+    """Whose keys seal it and where it goes may differ in another producer's job: it goes out, and the log says so."""
+    await site.federation.registry.register(
+        url="https://alias.example",
+        public_key=A.env["FEDERATION_PUBLIC_KEY"],
+        encryption_public_key=A.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
+    )
+    peer.server.default = respond(500)
+    data = {**job_data("row-1", "https://alias.example", payload=post_payload("1")), "targetUrl": f"{peer.url}/inbox"}
+
+    with capture_logs() as lines:
+        fate = await site.outcome(await site.owe_raw(data, row="row-1"), row="row-1")
+
+    assert fate.codes == ["HTTP_500"] * 5
+    noted = [line for line in lines if line["event"] == "delivery_target_elsewhere"]
+    assert {(line["server_url"], line["target"]) for line in noted} == {("https://alias.example", peer.url)}

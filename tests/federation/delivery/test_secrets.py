@@ -13,8 +13,7 @@ from sqlalchemy import text
 
 from db import Database
 from federation.app import Federation
-from federation.delivery.process import DeliveryProcessor, Report
-from federation.delivery.slots import ServerSlots
+from federation.delivery.process import Report
 from federation.queues import FederationDeliveryJob
 from federation.servers.registry import KnownServer
 from tests.federation.delivery.harness import Site, job_data, post_payload
@@ -123,20 +122,16 @@ async def test_malformed_jobs_do_not_leak(
 ) -> None:
     """What cannot be read is described by place and kind, never quoted."""
     good = job_data("row-1", peer.url, payload="{}")
-    jobs = [
-        await site.owe_raw({**good, **changes}, row=f"row-{number}")
-        for number, changes in enumerate(
-            [
-                {"payload": PLAINTEXT},
-                {"payload": f'{{"method":"{PLAINTEXT}"}}'},
-                {"payload": f'["{PLAINTEXT}"]'},
-                {"payload": {"method": PLAINTEXT}},
-                {"payload": f'{{"method":"FEDERATE","{PLAINTEXT}":\ud800}}'},
-                {"deliveryJobId": [PLAINTEXT]},
-                {"serverUrl": {"x": PLAINTEXT}},
-            ]
-        )
+    malformed: list[dict[str, object]] = [
+        {"payload": PLAINTEXT},
+        {"payload": f'{{"method":"{PLAINTEXT}"}}'},
+        {"payload": f'["{PLAINTEXT}"]'},
+        {"payload": {"method": PLAINTEXT}},
+        {"payload": f'{{"method":"FEDERATE","{PLAINTEXT}":"\ud800"}}'},
+        {"deliveryJobId": [PLAINTEXT]},
+        {"serverUrl": {"x": PLAINTEXT}},
     ]
+    jobs = [await site.owe_raw({**good, **changes}, row=f"row-{n}") for n, changes in enumerate(malformed)]
     jobs.append(await site.owe_bytes(f'{{"payload": "{PLAINTEXT}'.encode()))
 
     await site.ended(*jobs)
@@ -153,21 +148,7 @@ async def test_a_crash_does_not_leak(
         secret = PLAINTEXT
         raise LookupError(f"{secret} {A.env['FEDERATION_PRIVATE_KEY']}")
 
-    class BrokenSite(Site):
-        def processor(self) -> DeliveryProcessor:
-            return DeliveryProcessor(
-                own_url=federation.own_url,
-                keys=federation.keys,
-                registry=federation.registry,
-                discover=broken,
-                guard=federation.guard,
-                fetch=federation.fetch,
-                ledger=federation.ledger,
-                attempts=federation.attempts,
-                slots=ServerSlots(3),
-            )
-
-    async with BrokenSite(federation) as site:
+    async with Site(federation, discover=broken) as site:
         data = job_data("row-1", "https://b.example", payload=post_payload("post-1", text=PLAINTEXT))
         fate = await site.outcome(await site.owe_raw(data, row="row-1"), row="row-1")
         found = await traces(site, caplog, capfd)

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import BlacklistedServer, DeliveryJob, Follow, Post, Server, User, create_host_tables
+from db import BlacklistedServer, DeliveryJob, Follow, Post, Server, User, create_host_tables, new_id
+from db.migrate import upgrade
 from federation.app import Federation
 from federation.delivery.producers import ServerRefused
 from federation.errors import ConfigurationError
@@ -28,20 +29,27 @@ SERVERS = [f"https://{name}.example" for name in "bcdefg"]
 
 
 @pytest.fixture
-async def node(
-    make_settings: MakeSettings, database_url: str, redis_url: str, queue_prefix: str
-) -> AsyncIterator[Federation]:
-    """On SQLite alone, and on PostgreSQL with BullMQ, with the host application's tables."""
-    redis = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
-    with_redis = redis if database_url.startswith("postgresql") else {}
-    federation = Federation(make_settings(database_url=database_url, **with_redis))
+async def node(request: pytest.FixtureRequest, make_settings: MakeSettings) -> AsyncIterator[Federation]:
+    """A node with the host application's tables: on SQLite, or by parameter on PostgreSQL with BullMQ."""
+    servers: dict[str, object] = {}
+    if getattr(request, "param", "sqlite") == "postgres":
+        servers = {
+            "database_url": request.getfixturevalue("postgres_url"),
+            "redis_url": request.getfixturevalue("redis_url"),
+            "federation_queue_prefix": f"t-{new_id()}",
+        }
+        upgrade(str(servers["database_url"]))
+    federation = Federation(make_settings(**servers))
     async with federation.database.transaction() as session:
         await (await session.connection()).run_sync(create_host_tables)
     yield federation
     await federation.close()
 
 
-async def all_of(node: Federation, model: type) -> list[object]:
+everywhere = pytest.mark.parametrize("node", ["sqlite", "postgres"], indirect=True)
+
+
+async def all_of(node: Federation, model: type[object]) -> list[object]:
     async with node.database.read() as session:
         return list((await session.execute(select(model))).scalars())
 
@@ -59,10 +67,12 @@ async def only_row(node: Federation) -> DeliveryJob:
 
 
 async def nothing_written(node: Federation) -> bool:
-    rows = [await all_of(node, model) for model in (Follow, DeliveryJob, Server, Post)]
+    models: tuple[type[object], ...] = (Follow, DeliveryJob, Server, Post)
+    rows = [await all_of(node, model) for model in models]
     return not any(rows) and not await jobs(node)
 
 
+@everywhere
 async def test_a_follow_of_a_user_on_a_known_server_is_stored_and_owed(node: Federation, peer: Peer) -> None:
     """The row is pending and names the followed user's server; the payload is what receivers require."""
     await acquaint(node, peer)
@@ -100,6 +110,7 @@ async def test_a_follow_of_a_user_on_a_known_server_is_stored_and_owed(node: Fed
     assert peer.server.requests == []
 
 
+@everywhere
 async def test_a_follow_on_an_unknown_server_discovers_and_registers_it_first(node: Federation, peer: Peer) -> None:
     """Server, follow and delivery are one transaction; the server was asked to register us."""
     async with node.outbox.transaction() as session:
@@ -144,6 +155,7 @@ async def test_a_follow_on_a_server_that_cannot_be_discovered_writes_nothing(nod
     assert await nothing_written(node)
 
 
+@everywhere
 async def test_a_server_with_another_servers_key_is_a_discovery_error(node: Federation, peer: Peer) -> None:
     """Found only when it is registered."""
     await node.registry.register(
@@ -188,6 +200,7 @@ async def test_a_follow_on_an_unacceptable_url_is_refused(node: Federation, url:
     assert await nothing_written(node)
 
 
+@everywhere
 async def test_an_unfollow_removes_the_follow_and_owes_the_news(node: Federation, peer: Peer) -> None:
     """Only that follow of that user on that server; the payload names both users."""
     await acquaint(node, peer)
@@ -232,7 +245,7 @@ async def test_an_unfollow_of_nobody_sends_nothing(node: Federation) -> None:
     assert await nothing_written(node)
 
 
-async def audience(node: Federation, policy: str | None) -> list[str | None]:
+async def audience(node: Federation, policy: str | None) -> list[str]:
     """The servers owed a post of alice's, who has every kind of follow there is, under this policy."""
     async with node.database.transaction() as session:
         for number, url in enumerate(SERVERS):
@@ -270,6 +283,7 @@ async def audience(node: Federation, policy: str | None) -> list[str | None]:
     return sorted(row.server_url or "" for row in rows)
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("policy", "servers"),
     [("all", SERVERS[:3]), (None, SERVERS[:3]), ("followers", SERVERS[:2]), ("none", [])],
@@ -303,6 +317,7 @@ async def test_a_post_goes_out_when_only_followers_or_only_follows_exist(node: F
         assert len(published.delivery_ids) == 1
 
 
+@everywhere
 async def test_a_follow_row_with_an_unusable_server_does_not_keep_a_post_from_the_others(node: Federation) -> None:
     """An adopted registry may hold what cannot be delivered to, and one server in two spellings."""
     odd = ["https://user:pw@evil.example", "https://b.example", "https://B.example/", OWN_URL]
@@ -326,6 +341,7 @@ async def test_a_follow_row_with_an_unusable_server_does_not_keep_a_post_from_th
     assert (await only_row(node)).server_url == "https://b.example"
 
 
+@everywhere
 @pytest.mark.parametrize(("given", "sent"), [(None, False), (False, False), (True, True)])
 async def test_a_post_carries_what_receivers_require(node: Federation, given: bool | None, sent: bool) -> None:
     """An unset `isPrivate` goes out as false; what is stored is what was published."""

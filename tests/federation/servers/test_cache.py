@@ -87,7 +87,7 @@ async def test_a_drop_during_a_load_outdates_its_value(source: Source) -> None:
     late = asyncio.create_task(cache.get("a"))
     await asyncio.sleep(0)
     source.open.set()
-    assert await asyncio.gather(early, late) == ["a-0", "a-1"]
+    assert [*await asyncio.gather(early, late)] == ["a-0", "a-1"]
     assert await cache.get("a") == "a-1"
     assert source.loads == ["a", "a"]
 

@@ -1,0 +1,90 @@
+"""Trouble of our own: rows that are gone, jobs that come twice, a database or a key that does not work."""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+
+from db import AttemptOutcome
+from federation.app import Federation
+from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.harness import Site, job_data, post_payload
+from tests.peer import Peer, acquaint
+from workers import JobState
+
+
+async def test_a_job_without_its_row_is_delivered(site: Site, peer: Peer) -> None:
+    """A crash after the row's end and before the job's runs the job again: it is delivered, and completes."""
+    delivery = await site.owe_post(peer)
+    await site.federation.ledger.gone(delivery)
+
+    fate = await site.outcome(delivery)
+
+    assert (fate.state, fate.row) == (JobState.COMPLETED, None)
+    assert len(peer.applied) == 1
+
+
+async def test_a_repeated_delivery_answers_as_before(site: Site, peer: Peer) -> None:
+    """The same job twice, as after a crash: both complete, the peer has applied it once."""
+    data = job_data("row-1", peer.url, payload=post_payload("post-1"))
+    await site.add_row("row-1", target_url=str(data["targetUrl"]), payload=str(data["payload"]))
+
+    first, second = await site.owe_raw(data), await site.owe_raw(data)
+    await site.ended(first, second)
+
+    assert (await site.fate(first, row="row-1")).state is JobState.COMPLETED
+    assert (await site.fate(second, row="row-1")).row is None
+    assert (len(peer.applied), peer.replayed) == (1, 1)
+
+
+async def test_database_trouble_is_tried_again(make_settings: MakeSettings, peer: Peer) -> None:
+    """An attempt that cannot record itself sends nothing, and runs again once the database takes it."""
+    federation = Federation(make_settings(federation_delivery_backoff="100ms"))
+    await acquaint(federation, peer)
+    async with Site(federation) as site:
+        delivery = await site.owe_post(peer)
+        async with federation.database.transaction() as session:
+            await session.execute(text("ALTER TABLE delivery_jobs RENAME TO hidden"))
+        site.start()
+        await site.until(lambda: site.failing)
+        assert peer.deliveries == []
+        async with federation.database.transaction() as session:
+            await session.execute(text("ALTER TABLE hidden RENAME TO delivery_jobs"))
+
+        fate = await site.outcome(delivery)
+    await federation.close()
+
+    assert (fate.state, fate.row) == (JobState.COMPLETED, None)
+    assert (fate.log[0].error_code, fate.log[0].outcome) == ("DATABASE", AttemptOutcome.RETRYABLE)
+
+
+async def test_an_attempt_that_crashes_last_settles_its_row(site: Site, peer: Peer) -> None:
+    """Trouble of our own on the last attempt leaves a row that says so, like any other failure."""
+    async with site.federation.database.transaction() as session:
+        await session.execute(
+            text(
+                "CREATE TRIGGER refuse_attempts BEFORE UPDATE OF last_attempted_at ON delivery_jobs "
+                "BEGIN SELECT RAISE(FAIL, 'the disk is full'); END"
+            )
+        )
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job.attempt) == (JobState.FAILED, 5)
+    assert fate.row is not None
+    assert (fate.row.outcome, fate.row.attempts) == ("retryable", 0)
+    assert fate.row.settled_at is not None
+    assert peer.deliveries == []
+
+
+async def test_an_unusable_registered_key_is_tried_again(federation: Federation, peer: Peer) -> None:
+    """Key material can be repaired: the attempts run out, and the row says which key."""
+    await federation.registry.register(
+        url=peer.url, public_key=peer.keys.signing.public_text, encryption_public_key="AAAA"
+    )
+    async with Site(federation) as site:
+        fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["KEY_MATERIAL"] * 5)
+    assert fate.row is not None
+    assert peer.url in (fate.row.last_error or "")
+    assert peer.deliveries == []

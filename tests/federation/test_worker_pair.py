@@ -1,0 +1,309 @@
+"""The two workers of a process: start, stop, what they log, and the rows no processor can settle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import select
+from structlog.testing import capture_logs
+
+from db import DeliveryJob, Server
+from federation.app import Federation
+from federation.settings import Settings
+from federation.worker_pair import FederationWorkers
+from tests.federation.conftest import OWN_URL, MakeSettings
+from tests.federation.protocol.vectors import A
+from tests.misbehaving import hang, respond
+from tests.peer import POSTS_PATH, Peer, acquaint
+from tests.servers import free_port
+from workers import JobState, StorageError
+from workers.storage.base import ANY_NAME
+
+PAYLOAD = (
+    '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p","content":"s3cret",'
+    '"authorId":"alice","published":"2026-01-02T03:04:05.678Z","isPrivate":false}}'
+)
+
+Logs = Sequence[Mapping[str, object]]
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for it, 10 s at most."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+def of(logs: Logs, event: str) -> Logs:
+    return [entry for entry in logs if entry["event"] == event]
+
+
+async def until_logged(logs: Logs, event: str, count: int = 1) -> Logs:
+    async def is_there() -> bool:
+        return len(of(logs, event)) >= count
+
+    await until(is_there)
+    return of(logs, event)
+
+
+async def owe(federation: Federation, peer: Peer) -> str:
+    async with federation.outbox.transaction() as session:
+        return await federation.outbox.enqueue_delivery(
+            session, "deliver-post", peer.url + POSTS_PATH, peer.url, PAYLOAD
+        )
+
+
+async def row(federation: Federation) -> DeliveryJob | None:
+    async with federation.database.read() as session:
+        return (await session.execute(select(DeliveryJob))).scalar_one_or_none()
+
+
+@pytest.fixture
+def storage_settings(request: pytest.FixtureRequest, redis_url: str, queue_prefix: str) -> dict[str, object]:
+    """Settings that put the queues where the parameter says."""
+    redis: dict[str, object] = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
+    return redis if request.param == "bullmq" else {}
+
+
+everywhere = pytest.mark.parametrize("storage_settings", ["sqlite", "bullmq"], indirect=True)
+
+
+@pytest.fixture
+async def workers(federation: Federation) -> AsyncIterator[FederationWorkers]:
+    """Not yet started."""
+    pair = FederationWorkers(federation)
+    yield pair
+    pair.request_stop()
+    await pair.stop()
+
+
+async def test_starting_twice_gives_the_same_pair(workers: FederationWorkers) -> None:
+    """Two workers, each with a stop of its own; once both have stopped a start makes new ones."""
+    pair = workers.start()
+    assert workers.start() is pair
+    delivery, health_check = pair
+    assert delivery.worker is not health_check.worker
+    await delivery.stop()
+    assert delivery.task.done()
+    assert workers.start() is pair
+    await health_check.stop()
+    again = workers.start()
+    assert again is not pair
+    assert not any(running.task.done() for running in again)
+
+
+async def test_stopping_is_idempotent_and_may_come_before_a_start(workers: FederationWorkers) -> None:
+    """Nothing to stop is nothing to fail."""
+    await workers.stop()
+    pair = workers.start()
+    await asyncio.gather(workers.stop(), workers.stop())
+    await workers.stop()
+    assert all(running.task.done() for running in pair)
+
+
+@everywhere
+async def test_a_workers_life_is_logged(make_settings: MakeSettings, storage_settings: dict[str, object]) -> None:
+    """Each of the two says when it is ready and when it has stopped, and of which queue it speaks."""
+    federation = Federation(make_settings(**storage_settings))
+    workers = FederationWorkers(federation)
+    with capture_logs() as logs:
+        workers.start()
+        ready = await until_logged(logs, "worker_ready", 2)
+        await workers.stop()
+    await federation.close()
+    queues = {"federation-delivery", "federation-health-check"}
+    assert {entry["queue"] for entry in ready} == {entry["queue"] for entry in of(logs, "worker_stopped")} == queues
+    assert {entry["log_level"] for entry in ready} == {"info"}
+
+
+async def test_each_failed_attempt_is_logged_as_failing_and_the_last_one_as_failed(
+    make_settings: MakeSettings, peer: Peer
+) -> None:
+    """With job, method, target, attempt, attempts left and error; without a word of the payload."""
+    federation = Federation(make_settings(federation_delivery_attempts=3, federation_delivery_backoff="1ms"))
+    await acquaint(federation, peer)
+    peer.server.default = respond(500, body=b"s3cret")
+    workers = FederationWorkers(federation)
+    with capture_logs() as logs:
+        workers.start()
+        delivery_id = await owe(federation, peer)
+        (failed,) = await until_logged(logs, "worker_failed")
+        failing = of(logs, "worker_failing")
+        await workers.stop()
+    await federation.close()
+    expected = {
+        "queue": "federation-delivery",
+        "job_id": delivery_id,
+        "job_name": "deliver-post",
+        "method": "FEDERATE_POST",
+        "target_url": peer.url + POSTS_PATH,
+        "error_type": "RetryableFailure",
+        "error": "the server answered 500",
+    }
+    for entry in [*failing, failed]:
+        assert {name: entry[name] for name in expected} == expected
+    assert [(entry["attempt"], entry["attempts_left"]) for entry in [*failing, failed]] == [(1, 2), (2, 1), (3, 0)]
+    assert [entry["next_attempt_in"] for entry in failing] == [0.001, 0.002]
+    assert (failing[0]["log_level"], failed["log_level"]) == ("warning", "error")
+    assert "s3cret" not in str(logs)
+    assert not any(secret in str(logs) for secret in A.env.values())
+
+
+async def test_a_job_that_is_no_delivery_is_logged_too(federation: Federation, workers: FederationWorkers) -> None:
+    """With what is known of it."""
+    with capture_logs() as logs:
+        workers.start()
+        await federation.delivery_queue.add("deliver-post", {"payload": "s3cret"}, {"jobId": "odd"})
+        (failed,) = await until_logged(logs, "worker_failed")
+    assert (failed["job_id"], failed["error_type"], failed.get("method")) == ("odd", "PermanentFailure", None)
+    assert "s3cret" not in str(logs)
+
+
+async def test_a_parked_delivery_is_no_failing_one(make_settings: MakeSettings, peer: Peer) -> None:
+    """It waits for its turn once a second; that is no line in the log each time."""
+    federation = Federation(make_settings(federation_per_server=1))
+    await acquaint(federation, peer)
+    peer.server.default = hang()
+    workers = FederationWorkers(federation)
+    with capture_logs() as logs:
+        workers.start()
+        for _ in range(3):
+            await owe(federation, peer)
+
+        async def are_parked() -> bool:
+            parked = [entry for entry in of(logs, "delivery_attempt") if entry["outcome"] == "parked"]
+            return len(parked) == 2
+
+        await until(are_parked)
+        workers.request_stop()
+        workers.request_stop()
+        await workers.stop()
+    await federation.close()
+    assert of(logs, "worker_failing") == []
+
+
+@everywhere
+async def test_a_delivery_whose_worker_disappears_too_often_is_settled(
+    make_settings: MakeSettings, storage_settings: dict[str, object], peer: Peer
+) -> None:
+    """Its job fails without being run again, so its row is settled by what the worker reports."""
+    federation = Federation(make_settings(federation_max_stalls=0, federation_lease="200ms", **storage_settings))
+    await acquaint(federation, peer)
+    delivery_id = await owe(federation, peer)
+    (claim,) = await federation.delivery_queue.storage.claim(
+        "a worker that dies", leases={ANY_NAME: timedelta(milliseconds=1)}, limit=1
+    )
+    assert claim.job_id == delivery_id
+    workers = FederationWorkers(federation)
+    workers.start()
+
+    async def is_settled() -> bool:
+        found = await row(federation)
+        return found is not None and found.settled_at is not None
+
+    await until(is_settled)
+    await workers.stop()
+    settled = await row(federation)
+    assert settled is not None
+    assert (settled.outcome, settled.id) == ("retryable", delivery_id)
+    assert "its worker disappeared" in (settled.last_error or "")
+    assert peer.deliveries == []
+    status = await federation.delivery_queue.get_status(delivery_id)
+    assert status is not None
+    assert status.state is JobState.FAILED
+    await federation.close()
+
+
+@everywhere
+async def test_a_delivery_is_delivered_and_its_row_gone(
+    make_settings: MakeSettings, storage_settings: dict[str, object], peer: Peer
+) -> None:
+    """The pair does what it is for."""
+    federation = Federation(make_settings(**storage_settings))
+    await acquaint(federation, peer)
+    workers = FederationWorkers(federation)
+    workers.start()
+    await owe(federation, peer)
+
+    async def is_gone() -> bool:
+        return bool(peer.applied) and await row(federation) is None
+
+    await until(is_gone)
+    await workers.stop()
+    await federation.close()
+    assert [arrived.sender for arrived in peer.applied] == [OWN_URL]
+
+
+async def test_a_worker_that_fails_brings_the_other_to_a_stop(
+    make_settings: MakeSettings, redis_url: str, queue_prefix: str
+) -> None:
+    """Whoever waits learns what ended it; the log has it for those who do not."""
+    federation = Federation(make_settings(redis_url=redis_url, federation_queue_prefix=queue_prefix))
+    async with Redis.from_url(redis_url) as redis:
+        await redis.set(f"{queue_prefix}:federation-health-check:wait", "somebody else's")
+    workers = FederationWorkers(federation)
+    with capture_logs() as logs:
+        pair = workers.start()
+        with pytest.raises(ExceptionGroup) as error:
+            async with asyncio.timeout(10):
+                await workers.wait()
+    assert error.group_contains(StorageError)
+    assert all(running.task.done() for running in pair)
+    (line,) = of(logs, "worker_died")
+    assert line["error_type"] == "StorageError"
+    await federation.close()
+
+
+async def test_cancelling_the_wait_stops_both(workers: FederationWorkers) -> None:
+    """As when another part of the process has failed."""
+    pair = workers.start()
+    waiting = asyncio.create_task(workers.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert [running.task.exception() for running in pair] == [None, None]
+
+
+async def test_a_queue_that_is_down_is_logged_and_awaited(make_settings: MakeSettings) -> None:
+    """The workers go on trying, and stop when asked."""
+    federation = Federation(make_settings(redis_url=f"redis://127.0.0.1:{free_port()}"))
+    workers = FederationWorkers(federation)
+    with capture_logs() as logs:
+        pair = workers.start()
+        errors = await until_logged(logs, "worker_error", 4)
+        assert not any(running.task.done() for running in pair)
+        async with asyncio.timeout(5):
+            await workers.stop()
+    await federation.close()
+    assert {entry["error_type"] for entry in errors} == {"StorageUnavailable"}
+
+
+async def test_the_settings_reach_the_workers(make_settings: MakeSettings, peer: Peer) -> None:
+    """Concurrency 10 and 3 by default; never more of one server's deliveries at once than `FEDERATION_PER_SERVER`."""
+    settings: Settings = make_settings()
+    federation = Federation(settings)
+    await acquaint(federation, peer)
+    peer.server.default = hang()
+    workers = FederationWorkers(federation)
+    delivery, health_check = workers.start()
+    assert (delivery.worker._concurrency, health_check.worker._concurrency) == (10, 3)
+    for _ in range(6):
+        await owe(federation, peer)
+
+    async def are_three() -> bool:
+        return len(peer.deliveries) == settings.federation_per_server
+
+    await until(are_three)
+    await asyncio.sleep(0.1)  # time for one too many
+    assert len(peer.deliveries) == 3
+    workers.request_stop()
+    workers.request_stop()
+    await workers.stop()
+    async with federation.database.read() as session:
+        assert (await session.execute(select(Server))).scalar_one().is_healthy
+    await federation.close()
