@@ -110,7 +110,7 @@ class DeliveryProcessor:
         delivery = await self._parse(job)
         report = Report(delivery)
         try:
-            with self._slots.take(delivery.server_url, delivery.delivery_job_id):
+            async with self._slots.take(delivery.server_url, delivery.delivery_job_id):
                 await self._attempt(job, report)
         except Parked as parked:
             if self._slots.note_parked(delivery.delivery_job_id):

@@ -1,44 +1,64 @@
-"""How many attempts one server may have at once, so that a hanging one never holds every worker slot."""
+"""How many attempts one server may have at once, so that a hanging one never holds every worker slot.
+
+Theory of operation. Each server has `per_server` slots in this process. Who finds them taken waits for one, but no
+longer than `QUICK`: a healthy server is kept busy that way. Then the job is parked: it goes back to the queue for about
+a second, and the worker's own slot is free for another server. A server that kept somebody waiting in vain, or took
+longer than `QUICK` over an attempt, is slow: behind its attempts nobody waits, all are parked at once, until one of them
+is quick. So a server that hangs costs each worker slot `QUICK` once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
+from time import monotonic
+from typing import Final
 
 from federation.delivery.errors import Parked
 
-MAX_REMEMBERED = 10_000
+QUICK: Final = timedelta(milliseconds=250)
+MAX_REMEMBERED: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Server:
+    used: int = 0
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
 class ServerSlots:
-    """At most `per_server` attempts at one server at a time in this process; the rest are parked for about 1 s."""
+    """At most `per_server` attempts at one server at a time in this process."""
 
     def __init__(self, per_server: int) -> None:
         self._per_server = per_server
-        self._used: Counter[str] = Counter()
+        self._servers: dict[str, _Server] = {}  # those with attempts under way
+        self._slow: OrderedDict[str, None] = OrderedDict()
         self._parked: OrderedDict[str, None] = OrderedDict()
 
-    @contextmanager
-    def take(self, server_url: str, delivery_id: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def take(self, server_url: str, delivery_id: str) -> AsyncIterator[None]:
         """Hold one of the server's slots.
 
         Raises:
-            Parked: all are taken.
+            Parked: all are taken, and waiting did not help or would not.
         """
-        if self._used[server_url] >= self._per_server:
-            # Spread, so that parked jobs do not all come back in the same moment.
-            raise Parked(server_url, timedelta(seconds=random.uniform(0.75, 1.25)))  # noqa: S311 - guards nothing
-        self._used[server_url] += 1
+        server = self._servers.setdefault(server_url, _Server())
+        if server.used < self._per_server:
+            server.used += 1
+        else:
+            await self._wait(server, server_url)
         self._parked.pop(delivery_id, None)
+        started = monotonic()
         try:
             yield
         finally:
-            self._used[server_url] -= 1
-            if not self._used[server_url]:
-                del self._used[server_url]
+            self._judge(server_url, timedelta(seconds=monotonic() - started))
+            self._release(server, server_url)
 
     def note_parked(self, delivery_id: str) -> bool:
         """Whether this is the first time the delivery is parked since it last had a slot.
@@ -47,7 +67,49 @@ class ServerSlots:
         """
         if delivery_id in self._parked:
             return False
-        self._parked[delivery_id] = None
-        if len(self._parked) > MAX_REMEMBERED:
-            self._parked.popitem(last=False)
+        _remember(self._parked, delivery_id)
         return True
+
+    async def _wait(self, server: _Server, server_url: str) -> None:
+        """Return with a slot handed over by an attempt that ended."""
+        if server_url in self._slow:
+            raise _parked(server_url)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        server.waiting.append(turn)
+        try:
+            async with asyncio.timeout(QUICK.total_seconds()):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():  # the slot came just as we gave up: it is ours to pass on
+                self._release(server, server_url)
+            if isinstance(error, TimeoutError):
+                _remember(self._slow, server_url)
+                raise _parked(server_url) from None
+            raise
+
+    def _release(self, server: _Server, server_url: str) -> None:
+        while server.waiting:
+            turn = server.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        server.used -= 1
+        if not server.used:
+            del self._servers[server_url]
+
+    def _judge(self, server_url: str, took: timedelta) -> None:
+        if took < QUICK:
+            self._slow.pop(server_url, None)
+        else:
+            _remember(self._slow, server_url)
+
+
+def _remember(names: OrderedDict[str, None], name: str) -> None:
+    names[name] = None
+    if len(names) > MAX_REMEMBERED:
+        names.popitem(last=False)
+
+
+def _parked(server_url: str) -> Parked:
+    # Spread, so that parked jobs do not all come back in the same moment.
+    return Parked(server_url, timedelta(seconds=random.uniform(0.75, 1.25)))  # noqa: S311 - guards nothing

@@ -35,8 +35,6 @@ class LoadingCache(Generic[V]):
         task = self._loading.get(key)
         if task is None:
             task = self._loading[key] = asyncio.create_task(self._fill(key))
-            # Its exception is looked at here, for where nobody waits any more asyncio would complain.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         # Shielded: one reader's cancellation must not fail the others that wait for the same load.
         return await asyncio.shield(task)
 

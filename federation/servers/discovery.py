@@ -60,14 +60,9 @@ class Discovery:
         task = self._running.get(server_url)
         if task is None:
             task = self._running[server_url] = asyncio.create_task(self._discover(server_url))
-            task.add_done_callback(lambda done: self._end(server_url, done))
+            task.add_done_callback(lambda _: self._running.pop(server_url, None))
         # Shielded: one attempt's cancellation must not fail the others that wait for the same server.
         return await asyncio.shield(task)
-
-    def _end(self, server_url: str, done: asyncio.Task[KnownServer]) -> None:
-        self._running.pop(server_url, None)
-        if not done.cancelled():
-            done.exception()  # looked at, for where nobody waits any more asyncio would complain
 
     async def learn(self, server_url: str) -> DiscoverDocument:
         """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.

@@ -177,6 +177,7 @@ def test_a_malformed_variable_is_not_told_as_missing_too(monkeypatch: pytest.Mon
     with pytest.raises(ConfigurationError) as error:
         Settings.load_node()
     assert list(problems_of(error)) == ["BETTER_AUTH_URL"]
+    assert "not set" not in str(error.value)
 
 
 def test_a_complete_environment_makes_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,14 @@ from workers import JobState
 B_URL, C_URL = "https://b.example", "https://c.example"
 
 
-def test_a_server_has_so_many_slots_and_no_more() -> None:
+async def test_a_server_has_so_many_slots_and_no_more() -> None:
     """The attempt beyond is parked for about a second, uncounted; another server's is not."""
     slots = ServerSlots(2)
-    with slots.take(B_URL, "1"), slots.take(B_URL, "2"):
-        with pytest.raises(Parked) as parked, slots.take(B_URL, "3"):
-            pass
-        with slots.take(C_URL, "4"):
+    async with slots.take(B_URL, "1"), slots.take(B_URL, "2"):
+        with pytest.raises(Parked) as parked:
+            async with slots.take(B_URL, "3"):
+                pass
+        async with slots.take(C_URL, "4"):
             pass
 
     assert parked.value.delay is not None
@@ -37,23 +38,73 @@ def test_a_server_has_so_many_slots_and_no_more() -> None:
     assert B_URL in str(parked.value)
 
 
-@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
-def test_a_slot_comes_back_however_the_attempt_ends(error: type[BaseException]) -> None:
-    """An exception or a cancellation frees the slot."""
-    slots = ServerSlots(1)
-    with pytest.raises(error), slots.take(B_URL, "1"):
-        raise error
+async def test_a_quick_server_is_worth_waiting_for() -> None:
+    """Ten attempts at once for a server of one slot all get their turn, in order, where each is quick."""
+    slots, turns = ServerSlots(1), list[int]()
 
-    with slots.take(B_URL, "2"):
+    async def attempt(number: int) -> None:
+        async with slots.take(B_URL, str(number)):
+            turns.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(attempt(number) for number in range(10)))
+    assert turns == list(range(10))
+
+
+async def test_nobody_waits_for_a_slow_server() -> None:
+    """Who waited in vain was the last to wait: from then on everybody is parked at once, until an attempt is quick."""
+    slots = ServerSlots(1)
+    async with slots.take(B_URL, "1"):
+        with pytest.raises(Parked):
+            await _take_once(slots, "2")
+        with pytest.raises(Parked):
+            _take_once(slots, "3").send(None)  # at once: the first step of the coroutine already raises
+
+    async with slots.take(B_URL, "4"):  # quick
+        pass
+    async with slots.take(B_URL, "5"):
+        waiting = asyncio.create_task(_take_once(slots, "6"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await waiting
+
+
+async def test_a_slot_passed_to_one_who_gave_up_is_passed_on() -> None:
+    """A cancelled waiter neither keeps a slot nor loses one."""
+    slots = ServerSlots(1)
+    async with slots.take(B_URL, "1"):
+        first, second = (asyncio.create_task(_take_once(slots, number)) for number in ("2", "3"))
+        await asyncio.sleep(0)
+    first.cancel()  # in the very turn in which the slot was handed to it
+    await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await _take_once(slots, "4")
+
+
+async def _take_once(slots: ServerSlots, delivery_id: str) -> None:
+    async with slots.take(B_URL, delivery_id):
         pass
 
 
-def test_a_parked_delivery_is_noted_once_until_it_had_a_slot() -> None:
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
+async def test_a_slot_comes_back_however_the_attempt_ends(error: type[BaseException]) -> None:
+    """An exception or a cancellation frees the slot."""
+    slots = ServerSlots(1)
+    with pytest.raises(error):
+        async with slots.take(B_URL, "1"):
+            raise error
+
+    async with slots.take(B_URL, "2"):
+        pass
+
+
+async def test_a_parked_delivery_is_noted_once_until_it_had_a_slot() -> None:
     """However often it is parked, the log hears of it once, and again after a real attempt."""
     slots = ServerSlots(1)
 
     assert [slots.note_parked("1"), slots.note_parked("1"), slots.note_parked("2")] == [True, False, True]
-    with slots.take(B_URL, "1"):
+    async with slots.take(B_URL, "1"):
         pass
     assert [slots.note_parked("1"), slots.note_parked("2")] == [True, False]
 

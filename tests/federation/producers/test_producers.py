@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import select
 from sqlmodel import col
+from structlog.testing import capture_logs
 
 from db import BlacklistedServer, DeliveryJob, Follow, Post, Server, User, create_host_tables, new_id
 from db.migrate import upgrade
@@ -125,8 +126,10 @@ async def test_a_follow_on_an_unknown_server_discovers_and_registers_it_first(no
 async def test_an_introduction_that_fails_does_not_stop_the_follow(node: Federation, peer: Peer) -> None:
     """The server may ask for us itself; its health is not judged by it."""
     peer.server.upcoming += [peer.server.routes["/discover"], reset(), reset()]
-    async with node.outbox.transaction() as session:
-        await node.producers.request_follow(session, follower_id="alice", following_id="bob", server_url=peer.url)
+    with capture_logs() as logs:
+        async with node.outbox.transaction() as session:
+            await node.producers.request_follow(session, follower_id="alice", following_id="bob", server_url=peer.url)
+    assert [entry["event"] for entry in logs] == ["register_failed"]
     known = await node.registry.find(peer.url)
     assert known is not None
     assert known.is_healthy
