@@ -61,7 +61,7 @@ class Job:
 
     id: str
     name: str
-    payload: object
+    payload: object = field(repr=False)
     attempt: int
     max_attempts: int
     created_at: datetime

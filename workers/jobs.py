@@ -87,7 +87,7 @@ class NewJob:
 
     id: str
     name: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     delay: timedelta = timedelta(0)
     max_attempts: int = 3
     keep_completed: Retention = timedelta(hours=1)
@@ -120,7 +120,7 @@ class Claim:
 
     job_id: str
     name: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     token: str
     worker_id: str
     lease: timedelta
@@ -140,7 +140,7 @@ class Completed:
     """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step."""
 
     claim: Claim
-    result: bytes
+    result: bytes = field(repr=False)
     keep: Retention | None = None
     then: NewJob | None = None
 
@@ -227,7 +227,7 @@ class EnqueueResult:
     id: str
     status: EnqueueStatus
     existing_state: JobState | None = None
-    result: bytes | None = None
+    result: bytes | None = field(default=None, repr=False)
 
 
 class CancelResult(StrEnum):
@@ -253,7 +253,7 @@ class JobOutcome:
     """How a job ended: the stored result of a completed one, the error of a failed one."""
 
     kind: OutcomeKind
-    result: bytes | None = None
+    result: bytes | None = field(default=None, repr=False)
     error: ErrorInfo | None = None
 
 

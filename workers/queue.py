@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
@@ -38,7 +38,7 @@ class JobSpec:
     `keep_completed` and `keep_failed` set them apart.
     """
 
-    payload: object
+    payload: object = field(repr=False)
     id: str | None = None
     name: str = DEFAULT_NAME
     delay: timedelta | None = None
@@ -59,7 +59,7 @@ class Enqueued:
     id: str
     status: EnqueueStatus
     existing_state: JobState | None = None
-    result: object = None
+    result: object = field(default=None, repr=False)
 
 
 class Queue:

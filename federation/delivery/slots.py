@@ -3,8 +3,8 @@
 Theory of operation. Each server has `per_server` slots in this process. Who finds them taken waits for one, but no
 longer than `QUICK`: a healthy server is kept busy that way. Then the job is parked: it goes back to the queue for about
 a second, and the worker's own slot is free for another server. A server that kept somebody waiting in vain, or took
-longer than `QUICK` over an attempt, is slow: behind its attempts nobody waits, all are parked at once, until one of them
-is quick. So a server that hangs costs each worker slot `QUICK` once.
+longer than `QUICK` over an attempt, is slow: behind its attempts nobody waits, all are parked at once, until one of
+them is quick. So a server that hangs costs each worker slot `QUICK` once.
 """
 
 from __future__ import annotations

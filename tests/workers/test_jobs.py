@@ -14,12 +14,17 @@ from workers.jobs import (
     MAX_PRIORITY,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
+    EnqueueResult,
+    EnqueueStatus,
     ErrorInfo,
+    JobOutcome,
     NewJob,
+    OutcomeKind,
     Retention,
     check_retention,
     new_id,
 )
+from workers.queue import JobSpec
 
 
 def job(
@@ -155,3 +160,12 @@ def _raised(message: str) -> Exception:
         raise RuntimeError(message)
     except RuntimeError as error:
         return error
+
+
+def test_reprs_show_no_payload_and_no_result() -> None:
+    """What users put into a queue does not end up in a log by way of a repr."""
+    job = NewJob(id="a", name="b", payload=b"secret")
+    result = EnqueueResult(id="a", status=EnqueueStatus.COMPLETED, result=b"secret")
+    outcome = JobOutcome(kind=OutcomeKind.COMPLETED, result=b"secret")
+    spec = JobSpec(payload="secret")
+    assert "secret" not in f"{job!r} {result!r} {outcome!r} {spec!r}"
