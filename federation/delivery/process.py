@@ -18,8 +18,8 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import AttemptOutcome, DeliveryAttempt
-from federation.delivery.attempts import AttemptLog
+from db import AttemptOutcome
+from federation.delivery.attempts import AttemptLog, AttemptRecord
 from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.ledger import FollowAnswer, Ledger
@@ -263,7 +263,7 @@ class DeliveryProcessor:
         delivery = report.delivery
         duration_ms = round((monotonic() - report.started) * 1000)
         self._attempts.add(
-            DeliveryAttempt(
+            AttemptRecord(
                 delivery_id=delivery.delivery_job_id,
                 job_name=job.name,
                 method=report.method,

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from db import AttemptOutcome, Database, DeliveryAttempt
 from federation.app import Federation
 from federation.delivery import attempts
-from federation.delivery.attempts import AttemptLog
+from federation.delivery.attempts import AttemptLog, AttemptRecord
 
 
 @pytest.fixture
@@ -22,10 +22,11 @@ async def database(federation: Federation) -> Database:
     return federation.database
 
 
-def attempt(delivery_id: str, *, job_name: str = "deliver-post") -> DeliveryAttempt:
-    return DeliveryAttempt(
+def attempt(delivery_id: str, *, job_name: str = "deliver-post") -> AttemptRecord:
+    return AttemptRecord(
         delivery_id=delivery_id,
         job_name=job_name,
+        method="FEDERATE_POST",
         server_url="https://b.example",
         attempt=1,
         started_at=datetime.now(UTC),
