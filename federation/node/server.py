@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import partial
 from typing import cast
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -41,7 +42,7 @@ DEFAULT_LIMITS = ConnectionLimits()
 
 # Longer than the four seconds that peers, and we, keep an idle connection for another request.
 _KEEPALIVE_SECONDS = 5
-_MAX_HEAD_BYTES = 16 * 1024
+_MAX_HEAD_BYTES = 1024 * 1024
 
 
 class NodeServer(uvicorn.Server):
@@ -116,9 +117,12 @@ class _BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
+        # uvicorn would try to answer in any state, also over an answer of the endpoint's, and log a traceback.
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
         super().send_400_response(msg)
         if self.cycle is not None:
-            # What the endpoint still answers finds no connection; uvicorn would log its own surprise with a traceback.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 

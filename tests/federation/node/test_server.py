@@ -1,0 +1,173 @@
+"""The listener keeps no connection for longer than it says, and not more of them, whatever clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+
+from federation.node.server import ConnectionLimits, NodeServer
+
+SOON = timedelta(milliseconds=200)
+HEAD = b"POST / HTTP/1.1\r\nHost: b.example\r\n"
+ANSWER = b"x" * 1024 * 1024
+
+
+async def echo_length(request: Request) -> Response:
+    try:
+        return PlainTextResponse(str(len(await request.body())))
+    except ClientDisconnect:
+        return Response(status_code=408)
+
+
+async def talk(request: Request) -> Response:
+    return Response(ANSWER)
+
+
+async def refuse_unread(request: Request) -> Response:
+    return Response(status_code=404)
+
+
+@asynccontextmanager
+async def listening(limits: ConnectionLimits) -> AsyncIterator[NodeServer]:
+    """A server on a port of its own, which is in its `config.port`."""
+    app = FastAPI()
+    app.add_route("/", echo_length, methods=["POST"])
+    app.add_route("/talk", talk, methods=["GET"])
+    app.add_route("/refuse", refuse_unread, methods=["POST"])
+    server = NodeServer(app, grace=timedelta(seconds=1), limits=limits)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server.config.port = listener.getsockname()[1]
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await until(lambda: server.started)
+        yield server
+    finally:
+        server.request_stop()
+        server.request_stop()
+        await serving
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def connected(server: NodeServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.config.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """What arrives until the server ends the connection, in good order or not."""
+    received = b""
+    async with asyncio.timeout(5):
+        try:
+            while chunk := await reader.read(65536):
+                received += chunk
+        except ConnectionError:
+            pass
+    return received
+
+
+async def drip_headers(writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():
+        writer.write(b"X: y\r\n")
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST", HEAD], ids=["nothing", "a word", "half a head"])
+async def test_a_client_without_a_request_is_cut(sent: bytes) -> None:
+    """Silence does not hold a connection, wherever in a head it begins."""
+    async with listening(ConnectionLimits(request=SOON)) as server, connected(server) as (reader, writer):
+        writer.write(sent)
+
+        assert await read_to_end(reader) == b""
+
+
+@pytest.mark.parametrize("before", [b"", HEAD + b"Content-Length: 0\r\n\r\n"], ids=["first request", "second request"])
+async def test_headers_one_by_one_hold_no_connection(before: bytes) -> None:
+    """The time for a head is counted from its beginning, not from its last byte."""
+    async with listening(ConnectionLimits(request=SOON)) as server, connected(server) as (reader, writer):
+        writer.write(before + HEAD)
+        dripping = asyncio.create_task(drip_headers(writer))
+
+        received = await read_to_end(reader)
+
+        dripping.cancel()
+        assert received.count(b"200 OK") == bool(before)
+
+
+async def test_a_body_has_more_time_than_a_head() -> None:
+    """Once the head is there, its time does not run any more."""
+    async with listening(ConnectionLimits(request=SOON)) as server, connected(server) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 2\r\nConnection: close\r\n\r\nx")
+        await asyncio.sleep(2 * SOON.total_seconds())
+        writer.write(b"x")
+
+        assert (await read_to_end(reader)).endswith(b"\r\n\r\n2")
+
+
+async def test_a_client_that_reads_no_answer_is_cut() -> None:
+    """Requests whose answers nobody takes are given up, with the tasks that wait to send them."""
+    async with listening(ConnectionLimits(answer=SOON, request=SOON)) as server, connected(server) as (_, writer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's transport reads, too
+        writer.write(b"GET /talk HTTP/1.1\r\nHost: b.example\r\n\r\n" * 50)
+        await until(lambda: bool(server.server_state.tasks))
+
+        await until(lambda: not server.server_state.connections and not server.server_state.tasks)
+
+
+async def test_connections_are_counted() -> None:
+    """From `busy` on a client is told to come back; beyond the limit it is not heard; room comes back."""
+    request = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+    async with listening(ConnectionLimits(busy=2, connections=2)) as server:
+        async with connected(server), connected(server) as (reader, writer):
+            await until(lambda: len(server.server_state.connections) == 2)
+            async with connected(server) as (third, _):
+                assert await read_to_end(third) == b""
+            writer.write(request)
+            assert b" 503 " in await read_to_end(reader)
+        await until(lambda: not server.server_state.connections)
+        async with connected(server) as (reader, writer):
+            writer.write(request)
+            assert b" 200 " in await read_to_end(reader)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"), [(b"/", b" 400 "), (b"/refuse", b" 404 ")], ids=["before the answer", "after the answer"]
+)
+async def test_a_body_that_breaks_its_framing_is_no_fault_of_ours(
+    path: bytes, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection ends, and the log has no traceback for it."""
+    async with listening(ConnectionLimits()) as server, connected(server) as (reader, writer):
+        writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: b.example\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        head = await reader.readuntil(b"\r\n\r\n") if path == b"/refuse" else b""
+        writer.write(b"no chunk\r\n")
+
+        assert answer in head + await read_to_end(reader)
+        await until(lambda: not server.server_state.tasks and not server.server_state.connections)
+
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_head_has_a_limit() -> None:
+    """A header without an end is refused long before memory is at stake."""
+    async with listening(ConnectionLimits()) as server, connected(server) as (reader, writer):
+        writer.write(HEAD + b"X: " + b"y" * 20_000)
+
+        assert b" 400 " in await read_to_end(reader)
