@@ -8,8 +8,8 @@ import time
 from datetime import timedelta
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
@@ -27,7 +27,8 @@ def async_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
     instead of polling the file lock, and `busy_timeout` is left to the contention of other processes. PostgreSQL's
     reader and writer share one pool.
 
-    `hide_parameters`: statements carry payloads, which must not reach a log through an exception.
+    Statements carry payloads, which must not reach a log through an exception: `hide_parameters` keeps SQLAlchemy
+    from showing them, `_shorten_errors` PostgreSQL.
     """
     if url.get_backend_name() == "sqlite":
         writer = _sqlite_engine(url, connections=1)
@@ -44,6 +45,7 @@ def async_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
         connect_args=_postgres_arguments(),
     )
     _ping_idle_connections(writer.sync_engine)
+    _shorten_errors(writer.sync_engine)
     return writer, writer.execution_options(postgresql_readonly=True)
 
 
@@ -122,6 +124,22 @@ def _set_pragmas(engine: Engine, *pragmas: str) -> None:
         for pragma in pragmas:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
+
+
+def _shorten_errors(engine: Engine) -> None:
+    """Errors of this PostgreSQL engine's statements say in one line what is wrong.
+
+    The lines after it (DETAIL, CONTEXT) quote the row, and so a payload. They stay in the driver's `diag`.
+    """
+
+    @event.listens_for(engine, "handle_error")
+    def shorten(context: ExceptionContext) -> None:
+        error, wrapper = context.original_exception, context.sqlalchemy_exception
+        if context.statement is not None and isinstance(wrapper, DBAPIError):
+            whole = str(error)
+            first_line = whole.partition("\n")[0]
+            error.args = (first_line,)
+            wrapper.args = (str(wrapper.args[0]).replace(whole, first_line),)
 
 
 def _ping_idle_connections(engine: Engine) -> None:

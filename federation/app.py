@@ -160,10 +160,13 @@ class Federation:
         """Everything written, every connection closed; stop workers first. A second call does nothing more."""
         async with contextlib.AsyncExitStack() as stack:  # each step runs, whatever the others raise
             stack.push_async_callback(self.database.close)
+            stack.push_async_callback(self.ledger.close)
+            stack.push_async_callback(self.registry.close)
             for client in (self.redis, self.worker_redis):
                 if client is not None:
                     stack.push_async_callback(client.aclose)
             stack.push_async_callback(self.client.close)
+            stack.push_async_callback(self.discovery.close)
             stack.push_async_callback(self.health_check_queue.stop)
             stack.push_async_callback(self.delivery_queue.stop)
             stack.push_async_callback(self.attempts.close)

@@ -57,17 +57,23 @@ def _parser() -> argparse.ArgumentParser:
 
     everything = commands.add_parser("run", help="deliver and serve, in one process")
     everything.set_defaults(command=lambda options: _run(options, workers=True, node=True))
+    _add_metrics_port(everything)
 
     workers = commands.add_parser("workers", help="the delivering side").add_subparsers(
         required=True, metavar="COMMAND"
     )
     deliver = workers.add_parser("run", help="deliver until stopped")
     deliver.set_defaults(command=lambda options: _run(options, workers=True, node=False))
+    _add_metrics_port(deliver)
 
     node = commands.add_parser("node", help="the inbound side").add_subparsers(required=True, metavar="COMMAND")
     serve = node.add_parser("serve", help="serve until stopped")
     serve.set_defaults(command=lambda options: _run(options, workers=False, node=True))
     return parser
+
+
+def _add_metrics_port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics on 127.0.0.1:PORT")
 
 
 def _init(options: argparse.Namespace) -> None:
@@ -102,7 +108,8 @@ async def _prepare(storage: SqlStorage) -> None:
 def _run(options: argparse.Namespace, *, workers: bool, node: bool) -> None:
     settings = Settings.load_node()
     configure_logging(options.log_level)
-    asyncio.run(run(settings, workers=workers, node=node))
+    metrics_port = options.metrics_port if workers else None
+    asyncio.run(run(settings, workers=workers, node=node, metrics_port=metrics_port))
 
 
 def _explain(error: BaseException) -> list[str]:
@@ -121,6 +128,8 @@ def _explain(error: BaseException) -> list[str]:
             return [f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?"]
         case ModuleNotFoundError(name="fastapi" | "uvicorn"):
             return ["this needs more packages: pip install 'federation-delivery[node]'"]
+        case ModuleNotFoundError(name="prometheus_client"):
+            return ["this needs more packages: pip install 'federation-delivery[metrics]'"]
         case ModuleNotFoundError(name="redis" | "bullmq"):
             return ["this needs more packages: pip install 'federation-delivery[bullmq]'"]
         case _:

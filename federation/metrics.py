@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from threading import Thread
 from typing import Final
+from wsgiref.simple_server import WSGIServer
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from federation.errors import ConfigurationError
-from workers import Storage, WorkerEvent, WorkersError
+from workers import Queue, WorkerEvent, WorkersError
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,8 @@ class WorkerMetrics:
             registry=self.registry,
         )
         self._jobs = Gauge("federation_jobs", "Jobs by state.", ["queue", "state"], registry=self.registry)
+        self._server: WSGIServer | None = None
+        self._thread: Thread | None = None
 
     def __call__(self, event: WorkerEvent) -> None:
         self._events.labels(event.queue, event.kind.value).inc()
@@ -43,28 +47,36 @@ class WorkerMetrics:
             self._seconds.labels(event.queue, event.kind.value).observe(event.duration.total_seconds())
 
     def serve(self, port: int, *, address: str = "127.0.0.1") -> None:
-        """`/metrics` is served on `port`, by a thread of its own, until the process ends.
+        """`/metrics` is served on `port`, by a thread of its own, until `close`.
 
         Raises:
             ConfigurationError: the port is taken.
         """
         try:
-            start_http_server(port, addr=address, registry=self.registry)
+            self._server, self._thread = start_http_server(port, addr=address, registry=self.registry)
         except OSError as error:
             raise ConfigurationError(
                 [f"--metrics-port: cannot listen on {address}:{port}: {error.strerror}"]
             ) from error
         log.info("metrics_serving", address=address, port=port)
 
-    async def watch(self, storages: Sequence[Storage]) -> None:
+    def close(self) -> None:
+        """The port is free again."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+    async def watch(self, queues: Sequence[Queue]) -> None:
         """The number of jobs in each state is refreshed every 15 s until cancelled; an outage leaves the last one."""
         while True:
-            for storage in storages:
+            for queue in queues:
+                name = queue.storage.queue
                 try:
-                    counts = await storage.counts()
+                    counts = await queue.counts()
                 except WorkersError as error:
-                    log.warning("queue_depth_unknown", queue=storage.queue, error=type(error).__name__)
+                    log.warning("queue_depth_unknown", queue=name, error=type(error).__name__)
                     continue
                 for state, number in counts.items():
-                    self._jobs.labels(storage.queue, state.value).set(number)
+                    self._jobs.labels(name, state.value).set(number)
             await asyncio.sleep(DEPTH_INTERVAL.total_seconds())

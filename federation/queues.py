@@ -13,7 +13,7 @@ from federation.errors import ConfigurationError
 from federation.protocol.models import MAX_PAYLOAD_BYTES
 from federation.setting_types import plain
 from federation.settings import Settings
-from workers.jobs import DROP, Retention
+from workers.jobs import DROP, MAX_DELAY, Retention
 from workers.queue import DEFAULT_NAME, Enqueued, JobSpec, Queue
 from workers.retry import RetryPolicy
 from workers.storage.base import Storage
@@ -32,7 +32,6 @@ HEALTH_CHECK_JOB: Final = "health-check"
 
 KEEP_COMPLETED: Final = timedelta(hours=24)
 KEEP_FAILED: Final = timedelta(days=7)
-LONGEST_BACKOFF: Final = timedelta(days=1)
 MAX_NUMBER: Final = 2**53
 """The largest number BullMQ's scripts count exactly to."""
 
@@ -152,7 +151,7 @@ def health_check_queue(settings: Settings, storage: Storage) -> BullQueue:
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:
     """The pause between two attempts at a delivery: doubling, without jitter."""
-    return RetryPolicy(initial=settings.federation_delivery_backoff, maximum=LONGEST_BACKOFF, jitter=0)
+    return RetryPolicy(initial=settings.federation_delivery_backoff, maximum=MAX_DELAY, jitter=0)
 
 
 def bullmq_url(settings: Settings) -> str | None:
@@ -218,7 +217,7 @@ def _number(option: str, value: object) -> float:
 def _backoff(value: object) -> RetryPolicy:
     if not isinstance(value, Mapping):
         return RetryPolicy(
-            initial=timedelta(milliseconds=_number("backoff", value)), multiplier=1, maximum=LONGEST_BACKOFF, jitter=0
+            initial=timedelta(milliseconds=_number("backoff", value)), multiplier=1, maximum=MAX_DELAY, jitter=0
         )
     kind = value.get("type")
     if kind not in ("fixed", "exponential"):
@@ -226,7 +225,7 @@ def _backoff(value: object) -> RetryPolicy:
     return RetryPolicy(
         initial=timedelta(milliseconds=_number("backoff.delay", value.get("delay", 0))),
         multiplier=2 if kind == "exponential" else 1,
-        maximum=LONGEST_BACKOFF,
+        maximum=MAX_DELAY,
         jitter=_number("backoff.jitter", value.get("jitter", 0)),
     )
 

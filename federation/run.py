@@ -19,6 +19,7 @@ from federation.settings import Settings
 from federation.worker_pair import FederationWorkers
 
 if TYPE_CHECKING:
+    from federation.metrics import WorkerMetrics
     from federation.node.server import NodeServer
 
 log = structlog.get_logger(__name__)
@@ -32,8 +33,10 @@ class Part(Protocol):
     def request_stop(self) -> None: ...
 
 
-async def run(settings: Settings, *, workers: bool, node: bool) -> None:
+async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: int | None = None) -> None:
     """Deliver, serve, or both, until SIGTERM or SIGINT; a second signal skips the grace.
+
+    With `metrics_port` the workers' metrics are served on it, on 127.0.0.1.
 
     Raises:
         ConfigurationError: a setting is missing, the database has not been upgraded, or the port is taken.
@@ -43,7 +46,8 @@ async def run(settings: Settings, *, workers: bool, node: bool) -> None:
     try:
         await _require_tables(federation.database)
         server, listener = _node_server(federation) if node else (None, None)
-        federation_workers = FederationWorkers(federation) if workers else None
+        metrics = _metrics(metrics_port)
+        federation_workers = FederationWorkers(federation, observers=[metrics] if metrics else []) if workers else None
         parts: list[Part | None] = [server, federation_workers]
         with _stopping_on_signals([part for part in parts if part is not None]):
             async with asyncio.TaskGroup() as group:
@@ -52,10 +56,31 @@ async def run(settings: Settings, *, workers: bool, node: bool) -> None:
                     log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
                 if federation_workers is not None:
                     federation_workers.start()
-                    group.create_task(federation_workers.wait(), name="workers")
+                    group.create_task(_until_stopped(federation_workers, federation, metrics), name="workers")
     finally:
         await federation.close()
     log.info("stopped")
+
+
+def _metrics(port: int | None) -> WorkerMetrics | None:
+    if port is None:
+        return None
+    from federation.metrics import WorkerMetrics  # here, because only this needs the `metrics` extra
+
+    metrics = WorkerMetrics()
+    metrics.serve(port)
+    return metrics
+
+
+async def _until_stopped(workers: FederationWorkers, federation: Federation, metrics: WorkerMetrics | None) -> None:
+    queues = [federation.delivery_queue, federation.health_check_queue]
+    watch = asyncio.create_task(metrics.watch(queues)) if metrics else None
+    try:
+        await workers.wait()
+    finally:
+        if metrics is not None and watch is not None:
+            watch.cancel()
+            metrics.close()
 
 
 @contextmanager

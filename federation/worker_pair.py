@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ from federation.housekeeping import Housekeeping
 from federation.protocol.activities import parse_method
 from federation.protocol.errors import PayloadError
 from federation.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, FederationDeliveryJob, delivery_backoff
-from workers import Claim, StalledError, Worker, WorkerEvent, WorkerEventKind
+from workers import Claim, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
 log = structlog.get_logger(__name__)
@@ -43,8 +43,9 @@ class RunningWorker:
 class FederationWorkers:
     """The delivery worker and the health-check worker of one node, and the housekeeping beside them."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, *, observers: Sequence[Observer] = ()) -> None:
         self._federation = federation
+        self._observers = tuple(observers)
         self._running: tuple[RunningWorker, RunningWorker] | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
@@ -62,7 +63,7 @@ class FederationWorkers:
                 grace=settings.federation_grace,
                 max_stalls=settings.federation_max_stalls,
                 retry=delivery_backoff(settings),
-                observers=[log_event, self._rows],
+                observers=[log_event, self._rows, *self._observers],
             )
             health_check = Worker(
                 self._federation.worker_storage(HEALTH_CHECK_QUEUE_NAME),
@@ -70,7 +71,7 @@ class FederationWorkers:
                 concurrency=settings.federation_health_concurrency,
                 lease=settings.federation_lease,
                 grace=settings.federation_grace,
-                observers=[log_event],
+                observers=[log_event, *self._observers],
             )
             self._running = _run(delivery), _run(health_check)
             self._stop_requested = False

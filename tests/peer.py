@@ -187,7 +187,7 @@ class Peer:
         return json_answer({"message": "Server registered", "echo": self.document()})
 
     def _read(self, request: Received) -> Arrived | None:
-        delivery = DeliveryRequest.parse(request.body)
+        delivery = DeliveryRequest.from_wire(json.loads(request.body))
         plaintext = open_envelope(delivery.payload, self.keys.encryption.secret)
         activity = json.loads(plaintext)
         sender = self.senders.get(activity["federationUrl"])

@@ -154,6 +154,11 @@ class Queue:
         await self._connect()
         return (await self.storage.status([job_id]))[0]
 
+    async def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state, every state present."""
+        await self._connect()
+        return await self.storage.counts()
+
     def execute(self, handlers: HandlerFunction | Handler | Mapping[str, HandlerFunction | Handler]) -> None:
         """`start` will run these handlers; a single one takes every name."""
         if self._worker is not None:

@@ -101,6 +101,11 @@ class Ledger:
             self._writer = asyncio.create_task(self._write_groups(), name="delivery-ledger")
         return await future
 
+    async def close(self) -> None:
+        """What was handed in is committed, or has failed."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
     async def _write_groups(self) -> None:
         try:
             while self._waiting:

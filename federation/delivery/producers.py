@@ -14,7 +14,8 @@ from sqlmodel import col
 
 from db import Follow, Post, User, new_id
 from federation.delivery.outbox import Outbox
-from federation.protocol.activities import follow_activity, post_activity, unfollow_activity
+from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
+from federation.protocol.models import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
 from federation.queues import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
 from federation.servers.discovery import Discovery
@@ -141,6 +142,9 @@ class Producers:
 
         Those are the servers of accepted follows that name the author on either side; with the author's policy
         `followers` only of those who follow the author; with `none`, none.
+
+        Raises:
+            ValueError: receivers would refuse it: no content, or a block that lacks what its type requires.
         """
         now = datetime.now(UTC)
         post = Post(
@@ -153,7 +157,6 @@ class Producers:
             created_at=now,
             author_signature=author_signature,
         )
-        session.add(post)
         payload = post_activity(
             federation_url=self._own_url,
             post_id=post.id,
@@ -162,6 +165,8 @@ class Producers:
             published=post.published,
             is_private=is_private,
         )
+        parse_model(PostActivity, payload)
+        session.add(post)
         deliveries = [
             await self._outbox.enqueue_delivery(session, POST_JOB, server + POSTS_PATH, server, payload)
             for server in await self._audience(session, author_id)

@@ -61,7 +61,8 @@ _RESET = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESH
 
 def network_error(exc: Exception, origin: str, phase: str) -> NetworkError | None:
     """*exc* as the classified error to raise from it; None if the fault is this machine's (out of descriptors)."""
-    chain = list(_causes(exc))
+    # A deadline is raised from the cancellation it is made of, which describes nothing.
+    chain = [link for link in _causes(exc) if isinstance(link, Exception)]
     if any(isinstance(link, OSError) and link.errno in _LOCAL_EXHAUSTION for link in chain):
         return None
     return NetworkError(classify(exc), origin, f"{phase}: {_describe(chain[-1])}")

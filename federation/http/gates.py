@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 from typing import Protocol
@@ -26,7 +26,7 @@ class OutboundRequest:
     url: str
     method: str
     headers: Mapping[str, str]
-    body: bytes | None
+    body: bytes | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from starlette.datastructures import Headers
 
 from federation.node.refusals import Refusal
-from federation.protocol.activities import MAX_REQUEST_BYTES
-from federation.protocol.errors import NotJson, UrlError
-from federation.protocol.json_text import parse_json
+from federation.protocol.errors import UrlError
 from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin
 from federation.servers.registry import Registry
 
@@ -26,13 +24,13 @@ class BlacklistGate:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    async def check_request(self, headers: Headers, body: bytes) -> None:
-        """The request names no blacklisted server, neither in its headers nor in its JSON body.
+    async def check_request(self, headers: Headers, value: object) -> None:
+        """The request names no blacklisted server, neither in its headers nor in *value*, its parsed body.
 
         Raises:
             Refusal: it does.
         """
-        await self.check([*_named_in_headers(headers), *_named_in_body(body)])
+        await self.check([*_named_in_headers(headers), *_named_in_body(value)])
 
     async def check(self, named: Iterable[object]) -> None:
         """None of the server URLs in *named* is blacklisted; what is no URL at all is ignored.
@@ -50,11 +48,7 @@ def _named_in_headers(headers: Headers) -> Iterator[str]:
         yield from headers.getlist(name)
 
 
-def _named_in_body(body: bytes) -> Iterator[object]:
-    try:
-        value = parse_json(body, limit=MAX_REQUEST_BYTES)
-    except NotJson:
-        return
+def _named_in_body(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         yield from (value.get(member) for member in _BODY_MEMBERS)
 

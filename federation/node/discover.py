@@ -15,7 +15,6 @@ from federation.node.key_check import KeyCheck
 from federation.node.refusals import Refusal, json_response
 from federation.node.registration import Registration
 from federation.protocol.errors import NotJson
-from federation.protocol.json_text import parse_json
 
 MAX_DISCOVER_REQUEST_BYTES: Final = 16 * 1024
 
@@ -52,14 +51,12 @@ class Discover:
         Raises:
             Refusal: it is not.
         """
-        try:
-            request = parse_json(inbound.body, limit=MAX_DISCOVER_REQUEST_BYTES)
-        except NotJson:
-            raise Refusal(400, "Invalid JSON", code="INVALID_JSON") from None
-        match request:
+        match inbound.value:
             case {"method": "REGISTER"}:
-                return await self._registration(request)
+                return await self._registration(inbound.value)
             case {"method": "DISCOVER"}:
-                return await self._key_check(request)
+                return await self._key_check(inbound.value)
+            case NotJson():
+                raise Refusal(400, "Invalid JSON", code="INVALID_JSON")
             case _:
                 raise Refusal(400, "Invalid method", reason="INVALID_METHOD")

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from federation.node.blacklist import BlacklistGate
 from federation.node.bodies import BodyReader
 from federation.node.refusals import Refusal, try_later
-from federation.protocol.errors import UrlError
+from federation.protocol.errors import NotJson, UrlError
+from federation.protocol.json_text import parse_json
 from federation.protocol.urls import canonical_origin
 
 log = structlog.get_logger(__name__)
@@ -25,10 +26,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbound:
-    """A request that passed the gate: its headers and its whole body, neither of them believed yet."""
+    """A request that passed the gate, nothing of it believed yet: its headers, and its body's JSON value or why none.
+
+    The body is parsed here once, for the gate and the endpoint: for a large one that is most of the work.
+    """
 
     headers: Headers = field(repr=False)
-    body: bytes = field(repr=False)
+    value: object | NotJson = field(repr=False)
 
 
 Handler: TypeAlias = Callable[[Inbound], Awaitable[Response]]
@@ -52,8 +56,9 @@ class Front:
         async def answer(request: Request) -> Response:
             try:
                 async with self._bodies.read(request, limit=max_bytes) as body:
-                    await self._gate.check_request(request.headers, body)
-                    return await handler(Inbound(headers=request.headers, body=body))
+                    inbound = Inbound(headers=request.headers, value=_json_value(body))
+                    await self._gate.check_request(inbound.headers, inbound.value)
+                    return await handler(inbound)
             except Refusal as refusal:
                 return _refused(request, refusal)
             except SQLAlchemyError as error:
@@ -65,6 +70,13 @@ class Front:
                 return _failed(request, error)
 
         return answer
+
+
+def _json_value(body: bytes) -> object | NotJson:
+    try:
+        return parse_json(body, limit=len(body))
+    except NotJson as error:
+        return error
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:

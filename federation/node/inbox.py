@@ -20,7 +20,7 @@ from federation.protocol.activities import (
     PostActivity,
     UnfollowActivity,
 )
-from federation.protocol.errors import EnvelopeError, ProtocolError, UrlError
+from federation.protocol.errors import EnvelopeError, NotJson, ProtocolError, UrlError
 from federation.protocol.keys import OwnKeys, decode_key
 from federation.protocol.models import parse_model
 from federation.protocol.sealing import open_envelope
@@ -67,7 +67,7 @@ class Inbox:
                 activity; 403 unknown or blacklisted server, or not signed by it.
         """
         _require_json(inbound.headers)
-        request = _parse(inbound.body, malformed)
+        request = _parse(inbound.value, malformed)
         model = models.get(request.method)
         if model is None:
             raise malformed("body.method", f"expected {' or '.join(models)}")
@@ -112,9 +112,11 @@ def _require_json(headers: Headers) -> None:
         raise FrameworkRefusal(415, "Send the body as application/json", code="UNSUPPORTED_MEDIA_TYPE")
 
 
-def _parse(body: bytes, malformed: Malformed) -> DeliveryRequest:
+def _parse(value: object | NotJson, malformed: Malformed) -> DeliveryRequest:
+    if isinstance(value, NotJson):
+        raise malformed("body", str(value))
     try:
-        return DeliveryRequest.parse(body)
+        return DeliveryRequest.from_wire(value)
     except EnvelopeError as error:
         raise malformed("body.payload", str(error)) from None
     except ProtocolError as error:

@@ -42,7 +42,7 @@ DEFAULT_LIMITS = ConnectionLimits()
 
 # Longer than the four seconds that peers, and we, keep an idle connection for another request.
 _KEEPALIVE_SECONDS = 5
-_MAX_HEAD_BYTES = 1024 * 1024
+_MAX_HEAD_BYTES = 16 * 1024
 
 
 class NodeServer(uvicorn.Server):
@@ -124,7 +124,6 @@ class _BoundedProtocol(H11Protocol):
         super().send_400_response(msg)
         if self.cycle is not None:
             self.cycle.disconnected = True
-            self.cycle.message_event.set()
 
     def _begin_phase(self, time: timedelta) -> None:
         if self._cut is not None:

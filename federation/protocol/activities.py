@@ -27,7 +27,7 @@ from federation.protocol.sealing import Envelope
 from federation.protocol.times import format_moment, parse_moment
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""The largest delivery request parsed; a sealed payload of `MAX_PAYLOAD_BYTES` fits."""
+"""The largest body of a delivery a receiver takes; a sealed payload of `MAX_PAYLOAD_BYTES` fits."""
 
 
 class ActivityMethod(StrEnum):
@@ -198,15 +198,13 @@ class DeliveryRequest:
         return dump_json(body).encode("utf-8")
 
     @classmethod
-    def parse(cls, body: bytes) -> DeliveryRequest:
-        """Return the request in an HTTP body; its signature is any string, still to be verified.
+    def from_wire(cls, value: object) -> DeliveryRequest:
+        """Return the request in a parsed HTTP body; its signature is any string, still to be verified.
 
         Raises:
-            NotJson: longer than `MAX_REQUEST_BYTES`, or not JSON.
             PayloadError: not an object, an unknown method, or a signature that is not a string.
             EnvelopeError: the payload is no envelope.
         """
-        value = parse_json(body, limit=MAX_REQUEST_BYTES)
         if not isinstance(value, dict):
             raise PayloadError("body: expected a JSON object")
         method = _method(value, "body")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+from federation.servers.single_flight import SingleFlight
 
 V = TypeVar("V")
 
-MAX_ENTRIES = 10_000
+MAX_ENTRIES: Final = 10_000
 
 
 class LoadingCache(Generic[V]):
@@ -25,34 +26,29 @@ class LoadingCache(Generic[V]):
         self._load = load
         self._ttl = ttl.total_seconds()
         self._entries: OrderedDict[str, tuple[float, V]] = OrderedDict()
-        self._loading: dict[str, asyncio.Task[V]] = {}
+        self._loads: SingleFlight[V] = SingleFlight()
 
     async def get(self, key: str) -> V:
         """The value for `key`, at most `ttl` old."""
         entry = self._entries.get(key)
         if entry is not None and entry[0] > time.monotonic():
             return entry[1]
-        task = self._loading.get(key)
-        if task is None:
-            task = self._loading[key] = asyncio.create_task(self._fill(key))
-        # Shielded: one reader's cancellation must not fail the others that wait for the same load.
-        return await asyncio.shield(task)
+        return await self._loads.run(key, lambda: self._fill(key))
 
     def drop(self, key: str) -> None:
         """The next reader loads `key` anew."""
         self._entries.pop(key, None)
-        self._loading.pop(key, None)
+        self._loads.forget(key)
+
+    async def close(self) -> None:
+        """No load is under way any more."""
+        await self._loads.close()
 
     async def _fill(self, key: str) -> V:
-        task = asyncio.current_task()
-        try:
-            value = await self._load(key)
-            if self._loading.get(key) is task:  # not dropped meanwhile
-                self._entries[key] = (time.monotonic() + self._ttl, value)
-                self._entries.move_to_end(key)
-                if len(self._entries) > MAX_ENTRIES:
-                    self._entries.popitem(last=False)
-            return value
-        finally:
-            if self._loading.get(key) is task:
-                del self._loading[key]
+        value = await self._load(key)
+        if self._loads.is_current(key):  # not dropped meanwhile
+            self._entries[key] = (time.monotonic() + self._ttl, value)
+            self._entries.move_to_end(key)
+            if len(self._entries) > MAX_ENTRIES:
+                self._entries.popitem(last=False)
+        return value

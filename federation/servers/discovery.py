@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Final, Protocol
 
@@ -16,6 +15,7 @@ from federation.protocol.errors import ProtocolError, UrlError
 from federation.protocol.keys import OwnKeys
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import KeysTaken, KnownServer, Registry
+from federation.servers.single_flight import SingleFlight
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ class Discovery:
         self._keys = keys
         self._fetch = fetch
         self._registry = registry
-        self._running: dict[str, asyncio.Task[KnownServer]] = {}
+        self._running: SingleFlight[KnownServer] = SingleFlight()
 
     async def __call__(self, server_url: str) -> KnownServer:
         """The server is in the registry with the keys its `/discover` shows, and was asked to register us.
@@ -57,12 +57,11 @@ class Discovery:
             DiscoveryError: no usable answer, other keys than before, or keys that belong to another server.
             BlockedUrl: the guard refuses the URL; trying again cannot help.
         """
-        task = self._running.get(server_url)
-        if task is None:
-            task = self._running[server_url] = asyncio.create_task(self._discover(server_url))
-            task.add_done_callback(lambda _: self._running.pop(server_url, None))
-        # Shielded: one attempt's cancellation must not fail the others that wait for the same server.
-        return await asyncio.shield(task)
+        return await self._running.run(server_url, lambda: self._discover(server_url))
+
+    async def close(self) -> None:
+        """No discovery is under way any more."""
+        await self._running.close()
 
     async def learn(self, server_url: str) -> DiscoverDocument:
         """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.

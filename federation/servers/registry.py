@@ -70,6 +70,10 @@ class Registry:
         self._standings.drop(url)
         return (await self.standing(url)).server
 
+    async def close(self) -> None:
+        """Nothing is being read any more."""
+        await self._standings.close()
+
     def forget(self, url: str) -> None:
         """Cached knowledge of `url` is dropped."""
         self._standings.drop(url)

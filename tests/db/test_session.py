@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import Insert, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from db import BlacklistedServer, Database, DeliveryJob, engines
+from db import BlacklistedServer, Database, DeliveryJob, Post, create_host_tables, engines
 from db.migrate import upgrade
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
@@ -160,6 +160,31 @@ async def test_a_failed_statement_shows_no_values(database: Database) -> None:
         async with database.transaction() as session:
             await session.execute(insert(DeliveryJob).values(twice))
     assert "top-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        insert(DeliveryJob).values(id="d", payload="top-secret", created_at=NOW),
+        insert(Post).values(id="p", content=["top-secret \0"], published=NOW, created_at=NOW),
+    ],
+    ids=["row without a value", "text in JSON that cannot be stored"],
+)
+async def test_no_error_of_postgresql_quotes_the_row(postgres_url: str, row: Insert) -> None:
+    """Nothing in the chain of exceptions holds the payload, though the server quotes it."""
+    upgrade(postgres_url)
+    database = Database(postgres_url)
+    async with database.transaction() as session:
+        await (await session.connection()).run_sync(create_host_tables)
+
+    with pytest.raises(DBAPIError) as caught:
+        async with database.transaction() as session:
+            await session.execute(row)
+    await database.close()
+
+    shown = "".join(map(str, (caught.value, caught.value.__cause__, caught.value.orig)))
+    assert "psycopg" in shown
+    assert "top-secret" not in shown
 
 
 async def test_sqlite_connections_have_our_pragmas(sqlite_url: str) -> None:

@@ -25,7 +25,7 @@ from federation.queues import (
     open_storage,
 )
 from federation.settings import Settings
-from workers.jobs import DROP, Claim, EnqueueStatus
+from workers.jobs import DROP, MAX_DELAY, Claim, EnqueueStatus
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq import BullMQStorage
@@ -41,7 +41,7 @@ DATA = FederationDeliveryJob(
 
 
 def exact(seconds: float, multiplier: float) -> RetryPolicy:
-    return RetryPolicy(initial=timedelta(seconds=seconds), multiplier=multiplier, maximum=timedelta(days=1), jitter=0)
+    return RetryPolicy(initial=timedelta(seconds=seconds), multiplier=multiplier, maximum=MAX_DELAY, jitter=0)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ async def test_the_settings_change_the_defaults() -> None:
         ({"backoff": {"type": "exponential", "delay": 3000}}, {"backoff": exact(3, 2)}),
         (
             {"backoff": {"type": "fixed", "delay": 1000, "jitter": 0.5}},
-            {"backoff": RetryPolicy(initial=timedelta(seconds=1), multiplier=1, maximum=timedelta(days=1), jitter=0.5)},
+            {"backoff": RetryPolicy(initial=timedelta(seconds=1), multiplier=1, maximum=MAX_DELAY, jitter=0.5)},
         ),
         ({"removeOnComplete": True, "removeOnFail": True}, {"keep_completed": DROP, "keep_failed": DROP}),
         ({"removeOnComplete": {"age": 60}}, {"keep_completed": timedelta(seconds=60)}),

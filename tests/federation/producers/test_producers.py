@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
+from pydantic import JsonValue
 from sqlalchemy import select
 from sqlmodel import col
 from structlog.testing import capture_logs
@@ -385,6 +386,17 @@ async def test_a_post_carries_what_receivers_require(node: Federation, given: bo
             "isPrivate": sent,
         },
     }
+
+
+@pytest.mark.parametrize("content", [[], [{"type": "text"}], [{"type": "poem", "value": "x"}], [{"value": "x"}]])
+async def test_a_post_receivers_would_refuse_is_refused_here(
+    node: Federation, content: list[dict[str, JsonValue]]
+) -> None:
+    """The author hears of it at once, not five attempts later, and nothing is stored."""
+    with pytest.raises(ValueError, match=r"content|payload|value|type"):
+        async with node.outbox.transaction() as session:
+            await node.producers.publish_post(session, author_id="alice", content=content)
+    assert await all_of(node, Post) == []
 
 
 async def test_a_node_without_a_url_has_no_producers(make_settings: MakeSettings) -> None:

@@ -191,6 +191,6 @@ async def test_nobody_waiting_any_more_is_no_complaint(federation: Federation, p
     caller.cancel()
     await asyncio.wait([caller])
     await peer.server.stop()
-    while federation.discovery._running:
-        await asyncio.sleep(0.001)
+    if unfinished := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(unfinished)
     assert complaints == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from workers.jobs import UNCOUNTED_RETRIES, JobState, Retried
+from datetime import timedelta
+
+from workers.jobs import UNCOUNTED_RETRIES, Claim, JobState, Retried
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -109,5 +111,23 @@ async def postponing_never_counts(harness: Harness) -> None:
     for _ in range(UNCOUNTED_RETRIES + 5):
         held = await claim_one(storage)
         assert held.attempt == 1
-        await apply(storage, Retried(claim=held, delay=held.lease * 0, error=ERROR, counted=False, postponed=True))
+        await apply(storage, _postponed(held))
     assert (await status(storage, "job")).attempt == 0
+
+
+@case(guarantees=(4,))
+async def postponing_does_not_start_the_row_anew(harness: Harness) -> None:
+    """A postponement between uncounted retries neither adds to the 100 nor frees 100 more."""
+    storage = await harness.open()
+    await enqueue(storage, job("job", max_attempts=3))
+    for number in range(UNCOUNTED_RETRIES + 1):
+        if number == UNCOUNTED_RETRIES // 2:
+            await apply(storage, _postponed(await claim_one(storage)))
+        held = await claim_one(storage)
+        assert held.attempt == 1
+        await apply(storage, retried(held, counted=False))
+    assert (await claim_one(storage)).attempt == 2
+
+
+def _postponed(held: Claim) -> Retried:
+    return Retried(claim=held, delay=timedelta(0), error=ERROR, counted=False, postponed=True)

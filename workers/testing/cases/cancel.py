@@ -18,6 +18,8 @@ from workers.testing.steps import (
     expect,
     failed,
     job,
+    recover,
+    released,
     retried,
     state,
 )
@@ -81,6 +83,34 @@ async def a_running_job_is_asked_to_stop(harness: Harness) -> None:
     assert await state(storage, "running") is JobState.PROCESSING
     await apply(storage, completed(running, b"finished anyway"))
     assert await storage.result("running") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"finished anyway")
+
+
+@case(guarantees=(7,))
+async def a_request_outlives_a_crash(harness: Harness) -> None:
+    """A request that the worker could not follow, because it died, is reported to the one that takes over."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    held = await claim_one(storage, lease=harness.moment)
+    assert await storage.cancel("job") is CancelResult.PROCESSING
+    await harness.advance(harness.moment)
+    await recover(harness, storage, 1)
+    again = await claim_one(storage)
+    assert again.token != held.token
+    assert (await storage.renew([again])).cancel_requested == {again.token}
+
+
+@case(guarantees=(7,))
+async def a_request_ends_with_the_attempt(harness: Harness) -> None:
+    """An attempt that was given back or is to be repeated took its request along: the next one knows of none."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    for end in (released, retried):
+        held = await claim_one(storage)
+        assert await storage.cancel("job") is CancelResult.PROCESSING
+        await apply(storage, end(held))
+        again = await claim_one(storage)
+        assert (await storage.renew([again])).cancel_requested == set()
+        await apply(storage, released(again))
 
 
 @case(guarantees=(2, 7))

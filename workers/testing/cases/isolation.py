@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from workers.jobs import JobEventKind, JobState
+from workers.jobs import JobEventKind, JobState, SettleStatus
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -36,6 +36,21 @@ async def queues_share_nothing(harness: Harness) -> None:
     assert await left.cancel("unknown") == "not_found"
     assert [held.payload for held in await claim(right, 5)] == [b"right"]
     assert (await left.counts())[JobState.PROCESSING] == 1
+
+
+@case(guarantees=(3, 14))
+async def a_claim_is_good_in_its_queue_alone(harness: Harness) -> None:
+    """Another queue neither renews nor settles it, not even with a job of the same id in its hands."""
+    left, right = await harness.open(), await harness.open()
+    await enqueue(left, job("same"), job("only left"))
+    await enqueue(right, job("same"))
+    same, only_left = await claim(left, 5)
+    theirs = await claim_one(right)
+    assert set((await right.renew([same, only_left])).lost) == {same.token, only_left.token}
+    outcomes = await right.settle([completed(same, b"stray"), completed(only_left, b"stray")])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.LOST] * 2
+    await apply(left, completed(same), completed(only_left))
+    await apply(right, completed(theirs))
 
 
 @case(guarantees=(14,))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from workers.jobs import JobState
-from workers.testing.case import ORDERING_KEYS, case
+from workers.jobs import UNCOUNTED_RETRIES, JobState
+from workers.testing.case import MOVES_TIME, ORDERING_KEYS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -13,10 +13,12 @@ from workers.testing.steps import (
     claim,
     claim_one,
     completed,
+    crash,
     enqueue,
     failed,
     ids,
     job,
+    recover,
     retried,
     state,
     status,
@@ -30,13 +32,32 @@ async def failed_jobs_can_be_retried(harness: Harness) -> None:
     await enqueue(storage, job("bad", payload=b"kept", max_attempts=2), job("done"), job("running"))
     bad, done, _ = await claim(storage, 3)
     await apply(storage, failed(bad), completed(done))
+    await harness.advance(harness.moment)
     assert await storage.retry(["bad", "done", "running", "unknown"]) == 1
     again = await status(storage, "bad")
-    assert (again.state, again.attempt, again.finished_at) == (JobState.QUEUED, 0, None)
+    assert (again.state, again.attempt, again.finished_at, again.last_error) == (JobState.QUEUED, 0, None, None)
+    assert again.created_at == bad.created_at
     assert await storage.result("bad") is None
     held = await claim_one(storage)
     assert (held.job_id, held.payload, held.attempt, held.max_attempts) == ("bad", b"kept", 1, 2)
     assert await storage.retry([]) == 0
+
+
+@case(guarantees=(4,))
+async def a_retried_job_has_no_past(harness: Harness) -> None:
+    """Lost leases and uncounted retries from before an operator's `retry` do not count against the job."""
+    storage = await harness.open()
+    await enqueue(storage, job("job", max_attempts=9))
+    for _ in range(2):
+        for _ in range(UNCOUNTED_RETRIES // 2 + 1):
+            await apply(storage, retried(await claim_one(storage), counted=False))
+        for _ in range(2):
+            await crash(harness, storage)
+            assert (await recover(harness, storage, 1, max_stalls=2)).requeued == ("job",)
+        held = await claim_one(storage)
+        assert (held.attempt, held.stalled) == (3, None)
+        await apply(storage, failed(held))
+        assert await storage.retry(["job"]) == 1
 
 
 @case()
@@ -112,3 +133,16 @@ async def old_records_can_be_cleaned(harness: Harness) -> None:
     counts = await storage.counts()
     assert (counts[JobState.COMPLETED], counts[JobState.FAILED]) == (0, 1)
     assert await storage.clean(JobState.FAILED, older_than=timedelta(0)) == 1
+
+
+@case(guarantees=(12,), needs=(MOVES_TIME,))
+async def records_age_from_their_end(harness: Harness) -> None:
+    """`clean` goes by when a job ended, not by when it was enqueued."""
+    storage = await harness.open()
+    await enqueue(storage, job("slow"))
+    await harness.advance(HOUR / 2)
+    await apply(storage, completed(await claim_one(storage)))
+    await harness.advance(HOUR / 4)
+    assert await storage.clean(JobState.COMPLETED, older_than=HOUR / 2) == 0
+    assert await storage.clean(JobState.COMPLETED, older_than=HOUR / 4, limit=0) == 0
+    assert await storage.clean(JobState.COMPLETED, older_than=HOUR / 4) == 1

@@ -54,6 +54,17 @@ async def a_released_job_keeps_its_place(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == ["first", "second"]
 
 
+@case()
+async def a_retried_job_queues_again(harness: Harness) -> None:
+    """A job that is retried stands by the time it becomes due: behind those that waited meanwhile."""
+    storage = await harness.open()
+    await enqueue(storage, job("first"), job("second"))
+    held = await claim_one(storage)
+    await harness.advance(harness.moment)
+    await apply(storage, retried(held))
+    assert ids(await claim(storage, 10)) == ["second", "first"]
+
+
 @case(guarantees=(5,))
 async def a_recovered_job_keeps_its_place(harness: Harness) -> None:
     """A job whose worker crashed does not queue behind a backlog."""
@@ -85,24 +96,27 @@ async def one_ordering_key_runs_one_job(harness: Harness) -> None:
 
 @case(needs=(ORDERING_KEYS,))
 async def a_waiting_retry_does_not_hold_its_key(harness: Harness) -> None:
-    """While a job waits for its retry the next one of its ordering key runs."""
+    """While a job waits for its retry the next one of its ordering key runs, though a claim had passed it over."""
     storage = await harness.open()
     await enqueue(storage, job("a1", ordering_key="a"), job("a2", ordering_key="a"))
-    await apply(storage, retried(await claim_one(storage), HOUR))
+    (held,) = await claim(storage, 10)
+    assert await claim(storage, 10) == []
+    await apply(storage, retried(held, HOUR))
     assert (await claim_one(storage)).job_id == "a2"
 
 
 @case(needs=(ORDERING_KEYS,))
 async def every_end_of_an_attempt_frees_its_key(harness: Harness) -> None:
-    """Release and recovery free an ordering key like any other end of an attempt."""
+    """Release and recovery, also the one that gives up, free an ordering key like any other end of an attempt."""
     storage = await harness.open()
-    await enqueue(storage, job("a1", ordering_key="a"), job("a2", ordering_key="a"))
+    await enqueue(storage, job("a1", ordering_key="a", max_attempts=2), job("a2", ordering_key="a"))
     await apply(storage, released(await claim_one(storage)))
     await crash(harness, storage)
     await recover(harness, storage, 1)
-    held = await claim(storage, 10)
+    held = await claim(storage, 10, lease=harness.moment)
     assert ids(held) == ["a1"]
-    await apply(storage, completed(held[0]))
+    await harness.advance(harness.moment)
+    assert (await recover(harness, storage, 1)).failed == ("a1",)
     assert ids(await claim(storage, 10)) == ["a2"]
 
 

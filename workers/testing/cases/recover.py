@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from workers.jobs import Claim, ErrorInfo, Failed, JobState, OutcomeKind
+from workers.jobs import DROP, Claim, ErrorInfo, Failed, JobEventKind, JobState, OutcomeKind
 from workers.storage.base import Storage
 from workers.testing.case import BOUNDED_RECOVERY, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
+    LEASE,
+    PATIENCE,
     apply,
     claim,
     claim_one,
@@ -51,6 +53,18 @@ async def live_leases_are_left_alone(harness: Harness) -> None:
     for _ in range(harness.limits.recovery_passes):
         assert (await storage.recover(100)).requeued == ()
     await apply(storage, *(completed(held) for held in live))
+
+
+@case(guarantees=(5,))
+async def each_name_has_its_own_lease(harness: Harness) -> None:
+    """Of jobs claimed in one call those come back whose own lease has expired, not the others."""
+    storage = await harness.open()
+    await enqueue(storage, job("short", name="short"), job("long", name="long"))
+    claims = await storage.claim("worker", leases={"short": harness.moment, "long": LEASE}, limit=2)
+    assert sorted(ids(claims)) == ["long", "short"]
+    await harness.advance(harness.moment)
+    assert (await recover(harness, storage, 1)).requeued == ("short",)
+    assert await state(storage, "long") is JobState.PROCESSING
 
 
 @case(guarantees=(5,))
@@ -138,13 +152,33 @@ async def a_job_stalled_too_often_fails(harness: Harness) -> None:
     assert (await status(storage, "staller")).attempt == 3
 
 
-async def _given_up(harness: Harness, storage: Storage, job_id: str, *, max_stalls: int) -> ErrorInfo:
-    """Recovery fails the job, or hands it out for that one purpose (`Claim.stalled`); its stored error."""
+@case(guarantees=(4,))
+async def a_job_given_up_is_told(harness: Harness) -> None:
+    """Who waits for a job whose workers vanish hears that it failed, also when its record is not kept."""
+    storage = await harness.open()
+    await enqueue(storage, job("kept", max_attempts=1), job("dropped", max_attempts=1, keep=DROP))
+    for expected in ("kept", "dropped"):
+        await crash(harness, storage)
+        async with storage.subscribe(expected) as subscription, asyncio.timeout(PATIENCE):
+            await _fail_stalled(harness, storage, expected)
+            while (await subscription.get()).kind is not JobEventKind.FAILED:
+                pass
+    assert await state(storage, "kept") is JobState.FAILED
+    assert await state(storage, "dropped") is None
+
+
+async def _fail_stalled(harness: Harness, storage: Storage, job_id: str, *, max_stalls: int = 3) -> None:
+    """Recovery fails the job, or hands it out for that one purpose (`Claim.stalled`)."""
     recovery = await recover(harness, storage, 1, max_stalls=max_stalls)
     if job_id not in recovery.failed:
         held: Claim = await claim_one(storage)
         assert held.stalled is not None, "a job out of attempts or stalls was handed out to run"
         await apply(storage, Failed(claim=held, error=held.stalled))
+
+
+async def _given_up(harness: Harness, storage: Storage, job_id: str, *, max_stalls: int) -> ErrorInfo:
+    """The stored error of a job that recovery gives up."""
+    await _fail_stalled(harness, storage, job_id, max_stalls=max_stalls)
     outcome = await storage.result(job_id)
     assert outcome is not None
     assert outcome.kind is OutcomeKind.FAILED

@@ -54,6 +54,19 @@ async def many_claims_are_renewed_at_once(harness: Harness) -> None:
     assert await storage.renew([]) == Renewal()
 
 
+@case()
+async def each_claim_is_renewed_by_its_own_lease(harness: Harness) -> None:
+    """Leases of different lengths that are renewed in one call end at different times."""
+    storage = await harness.open()
+    await enqueue(storage, job("long"), job("short"), job("also long"))
+    long, short, also_long = await claim(storage, 3)
+    renewal = await storage.renew([long, replace(short, lease=harness.moment), also_long])
+    assert renewal == Renewal()
+    await harness.advance(harness.moment)
+    assert (await recover(harness, storage, 1)).requeued == ("short",)
+    await apply(storage, completed(long), completed(also_long))
+
+
 @case(guarantees=(3,))
 async def a_lost_lease_is_reported_with_its_reason(harness: Harness) -> None:
     """A claim learns whether its job was taken, completed or is unknown."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from workers.jobs import DROP, EnqueueStatus, Failed, JobOutcome, JobState, OutcomeKind
+from workers.errors import LossReason
+from workers.jobs import DROP, CancelResult, EnqueueStatus, Failed, JobOutcome, JobState, OutcomeKind
 from workers.storage.base import Storage
 from workers.testing.case import MOVES_TIME, RESULT_TTL_UPDATES, RETENTION_PER_JOB, case
 from workers.testing.harness import Harness
@@ -22,6 +23,7 @@ from workers.testing.steps import (
     failed,
     job,
     recover,
+    released,
     state,
 )
 
@@ -66,6 +68,26 @@ async def an_expired_id_is_free(harness: Harness) -> None:
     assert (await claim_one(storage)).attempt == 1
 
 
+@case(guarantees=(6,), needs=(RETENTION_PER_JOB, MOVES_TIME))
+async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
+    """A record whose time is over reads as gone at that moment, however late the sweep."""
+    storage = await harness.open()
+    await enqueue(storage, job("done", keep=harness.moment), job("bad", keep=harness.moment), job("cancelled"))
+    done, bad, other = await claim(storage, 3)
+    await apply(storage, completed(done), failed(bad), released(other))
+    await storage.cancel("cancelled")
+    await harness.advance(harness.moment)
+    assert await storage.status(["done", "bad"]) == [None, None]
+    assert [await storage.result(name) for name in ("done", "bad")] == [None, None]
+    assert set((await storage.counts()).values()) == {0}
+    assert (await storage.list(JobState.COMPLETED)).jobs == ()
+    assert await storage.cancel("done") is CancelResult.NOT_FOUND
+    assert await storage.retry(["bad"]) == 0
+    assert dict((await storage.renew([done])).lost) == {done.token: LossReason.NOT_FOUND}
+    await harness.advance(HOUR)
+    assert await storage.result("cancelled") is None
+
+
 @case(needs=(RETENTION_PER_JOB,))
 async def a_settlement_may_choose_the_retention(harness: Harness) -> None:
     """`keep` of a settlement wins over the job's own retention, for longer, for shorter and for `DROP`."""
@@ -86,7 +108,7 @@ async def a_settlement_may_choose_the_retention(harness: Harness) -> None:
 
 @case()
 async def jobs_may_drop_themselves(harness: Harness) -> None:
-    """A job that keeps nothing leaves nothing, completed or failed, by a handler or by the reaper."""
+    """A job that keeps nothing leaves nothing, completed or failed."""
     storage = await harness.open()
     await enqueue(storage, job("done", keep=DROP), job("bad", keep=DROP))
     claims = {held.job_id: held for held in await claim(storage, 2)}

@@ -6,6 +6,7 @@ import asyncio
 
 from workers.errors import LossReason
 from workers.jobs import (
+    DROP,
     Completed,
     JobOutcome,
     JobState,
@@ -85,6 +86,18 @@ async def a_retry_waits_for_its_delay(harness: Harness) -> None:
     await harness.advance(harness.moment)
     assert await state(storage, "soon") is JobState.QUEUED
     assert [(held.job_id, held.attempt) for held in await claim(storage, 5)] == [("soon", 2)]
+
+
+@case()
+async def the_last_error_is_remembered(harness: Harness) -> None:
+    """The error of a failed attempt can be read until another one takes its place, through a release and a run."""
+    storage = await harness.open()
+    await enqueue(storage, job("again"))
+    await apply(storage, retried(await claim_one(storage)))
+    await apply(storage, released(await claim_one(storage)))
+    assert (await status(storage, "again")).last_error == ERROR
+    await claim_one(storage)
+    assert (await status(storage, "again")).last_error == ERROR
 
 
 @case()
@@ -227,14 +240,18 @@ async def a_dropped_job_leaves_nothing(harness: Harness) -> None:
 
 @case(guarantees=(6,))
 async def a_continuation_comes_with_the_completion(harness: Harness) -> None:
-    """`then` is enqueued when the job completes, once, also when the settle is repeated."""
+    """`then` is enqueued when the job completes, once, also when the settle is repeated or the record dropped."""
     storage = await harness.open()
-    await enqueue(storage, job("first"))
-    step = Completed(claim=await claim_one(storage), result=b"1", then=job("second", payload=b"next"))
-    await apply(storage, step)
-    assert await state(storage, "first") is JobState.COMPLETED
-    await storage.settle([step])
-    assert [(held.job_id, held.payload) for held in await claim(storage, 5)] == [("second", b"next")]
+    for keep in (None, DROP):
+        await enqueue(storage, job(f"first {keep}"))
+        then = job(f"second {keep}", payload=b"next")
+        step = Completed(claim=await claim_one(storage), result=b"1", keep=keep, then=then)
+        await apply(storage, step)
+        assert await state(storage, f"first {keep}") is (JobState.COMPLETED if keep is None else None)
+        await storage.settle([step])
+        (held,) = await claim(storage, 5)
+        assert (held.job_id, held.payload) == (then.id, b"next")
+        await apply(storage, completed(held))
 
 
 @case(guarantees=(3, 6), needs=(ATOMIC_CONTINUATION,))

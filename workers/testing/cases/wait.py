@@ -191,6 +191,20 @@ async def unwanted_names_do_not_spin(harness: Harness) -> None:
     assert await _waits_in(storage, 0.5, name="mine") <= 10
 
 
+@case(needs=(NAME_FILTER,))
+async def a_wake_up_reaches_who_can_claim(harness: Harness) -> None:
+    """Of several workers asleep on one client the one that handles the job gets it, whoever went to sleep first."""
+    storage = await harness.open()
+    names = ("alpha", "beta", "gamma")
+    workers = [asyncio.create_task(next_claim(storage, leases={name: LEASE})) for name in names]
+    async with background(*workers):
+        await asyncio.sleep(SETTLE_IN)
+        for name in reversed(names):
+            await enqueue(storage, job(name, name=name))
+            held = await workers[names.index(name)]
+            assert held.job_id == name
+
+
 @case()
 async def a_cancelled_wait_leaves_nothing(harness: Harness) -> None:
     """A wait can be cancelled, and the next one on the same client works."""
