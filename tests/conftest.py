@@ -10,6 +10,9 @@ import sqlalchemy
 
 from tests.servers import ValkeyProcess, postgres, valkey
 
+# The conformance suite is a library: without this its bare asserts would say nothing. Before anybody imports it.
+pytest.register_assert_rewrite("workers.testing")
+
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[ValkeyProcess]:

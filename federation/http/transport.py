@@ -34,7 +34,7 @@ from federation.http.guard import AddressGuard
 
 _KEEPALIVE_SECONDS = 4
 _DNS_CACHE_SECONDS = 10
-_RESOLVER_THREADS = 16
+_RESOLVER_THREADS = 80
 
 # Written by the connector, read by the transport, both in the task of one request.
 _dialled: ContextVar[bool] = ContextVar("dialled", default=False)
@@ -70,8 +70,9 @@ class Resolver(Protocol):
 class SystemResolver:
     """The operating system's resolver, on threads of its own.
 
-    A lookup that hangs holds its thread for many seconds; in the event loop's shared pool a few of them would stop
-    everything else that needs a thread.
+    A lookup that hangs holds its thread for up to half a minute, also when nobody waits for it any more. In the event
+    loop's shared pool a few would stop everything else that needs a thread; here there are threads for more of them
+    than strangers, who can make the inbound side look up names of their choice, can have under way.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ def _json_value(body: bytes) -> object | NotJson:
     try:
         return parse_json(body, limit=len(body))
     except NotJson as error:
-        return error
+        return error.with_traceback(None)  # its frames hold the body
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:

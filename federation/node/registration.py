@@ -52,8 +52,11 @@ class Registration:
         try:
             origin = canonical_origin(url)
             self._guard.check_url(origin)
-        except (UrlError, BlockedUrl) as error:
+        except UrlError as error:
             raise Refusal(400, f"url: {error}", reason="BLOCKED_URL") from None
+        except BlockedUrl:
+            # Not the error's text: it tells our operator what to set.
+            raise Refusal(400, "url: not the address of a public server", reason="BLOCKED_URL") from None
         if origin == self._identity["url"]:
             raise Refusal(400, "url: this is the asked server's own", reason="OWN_URL")
         return origin

@@ -126,7 +126,7 @@ class BullMQStorage:
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         check_text("worker id", worker_id)
-        return await self._claims.claim(worker_id, leases, limit) if limit > 0 else []
+        return await self._claims.claim(worker_id, leases, limit) if leases and limit > 0 else []
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         await self._waiter.wait(timeout.total_seconds())

@@ -8,17 +8,17 @@ job; our contract does not, so such a claim gets its lock back, under WATCH, and
 
 from __future__ import annotations
 
-import itertools
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from workers.errors import LossReason, StorageError
+from workers.errors import LossReason, StorageError, WorkersError
 from workers.jobs import (
     DROP,
-    UNCOUNTED_RETRIES,
     Claim,
     Completed,
     ErrorInfo,
@@ -50,6 +50,7 @@ from workers.storage.bullmq_codec import (
     to_ms,
     whole,
 )
+from workers.storage.bullmq_jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq_lua import Command
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_record import (
@@ -63,7 +64,8 @@ from workers.storage.bullmq_record import (
     still_holds,
     verdict,
 )
-from workers.storage.bullmq_server import Reply
+from workers.storage.bullmq_server import Reply, to_the_end
+from workers.storage.rules import count_retry, stalled_error
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
@@ -94,21 +96,37 @@ class Claims:
         self._queue = queue
         self._enqueue = enqueue
         self._lua = queue.lua
-        nonce = secrets.token_hex(8)
-        self._tokens = (f"{nonce}{number:x}" for number in itertools.count())
         self._plentiful = False
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`. The names cannot be chosen; a name not in `leases` gets the longest of them."""
+        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released.
+
+        The names cannot be chosen; a name not in `leases` gets the longest of them.
+        """
+        claiming = asyncio.ensure_future(self._claim_up_to(limit, worker_id, leases))
+        try:
+            return [*await asyncio.shield(claiming)]
+        except asyncio.CancelledError:
+            await to_the_end(self._give_back(claiming))
+            raise
+
+    async def _give_back(self, claiming: asyncio.Future[list[BullMQClaim]]) -> None:
+        with contextlib.suppress(WorkersError):  # the leases will run out
+            await self.settle([Released(claim=claim) for claim in await claiming])
+
+    async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
         asked = limit if self._plentiful else 1
         claims, left = await self._claim(worker_id, leases, asked)
-        if len(claims) == asked and (more := min(left, limit - asked)) > 0:
-            claims += (await self._claim(worker_id, leases, more))[0]
+        # What was claimed must not be lost with a later step: without the second there are fewer claims, without the
+        # third some leases are longer than they had to be.
+        with contextlib.suppress(WorkersError):
+            if len(claims) == asked and (more := min(left, limit - asked)) > 0:
+                claims += (await self._claim(worker_id, leases, more))[0]
+            if len({claim.lease for claim in claims}) > 1:
+                await self._shorten(claims, max(leases.values()))
         # An empty queue shall not be asked `limit` times over, a full one not in two steps.
         self._plentiful = len(claims) == limit
-        if len({claim.lease for claim in claims}) > 1:
-            await self._shorten(claims, max(leases.values()))
-        return [*claims]
+        return claims
 
     async def _claim(
         self, worker_id: str, leases: Mapping[str, timedelta], count: int
@@ -116,7 +134,8 @@ class Claims:
         """Claims from one pipeline, and how many more jobs were waiting after it."""
         now_ms = self._queue.now_ms()
         longest = to_ms(max(leases.values()))
-        tokens = [f"{worker_id}:{next(self._tokens)}" for _ in range(count)]
+        nonce = secrets.token_hex(8)
+        tokens = [f"{worker_id}:{nonce}{number:x}" for number in range(count)]
         commands = [self._lua.claim(token, longest, now_ms) for token in tokens]
         counts: list[Command] = [("LLEN", self._lua["wait"]), ("ZCARD", self._lua["prioritized"])]
         replies = await self._queue.server.run(commands + counts + self._queue.seen(worker_id))
@@ -197,8 +216,10 @@ class Claims:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""
-        outcomes = dict(enumerate(await self._settle(settlements)))
-        refused = [at for at, outcome in outcomes.items() if outcome is None]
+        outcomes: dict[int, SettleOutcome | None] = dict(enumerate(map(_fault, settlements)))
+        sound = [at for at, fault in outcomes.items() if fault is None]
+        outcomes.update(zip(sound, await self._settle([settlements[at] for at in sound]), strict=True))
+        refused = [at for at in sound if outcomes[at] is None]
         found = dict(zip(refused, await self._examine([settlements[at].claim for at in refused]), strict=True))
         again = [at for at in refused if found[at] is None]
         outcomes.update(zip(again, await self._settle([settlements[at] for at in again]), strict=True))
@@ -273,10 +294,9 @@ class Claims:
         )
 
     def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Command:
-        counted = not settlement.postponed and (settlement.counted or claim.uncounted >= UNCOUNTED_RETRIES)
+        counted, in_a_row = count_retry(settlement, claim.uncounted)
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
             return self._fail(claim, replace(settlement.error, exhausted=True), None, now_ms)
-        in_a_row = 0 if counted else claim.uncounted + (not settlement.postponed)
         fields = {
             **error_fields(settlement.error),
             "failedReason": settlement.error.message,
@@ -332,18 +352,22 @@ def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> Er
     exhausted = stalls > 0 and ended < max_attempts <= ended + stalls
     if not gave_up and not exhausted:
         return None
-    spent = f"attempt {ended + stalls} of {max_attempts}, {stalls} lost leases"
-    return ErrorInfo(
-        type="StalledError",
-        message=f"its worker vanished or lost its lease: {spent}; look for what kills it, then retry the job",
-        exhausted=exhausted,
-    )
+    error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=max_attempts, stalls=stalls)
+    return replace(error, exhausted=exhausted)
 
 
 def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
     if found is None:  # it held its job a moment ago: somebody was faster twice
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     return verdict(claim, found)
+
+
+def _fault(settlement: Settlement) -> SettleOutcome | None:
+    """Why the settlement cannot be carried out, whoever holds the job."""
+    then = settlement.then if isinstance(settlement, Completed) else None
+    if then is None or then.ordering_key is None:
+        return None
+    return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
 
 
 def _own(claim: Claim) -> BullMQClaim:

@@ -20,6 +20,7 @@ from bullmq.queue_keys import QueueKeys
 from workers.jobs import DROP, MAX_DELAY, MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.bullmq_lua import DELAY_SCALE
+from workers.storage.rules import bounded
 
 # Fields of a job's hash that are ours. Node BullMQ reads its own by name and ignores these.
 SETTLED_FIELD: Final = "workers:settled"
@@ -286,7 +287,8 @@ def whole(value: object) -> int:
 
 
 def to_ms(duration: timedelta) -> int:
-    return round(duration / timedelta(milliseconds=1))
+    """Milliseconds of the bounded duration."""
+    return round(bounded(duration) / timedelta(milliseconds=1))
 
 
 def from_ms(milliseconds: float) -> timedelta:
@@ -301,6 +303,10 @@ def moment(milliseconds: float) -> datetime:
         return datetime.fromtimestamp(0, UTC)
 
 
-def due_ms(score: float) -> int:
-    """When a member of the delayed set is due."""
-    return int(score // DELAY_SCALE)
+def due_ms(score: str | None) -> int | None:
+    """When the member of the delayed set that has this score is due; None for no member."""
+    # Not `number`: the scale takes every date after 2039 beyond what counts exactly, which dates can do without.
+    try:
+        return None if score is None else int(float(score) // DELAY_SCALE)
+    except (ValueError, OverflowError):
+        return None

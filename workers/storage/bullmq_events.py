@@ -54,7 +54,7 @@ class EventFeed:
         self._broadcast = Broadcast()
         self._subscribers = 0
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
-        self._moved = asyncio.Condition()
+        self._moved = asyncio.Condition()  # the reader's: like it, of one event loop
         self._reader: asyncio.Task[None] | None = None
         self._added = ""  # the job of the last `added` event, whose `delayed` event is no failure
 
@@ -87,7 +87,7 @@ class EventFeed:
 
     async def _catch_up(self, last: Position) -> None:
         if self._reader is None or self._reader.done():
-            self._position = last
+            self._position, self._moved = last, asyncio.Condition()
             self._reader = asyncio.create_task(self._read(), name=f"bullmq-events-{self._queue.lua.base}")
             return
         try:

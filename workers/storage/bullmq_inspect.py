@@ -13,8 +13,10 @@ from workers.storage.bullmq_lua import DELAY_SCALE, Command
 from workers.storage.bullmq_queue import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq_record import FIELDS, Record, reading, record, worker_of
 from workers.storage.bullmq_server import Reply
+from workers.storage.rules import check_cleanable
 
 PAGE: Final = 100
+READS_PER_PAGE: Final = 10
 ACTIVE_SHOWN: Final = 10_000
 """Active jobs looked at to tell whose they are."""
 
@@ -71,19 +73,28 @@ class Inspector:
         return failing
 
     async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
-        """See `Storage.list`. The cursor is a place in the structures that hold the state."""
+        """See `Storage.list`. The cursor is a place in the structures that hold the state.
+
+        A page ends early, with a cursor, when many jobs were looked at that are in another state.
+        """
         sources = _SOURCES[state]
         index, _, offset = (cursor or "0:0").partition(":")
         at, start = whole(index), whole(offset)
         jobs: list[JobStatus] = []
-        while at < len(sources) and len(jobs) < limit:
+        for _ in range(READS_PER_PAGE):
+            if at >= len(sources) or len(jobs) >= limit:
+                break
             name, command = sources[at]
-            wanted = limit - len(jobs)
-            [raws] = await self._ask([(command, self._lua[name], start, start + wanted - 1)])
-            records = await self._queue.records(raws, self._queue.now_ms())
-            statuses = [found.status() for found in records]
-            jobs += [status for status in statuses if status is not None and status.state is state]
-            at, start = (at, start + wanted) if len(raws) == wanted else (at + 1, 0)
+            [raws] = await self._ask([(command, self._lua[name], start, start + PAGE - 1)])
+            looked_at = 0
+            for found in await self._queue.records(raws, self._queue.now_ms()):
+                if len(jobs) == limit:
+                    break
+                looked_at += 1
+                status = found.status()
+                if status is not None and status.state is state:
+                    jobs.append(status)
+            at, start = (at + 1, 0) if looked_at == len(raws) < PAGE else (at, start + looked_at)
         return Page(jobs=tuple(jobs), cursor=f"{at}:{start}" if at < len(sources) else None)
 
     async def workers(self) -> list[WorkerInfo]:
@@ -167,10 +178,11 @@ class Inspector:
 
     async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
         """See `Storage.clean`."""
-        if state not in (JobState.COMPLETED, JobState.FAILED):
-            raise ValueError(f"only completed and failed jobs can be cleaned, not {state.value} ones")
+        check_cleanable(state)
+        if limit < 1:  # which the script takes for no limit
+            return 0
         before_ms = self._queue.now_ms() - to_ms(older_than)
-        [removed] = await self._ask([self._lua.clean(state.value, before_ms, max(1, limit))])
+        [removed] = await self._ask([self._lua.clean(state.value, before_ms, limit)])
         return len(removed)
 
     def _due_score(self) -> int:

@@ -36,6 +36,7 @@ TRANSACTION_JOBS: Final = 500
 EVENTS_KEPT: Final = 10_000
 """BullMQ's default length of the event stream."""
 
+NO_ORDERING_KEYS: Final = "BullMQ has no ordering keys; see BullMQStorage.limits"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING})
 
 
@@ -50,7 +51,7 @@ class Jobs:
         """See `Storage.enqueue`."""
         for job in jobs:
             if job.ordering_key is not None:
-                raise Unsupported(f"job {job.id!r}: BullMQ has no ordering keys; see BullMQStorage.limits")
+                raise Unsupported(f"job {job.id!r}: {NO_ORDERING_KEYS}")
         results: list[EnqueueResult] = []
         for start in range(0, len(jobs), TRANSACTION_JOBS):
             results += await self._add(jobs[start : start + TRANSACTION_JOBS])

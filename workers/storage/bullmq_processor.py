@@ -13,10 +13,11 @@ from bullmq.custom_errors import UnrecoverableError as BullMQUnrecoverableError
 from workers.attempt import settlement_of_failure
 from workers.errors import Retry, UnrecoverableError
 from workers.handlers import AttemptContext, Handler, HandlerFunction, Signal, call, make_job
-from workers.jobs import UNCOUNTED_RETRIES, Claim, Retried
+from workers.jobs import Claim, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bullmq_codec import decode_id, decode_options, error_fields, moment, to_ms
 from workers.storage.bullmq_record import worker_of
+from workers.storage.rules import count_retry
 
 
 def as_processor(
@@ -52,7 +53,7 @@ async def _put_aside(job: Any, claim: Claim, error: Retry, policy: RetryPolicy) 
     if not isinstance(settlement, Retried):
         raise BullMQUnrecoverableError(str(error)) from error
     uncounted_so_far = job.attemptsStarted - claim.attempt
-    counted = settlement.counted or (uncounted_so_far >= UNCOUNTED_RETRIES and not settlement.postponed)
+    counted, _ = count_retry(settlement, uncounted_so_far)
     fields = {**error_fields(settlement.error), "failedReason": settlement.error.message}
     options = {"skipAttempt": not counted, "fieldsToUpdate": fields}
     now_ms = round(time.time() * 1000)

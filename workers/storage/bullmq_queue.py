@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Final
 
 from workers.storage.bullmq_codec import OWN_KEYS, raw_ids, to_ms
 from workers.storage.bullmq_lua import Command, QueueScripts
 from workers.storage.bullmq_record import Record, reading, record
 from workers.storage.bullmq_server import Server
+from workers.storage.rules import WORKER_RECORD
 
-WORKER_RECORD_MS: Final = to_ms(timedelta(hours=1))
-"""How long a worker is listed after it was last seen."""
+WORKER_RECORD_MS: Final = to_ms(WORKER_RECORD)
 SEEN_EVERY_MS: Final = 1_000
 KNOWN_WORKERS: Final = 1_000
+READ_AT_ONCE: Final = 500
+"""Jobs read in one transaction, during which the server serves nobody else."""
 
 
 class QueueAccess:
@@ -38,7 +39,7 @@ class QueueAccess:
     def seen(self, worker_id: str) -> list[Command]:
         """Commands that note that the worker is alive; none if that was noted a moment ago."""
         now_ms = self.now_ms()
-        if now_ms - self._seen.get(worker_id, 0) < SEEN_EVERY_MS:
+        if abs(now_ms - self._seen.get(worker_id, 0)) < SEEN_EVERY_MS:
             return []
         if len(self._seen) >= KNOWN_WORKERS:
             self._seen.clear()
@@ -47,9 +48,12 @@ class QueueAccess:
 
     async def records(self, raws: Sequence[str], now_ms: int) -> list[Record]:
         """The jobs as they stand, each a consistent view."""
-        units = [reading(self.lua, raw) for raw in raws]
-        replies = await self.server.run_atomic(units)
-        return [record(raw, answer, now_ms) for raw, answer in zip(raws, replies, strict=True)]
+        found: list[Record] = []
+        for start in range(0, len(raws), READ_AT_ONCE):
+            some = raws[start : start + READ_AT_ONCE]
+            replies = await self.server.run_atomic([reading(self.lua, raw) for raw in some])
+            found += [record(raw, answer, now_ms) for raw, answer in zip(some, replies, strict=True)]
+        return found
 
     async def find(self, ids: Sequence[str]) -> list[Record]:
         """The jobs of these public ids; of several that one id may mean the first that exists."""

@@ -77,7 +77,7 @@ class Record:
     fields: Fields
     place: str
     lock: str | None
-    score: float | None
+    due_ms: int | None
     now_ms: int
     options: JobOptions = field(default_factory=JobOptions)
 
@@ -98,7 +98,7 @@ class Record:
         if not self.fields or self.place == "unknown":
             return None
         if self.place == "delayed":
-            if self.score is not None and due_ms(self.score) <= self.now_ms:
+            if self.due_ms is not None and self.due_ms <= self.now_ms:
                 return JobState.QUEUED
             return JobState.FAILING if "failedReason" in self.fields else JobState.SCHEDULED
         state = _STATES.get(self.place)
@@ -128,7 +128,7 @@ class Record:
             return None
         processing = state is JobState.PROCESSING
         finished = number(self.fields.get("finishedOn"))
-        waits = state in (JobState.SCHEDULED, JobState.FAILING) and self.score is not None
+        waits = state in (JobState.SCHEDULED, JobState.FAILING)
         return JobStatus(
             id=decode_id(self.raw),
             name=self.fields.get("name", ""),
@@ -137,7 +137,7 @@ class Record:
             max_attempts=self.options.max_attempts,
             created_at=moment(whole(self.fields.get("timestamp"))),
             priority=whole(self.fields.get("priority")),
-            next_run_at=moment(due_ms(self.score)) if waits and self.score is not None else None,
+            next_run_at=moment(self.due_ms) if waits and self.due_ms is not None else None,
             finished_at=None if finished is None else moment(finished),
             worker_id=worker_of(self.lock or self.fields.get("pb")) if processing else None,
             last_error=self.error,
@@ -171,7 +171,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int) -> Record:
         fields=fields,
         place=str(place),
         lock=lock if isinstance(lock, str) else None,
-        score=number(score),
+        due_ms=due_ms(score if isinstance(score, str) else None),
         now_ms=now_ms,
         options=decode_options(json_object(fields.get("opts"))),
     )

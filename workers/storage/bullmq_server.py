@@ -13,8 +13,8 @@ in question and has done nothing for them: they are loaded, and exactly those ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -37,8 +38,10 @@ ROUNDS: Final = 10
 BLOCKING_SLACK_SECONDS: Final = 5.0
 """How much later than asked the answer of a blocking command may come."""
 
-_POOLS_OWN: Final = ("maint", "oss_cluster_maint", "orig_", "event_dispatcher")
-"""Settings that redis-py keeps among those of connections, and that tie them to their pool (RESP 3 maintenance)."""
+CALLS_AT_ONCE: Final = 64
+"""Calls under way on one pool; more wait their turn, so that a burst costs time and not a connection each."""
+CONNECTIONS: Final = 2**31
+"""Of the pool itself: redis-py's 100 would run out by waits and subscriptions, which take no turn."""
 
 _UNAVAILABLE: Final = (
     exceptions.ConnectionError,
@@ -79,6 +82,8 @@ class _Pool:
     def __init__(self, pool: ConnectionPool) -> None:
         self.client = Redis(connection_pool=pool)
         self.users = 0
+        self.turn = asyncio.Semaphore(CALLS_AT_ONCE)
+        self.loop = asyncio.get_running_loop()
 
 
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
@@ -96,6 +101,8 @@ class Server:
 
     async def open(self) -> None:
         """The server answers and knows the scripts. Counted: each call wants one `close`."""
+        if self._pool is not None and self._pool.loop.is_closed():
+            self._pool, self._users = None, 0  # that loop ended without a `close`, and its connections with it
         if self._pool is None:
             pools = _pools.setdefault(asyncio.get_running_loop(), {})
             self._pool = pools.setdefault(self._target, _Pool(self._make_pool()))
@@ -135,6 +142,7 @@ class Server:
             "retry_on_timeout": False,
             "socket_timeout": None,
             "socket_connect_timeout": self._timeout,
+            "max_connections": CONNECTIONS,
         }
         if isinstance(self._target, str):
             return ConnectionPool.from_url(self._target, **settings)
@@ -192,7 +200,7 @@ class Server:
             StorageError: a command failed; the others have run.
         """
         for _ in range(ROUNDS):
-            async with self._bounded(), self._client().pipeline(transaction=True) as pipe:
+            async with self._call(atomic=True) as pipe:
                 await pipe.watch(*watched)
                 seen = await _read(pipe.connection, read)
                 plan = [] if _lost_script(seen) else decide([_good(reply) for reply in seen])
@@ -212,9 +220,10 @@ class Server:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AbstractConnection]:
         """A connection of one's own; errors are translated, and close it."""
-        pool = self._client().connection_pool
+        pool = self._opened().client.connection_pool
         with translated():
-            connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            async with asyncio.timeout(self._timeout):
+                connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
             try:
                 yield connection
             except BaseException:
@@ -226,7 +235,7 @@ class Server:
     async def _pipeline(self, commands: Sequence[Command], *, atomic: bool) -> list[Reply]:
         if not commands:
             return []
-        async with self._bounded(), self._client().pipeline(transaction=atomic) as pipe:
+        async with self._call(atomic=atomic) as pipe:
             for command in commands:
                 pipe.execute_command(*command)
             replies: list[Reply] = await pipe.execute(raise_on_error=False)
@@ -238,10 +247,16 @@ class Server:
         ):
             _good(reply)
 
-    def _client(self) -> Redis:
+    def _opened(self) -> _Pool:
         if self._pool is None:
             raise StorageError("this storage is not connected; await its connect() first")
-        return self._pool.client
+        return self._pool
+
+    @asynccontextmanager
+    async def _call(self, *, atomic: bool) -> AsyncIterator[Pipeline]:
+        pool = self._opened()
+        async with self._bounded(), pool.turn, pool.client.pipeline(transaction=atomic) as pipe:
+            yield pipe
 
     @asynccontextmanager
     async def _bounded(self, seconds: float | None = None) -> AsyncIterator[None]:
@@ -325,3 +340,11 @@ def _good(reply: Reply) -> Reply:
     if isinstance(reply, exceptions.RedisError):
         raise translate(reply) from reply
     return reply
+
+
+async def to_the_end(work: Coroutine[object, object, None]) -> None:
+    """Finish `work`, however often this task is cancelled meanwhile; it must be bounded."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)

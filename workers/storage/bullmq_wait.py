@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -23,7 +22,7 @@ from workers.errors import StorageError, StorageUnavailable, WorkersError
 from workers.storage.bullmq_codec import due_ms, number, whole
 from workers.storage.bullmq_lua import READY_MARKER
 from workers.storage.bullmq_queue import QueueAccess
-from workers.storage.bullmq_server import Reply, ask
+from workers.storage.bullmq_server import Reply, ask, to_the_end
 
 LOOK_SECONDS: Final = 10.0
 SERVER_SLACK_SECONDS: Final = 1.0
@@ -88,13 +87,15 @@ class Waiter:
             return Outlook(False)
         if rate is not None and limited_ms > 0 and whole(started) >= whole(rate):
             return Outlook(False, limited_ms)
-        due_in_ms = due_ms(number(delayed[1]) or 0) - now_ms if delayed else float("inf")
+        due = due_ms(delayed[1]) if delayed else None
+        due_in_ms = float("inf") if due is None else due - now_ms
         return Outlook(waiting + prioritized > 0 or due_in_ms <= 0, due_in_ms)
 
     async def _pop(self, seconds: float) -> Marker | None:
         """The next marker, None after `seconds`. Cancelled, it has popped nothing."""
         async with self._queue.server.connection() as connection:
-            client_id = await ask(connection, ("CLIENT", "ID"))
+            async with asyncio.timeout(ANSWER_SECONDS):
+                client_id = await ask(connection, ("CLIENT", "ID"))
             pop = ("BZPOPMIN", self._lua["marker"], f"{seconds + SERVER_SLACK_SECONDS:.3f}")
             # A task of its own from the first byte on: what is sent will be answered, and the answer read.
             answer = asyncio.ensure_future(ask(connection, pop))
@@ -102,7 +103,10 @@ class Waiter:
                 await asyncio.wait([answer], timeout=seconds)
                 await self._unblock(answer, client_id)
             except asyncio.CancelledError:
-                await _to_the_end(self._call_off(answer, client_id))
+                await to_the_end(self._call_off(answer, client_id))
+                raise
+            except WorkersError:
+                await _abandon(answer)
                 raise
             return _marker(answer.result())
 
@@ -112,7 +116,6 @@ class Waiter:
             await self._queue.server.run([("CLIENT", "UNBLOCK", client_id)])
             await asyncio.wait([answer], timeout=ANSWER_SECONDS)
         if not answer.done():
-            await _abandon(answer)
             raise StorageUnavailable("the Redis server did not end a wait when it was told to")
 
     async def _call_off(self, answer: asyncio.Future[Reply], client_id: int) -> None:
@@ -138,11 +141,3 @@ async def _abandon(answer: asyncio.Future[Reply]) -> None:
     """The answer is read or given up."""
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)
-
-
-async def _to_the_end(work: Coroutine[object, object, None]) -> None:
-    """Finish `work`, however often this task is cancelled meanwhile; it must be bounded."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(task)

@@ -11,19 +11,18 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from workers.clock import Clock, ManualClock
 from workers.errors import LossReason, Unsupported
 from workers.jobs import (
-    UNCOUNTED_RETRIES,
     CancelResult,
     Claim,
     Completed,
     EnqueueResult,
     EnqueueStatus,
-    ErrorInfo,
     Failed,
     JobEventKind,
     JobOutcome,
@@ -45,11 +44,9 @@ from workers.jobs import (
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.broadcast import BufferedSubscription
-from workers.storage.memory_jobs import Job, stalled_error
+from workers.storage.memory_jobs import Job
 from workers.storage.memory_space import MemorySpace
-
-WORKER_RECORD: Final = timedelta(hours=1)
-"""How long a worker is listed after it was last seen."""
+from workers.storage.rules import WORKER_RECORD, bounded, check_cleanable, count_retry, stalled_error
 
 _APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
@@ -188,19 +185,13 @@ class MemoryStorage:
         return _APPLIED
 
     def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
-        error = settlement.error
-        if settlement.postponed:
+        counted, job.uncounted = count_retry(settlement, job.uncounted)
+        if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
+            self._table.fail(job, now, replace(settlement.error, exhausted=True), None)
+            return
+        if not counted:
             job.attempts -= 1
-        elif not settlement.counted and job.uncounted < UNCOUNTED_RETRIES:
-            job.attempts -= 1
-            job.uncounted += 1
-        else:
-            job.uncounted = 0
-            if not settlement.counted and job.attempts >= job.new.max_attempts:
-                exhausted = ErrorInfo(type=error.type, message=error.message, stack=error.stack, exhausted=True)
-                self._table.fail(job, now, exhausted, None)
-                return
-        self._table.retry_later(job, error, now + settlement.delay)
+        self._table.retry_later(job, settlement.error, now + bounded(settlement.delay))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         now = self._now()
@@ -212,7 +203,13 @@ class MemoryStorage:
         for job in stalled:
             job.stalls += 1
             if job.stalls > max_stalls or job.attempts >= job.new.max_attempts:
-                error = stalled_error(job, job.worker_id or "", max_stalls)
+                error = stalled_error(
+                    worker=job.worker_id,
+                    attempts=job.attempts,
+                    max_attempts=job.new.max_attempts,
+                    stalls=job.stalls,
+                    max_stalls=max_stalls,
+                )
                 self._table.fail(job, now, error, None, Step.EXHAUST)
                 failed.append(job.new.id)
             else:
@@ -306,8 +303,7 @@ class MemoryStorage:
         return len(waiting)
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        if state not in (JobState.COMPLETED, JobState.FAILED):
-            raise ValueError(f"only completed and failed jobs can be cleaned, not {state.value} ones")
+        check_cleanable(state)
         now = self._now()
         self._look_at_the_clock()
         ended_before = now - older_than

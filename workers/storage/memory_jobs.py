@@ -24,6 +24,7 @@ from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
 from workers.storage.broadcast import Broadcast
 from workers.storage.line import Line
+from workers.storage.rules import bounded
 
 Place: TypeAlias = tuple[int, datetime, int]
 
@@ -234,7 +235,7 @@ class JobTable:
         if keep is DROP:
             self.expire(job)
         else:
-            self.keep(job, now + keep)
+            self.keep(job, now + bounded(keep))
         self._broadcast.publish(JobEventKind.COMPLETED if completed else JobEventKind.FAILED, job.new.id)
 
     # Steps out of the table
@@ -320,16 +321,6 @@ class JobTable:
             job = self._jobs[head[1]]
             self._step_out(job)
             self._line_up(job)
-
-
-def stalled_error(job: Job, lease_holder: str, max_stalls: int) -> ErrorInfo:
-    """Why a job whose workers vanish is given up."""
-    spent = f"attempt {job.attempts} of {job.new.max_attempts}, {job.stalls} lost leases ({max_stalls} allowed)"
-    return ErrorInfo(
-        type="StalledError",
-        message=f"worker {lease_holder!r} vanished or lost its lease ({spent}): find what stops it, then retry the job",
-        exhausted=job.attempts >= job.new.max_attempts,
-    )
 
 
 def is_over(until: tuple[datetime] | None, now: datetime) -> bool:

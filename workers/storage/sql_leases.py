@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from workers.errors import LossReason
 from workers.jobs import Claim, ErrorInfo, JobEventKind, Recovery, Renewal
+from workers.storage.rules import stalled_error
 from workers.storage.sql_claim import see, unhold
 from workers.storage.sql_enqueue import delete
 from workers.storage.sql_rows import (
@@ -102,7 +104,7 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
                 "seq": row.seq,
                 "now": transaction.now,
                 "expires_at": transaction.now + row.keep_failed,
-                "error": encode_error(_stalled(row.worker, row.attempts, row.max_attempts, row.stalls + 1, max_stalls)),
+                "error": encode_error(_stalled(row, max_stalls)),
             }
             for row in failed
         ]
@@ -114,10 +116,11 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
     return Recovery(requeued=tuple(row.id for row in requeued), failed=tuple(row.id for row in failed + dropped))
 
 
-def _stalled(worker: str, attempts: int, max_attempts: int, stalls: int, max_stalls: int) -> ErrorInfo:
-    spent = f"attempt {attempts} of {max_attempts}, {stalls} lost leases ({max_stalls} allowed)"
-    return ErrorInfo(
-        type="StalledError",
-        message=f"worker {worker!r} vanished or lost its lease: {spent}; look for what kills it, then retry the job",
-        exhausted=attempts >= max_attempts,
+def _stalled(row: Row[Any], max_stalls: int) -> ErrorInfo:
+    return stalled_error(
+        worker=row.worker,
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        stalls=row.stalls + 1,
+        max_stalls=max_stalls,
     )

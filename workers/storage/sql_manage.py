@@ -10,6 +10,7 @@ from sqlalchemy import RowMapping, text
 
 from workers.jobs import CancelResult, JobEventKind, JobState
 from workers.storage.base import TOMBSTONE
+from workers.storage.rules import check_cleanable
 from workers.storage.sql_claim import unhold
 from workers.storage.sql_enqueue import delete
 from workers.storage.sql_rows import DELAYED, RowState, Transaction, batches, duration, expanding
@@ -126,8 +127,7 @@ def drain(transaction: Transaction, *, last: int, limit: int) -> int:
 
 def clean(transaction: Transaction, state: JobState, older_than: timedelta, limit: int) -> int:
     """See `Storage.clean`."""
-    if state not in (JobState.COMPLETED, JobState.FAILED):
-        raise ValueError(f"only completed and failed jobs can be cleaned, not {state.value} ones")
+    check_cleanable(state)
     before = transaction.now - duration(older_than)
     place = {"queue": transaction.queue, "now": transaction.now, "state": state.value, "before": before}
     old = transaction.connection.execute(_OLD, {**place, "limit": limit}).scalars().all()

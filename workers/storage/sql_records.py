@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import RowMapping, TextClause, text
 
 from workers.errors import StorageError
 from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.storage.rules import WORKER_RECORD
 from workers.storage.sql_enqueue import delete
 from workers.storage.sql_events import EVENTS_KEPT
 from workers.storage.sql_rows import (
@@ -23,9 +23,6 @@ from workers.storage.sql_rows import (
     optional_moment,
     public_state,
 )
-
-WORKER_RECORD: Final = timedelta(hours=1)
-"""How long a worker without claims is listed after it was last seen."""
 
 _DELAYED = (JobState.SCHEDULED, JobState.FAILING)
 _COLUMNS = (

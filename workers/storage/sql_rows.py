@@ -13,7 +13,6 @@ from sqlalchemy import Connection, TextClause, bindparam, text
 
 from workers.jobs import (
     DROP,
-    MAX_DELAY,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
     ErrorInfo,
@@ -22,6 +21,7 @@ from workers.jobs import (
     Retention,
 )
 from workers.retry import RetryPolicy
+from workers.storage.rules import bounded
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ def optional_moment(value: int | None) -> datetime | None:
 
 
 def duration(value: timedelta) -> int:
-    """Milliseconds, rounded up so that nothing is early; within 0 and 100 years so that every date stays one."""
-    return -(-min(max(value, timedelta(0)), MAX_DELAY) // _MILLISECOND)
+    """Milliseconds of the bounded duration, rounded up so that nothing is early."""
+    return -(-bounded(value) // _MILLISECOND)
 
 
 def encode_retention(value: Retention) -> int | None:

@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 from sqlalchemy import text
 
 from workers.jobs import (
-    UNCOUNTED_RETRIES,
     Completed,
     ErrorInfo,
     Failed,
@@ -26,6 +25,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.storage.rules import count_retry
 from workers.storage.sql_claim import unhold
 from workers.storage.sql_enqueue import delete, enqueue
 from workers.storage.sql_leases import why_lost
@@ -121,21 +121,14 @@ class _Batch:
         self._finish(attempt, RowState.FAILED, JobEventKind.FAILED, kept, encode_error(error))
 
     def _retry(self, attempt: _Attempt, settlement: Retried) -> None:
-        attempts, uncounted = attempt.attempts, attempt.uncounted
-        if settlement.postponed:
-            attempts -= 1
-        elif not settlement.counted and uncounted < UNCOUNTED_RETRIES:
-            attempts -= 1
-            uncounted += 1
-        else:
-            uncounted = 0
-            if not settlement.counted and attempts >= attempt.max_attempts:
-                self._fail(attempt, replace(settlement.error, exhausted=True), None)
-                return
+        counted, uncounted = count_retry(settlement, attempt.uncounted)
+        if counted and not settlement.counted and attempt.attempts >= attempt.max_attempts:
+            self._fail(attempt, replace(settlement.error, exhausted=True), None)
+            return
         self._wait(
             attempt,
             JobEventKind.FAILING,
-            attempts=attempts,
+            attempts=attempt.attempts if counted else attempt.attempts - 1,
             uncounted=uncounted,
             delay=duration(settlement.delay),
             error=encode_error(settlement.error),

@@ -71,6 +71,7 @@ class Lane:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped: Future[None] | None = None
+        self._process = os.getpid()
         # A daemon, so that a program that forgot to disconnect can end; SQLite does not mind.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -89,6 +90,8 @@ class Lane:
             else:
                 future.set_result(result)
 
+        if self._of_another_process:
+            raise StorageError(f"{self._database} was opened before this process was forked; connect again")
         with self._lock:
             if self._stopped is None:
                 self._tasks.put(run)
@@ -100,8 +103,16 @@ class Lane:
         with self._lock:
             if self._stopped is None:
                 self._stopped = Future()
-                self._tasks.put(None)
+                if self._of_another_process:
+                    self._stopped.set_result(None)  # and the connection left alone: it is the other process's
+                else:
+                    self._tasks.put(None)
             return self._stopped
+
+    @property
+    def _of_another_process(self) -> bool:
+        """Whether this is a copy that a fork made: threads stay behind, and would be waited for in vain."""
+        return self._process != os.getpid()
 
     def _run(self) -> None:
         while self._step():
@@ -234,11 +245,25 @@ def open_writer(path: str, busy_timeout: timedelta) -> Connection:
         connection.close()
         raise
 
+    opened = _file(path)
+
     def begin(connection: Connection) -> None:
+        # A file that was deleted or replaced takes writes without a word, and nobody would ever see them.
+        if _file(path) != opened:
+            raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
         _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout)
 
     event.listen(connection, "begin", begin)
     return connection
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    """Which file is at `path` now."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _retry_while_busy(work: Callable[[], T], busy_timeout: timedelta) -> T:
@@ -287,7 +312,8 @@ def migrate(path: str, busy_timeout: timedelta) -> None:
 
 
 _lock = threading.Lock()
-_databases: dict[tuple[str, timedelta], SqliteDatabase] = {}
+# By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
+_databases: dict[tuple[int, str, timedelta], SqliteDatabase] = {}
 
 
 def acquire(path: str, busy_timeout: timedelta) -> SqliteDatabase:
@@ -295,7 +321,7 @@ def acquire(path: str, busy_timeout: timedelta) -> SqliteDatabase:
     if not os.path.exists(path):
         raise StorageError(f"SQLite database {path!r} does not exist; run `await storage.migrate()` once")
     with _lock:
-        key = (path, busy_timeout)
+        key = (os.getpid(), path, busy_timeout)
         database = _databases.get(key)
         if database is None:
             database = _databases[key] = SqliteDatabase(path, busy_timeout)

@@ -162,6 +162,7 @@ async def test_relay_answers_for_the_server(
     assert (fetched.proxied, fetched.peer) == (True, "https://r.example")
     assert records.marked == [("https://b.example", Code.UNKNOWN)]
     [(request, remaining)] = relay.asked
+    assert "{}" not in repr(request)
     assert request == OutboundRequest(url=URL, method="POST", headers={"Origin": "https://a.example"}, body=b"{}")
     assert timedelta(seconds=5) < remaining <= timedelta(seconds=15)
 

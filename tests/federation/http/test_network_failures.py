@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import tracemalloc
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from federation.http.errors import BlockedAddress, BlockedUrl, BodyTooLarge, Net
 from federation.http.guard import AddressGuard
 from federation.http.threat_policy import NetworkErrorCode as Code
 from federation.http.transport import PoolLimits, pooled_transport
+from federation.node.callback import MAX_CALLBACKS
 from tests.federation.http.conftest import LOOPBACK, ScriptedResolver
 from tests.misbehaving import (
     Behaviour,
@@ -110,12 +113,14 @@ async def test_body_may_end_with_the_connection(client: FederationClient, server
 
 
 async def test_error_names_the_phase(client: FederationClient, server: MisbehavingServer) -> None:
-    """The message tells a failure before the response from one inside its body."""
-    server.upcoming += [reset(), truncate()]
+    """The message tells a failure before the response from one inside its body, and calls a deadline by its name."""
+    server.upcoming += [reset(), truncate(), hang()]
     with pytest.raises(NetworkError, match=r"CONN_RESET from http://127\S+: before the response"):
         await client.fetch(server.url)
     with pytest.raises(NetworkError, match="while reading the body"):
         await client.fetch(server.url)
+    with pytest.raises(NetworkError, match=r"TIMEOUT from \S+: before the response: TimeoutError$"):
+        await client.fetch(server.url, timeout=SHORT)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -366,6 +371,31 @@ async def test_system_resolver_finds_localhost(server: MisbehavingServer) -> Non
     async with FederationClient(AddressGuard()) as client:
         with pytest.raises(BlockedAddress):
             await client.fetch(server.url_for("localhost"))
+
+
+async def test_lookups_that_hang_leave_room_for_others(
+    server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers can make us look up names: as many as they can have under way do not delay another's."""
+    released = threading.Event()
+    getaddrinfo = socket.getaddrinfo
+
+    def slow_for_strangers(host: str, port: int, **options: Any) -> Any:
+        if host.endswith(".test"):
+            released.wait(10)
+        return getaddrinfo("127.0.0.1", port, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow_for_strangers)
+    guard = AddressGuard(frozenset({"known"}))
+    async with FederationClient(guard) as client:
+        for batch in range(3):  # a lookup that was given up goes on for about two deadlines more
+            lookups = [client.fetch(f"http://{batch}-{n}.test", timeout=SHORT) for n in range(MAX_CALLBACKS)]
+            failures = await asyncio.gather(*lookups, return_exceptions=True)
+            assert {str(failure).partition(" ")[0] for failure in failures} == {"TIMEOUT"}
+        try:
+            assert (await client.fetch(server.url_for("known"), timeout=timedelta(seconds=2))).ok
+        finally:
+            released.set()
 
 
 async def test_too_many_open_files_is_not_the_servers_fault(

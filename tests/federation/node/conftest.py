@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -120,18 +118,10 @@ async def serving(database_url: str) -> AsyncIterator[Node]:
         yield Node(keys=keys, database=database, registry=registry, client=own, probes=probes)
 
 
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty, migrated SQLite database to copy."""
-    path = tmp_path_factory.mktemp("migrated") / "node.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
 @pytest.fixture
-def database_url(request: pytest.FixtureRequest, migrated_file: Path, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest) -> str:
     if getattr(request, "param", "sqlite") == "sqlite":
-        return f"sqlite:///{shutil.copy(migrated_file, tmp_path)}"
+        return f"sqlite:///{request.getfixturevalue('database_file')}"
     url = str(request.getfixturevalue("postgres_url"))
     upgrade(url)
     return url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,24 @@ async def test_a_large_post_within_the_limit_is_stored(node: Node, peer: Peer) -
     assert response.status_code == 200
     [row] = await node.posts()
     assert row.content[0] == {"type": "text", "value": "☃" * 350_000}
+
+
+@both_inboxes
+async def test_a_body_is_parsed_once(node: Node, peer: Peer, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing blocks every other request, for a second where a body is made for it."""
+    body = peer.delivery(inbox.write(peer), inbox.method, node.keys)
+    parsed: list[str] = []
+    decode = json.JSONDecoder.decode
+
+    def note(decoder: json.JSONDecoder, text: str) -> Any:
+        parsed.append(text)
+        return decode(decoder, text)
+
+    monkeypatch.setattr(json.JSONDecoder, "decode", note)
+    response = await node.send(inbox.path, body, peer.headers())
+
+    assert response.status_code == 200
+    assert parsed.count(body.decode()) == 1
 
 
 @both_inboxes

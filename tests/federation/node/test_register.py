@@ -241,7 +241,9 @@ async def test_a_url_that_may_not_be_asked_is_refused(node: Node, other: Peer, u
     response = await node.discover(other.register(url=url))
 
     assert response.status_code == 400
+    assert response.json()["error"].startswith("url: ")
     assert "secret" not in response.text
+    assert "DEV_ALLOWED_HOSTNAMES" not in response.text
 
 
 async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other: Peer) -> None:
