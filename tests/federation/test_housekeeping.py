@@ -13,7 +13,7 @@ from federation import housekeeping as module
 from federation.housekeeping import Housekeeping
 
 NOW = datetime.now(UTC)
-MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
 
 
 def settled(name: str, age: timedelta | None) -> DeliveryJob:
@@ -45,8 +45,8 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
     """What is younger stays, and an open row stays for ever."""
     week, month = timedelta(days=7), timedelta(days=30)
     async with database.transaction() as session:
-        session.add_all([settled("open", None), settled("fresh", week - MINUTE), settled("old", week + MINUTE)])
-        session.add_all([attempt("recent", month - MINUTE), attempt("ancient", month + MINUTE)])
+        session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
+        session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
     purge = Housekeeping(database).purge
     assert await purge() == 2
     assert await left(database) == {"open", "fresh", "recent"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
-from workers.clock import ManualClock
+from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
 from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState, NewJob
 from workers.storage.base import Storage
@@ -90,6 +90,21 @@ async def test_a_busy_worker_starves_nobody() -> None:
     asyncio.get_running_loop().call_soon(turn.set)
     await storage.wait(["*"], timeout=timedelta(hours=1))
     assert turn.is_set()
+
+
+async def test_an_idle_wait_looks_twice() -> None:
+    """A wait with nothing to wake it looks when it begins and when it ends, not in between."""
+
+    class CountingClock(SystemClock):
+        looks = 0
+
+        def now(self) -> datetime:
+            self.looks += 1
+            return super().now()
+
+    clock = CountingClock()
+    await MemoryStorage(clock=clock).wait(["*"], timeout=timedelta(milliseconds=100))
+    assert clock.looks <= 4
 
 
 async def test_parked_jobs_of_every_name_come_back() -> None:

@@ -303,10 +303,12 @@ def moment(milliseconds: float) -> datetime:
         return datetime.fromtimestamp(0, UTC)
 
 
-def due_ms(score: str | None) -> int | None:
-    """When the member of the delayed set that has this score is due; None for no member."""
+def due_ms(score: object) -> int | None:
+    """When the member of the delayed set with this score, a number or its text, is due; None for no score."""
     # Not `number`: the scale takes every date after 2039 beyond what counts exactly, which dates can do without.
+    if not isinstance(score, str | int | float):
+        return None
     try:
-        return None if score is None else int(float(score) // DELAY_SCALE)
+        return int(float(score) // DELAY_SCALE)
     except (ValueError, OverflowError):
         return None

@@ -171,7 +171,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int) -> Record:
         fields=fields,
         place=str(place),
         lock=lock if isinstance(lock, str) else None,
-        due_ms=due_ms(score if isinstance(score, str) else None),
+        due_ms=due_ms(score),
         now_ms=now_ms,
         options=decode_options(json_object(fields.get("opts"))),
     )

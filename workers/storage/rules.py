@@ -17,7 +17,7 @@ def bounded(duration: timedelta) -> timedelta:
 
 
 def count_retry(settlement: Retried, uncounted: int) -> tuple[bool, int]:
-    """Whether the retry uses an attempt up, and how many uncounted ones in a row there are then (`uncounted` so far)."""
+    """Whether the retry uses an attempt up, and how many uncounted ones in a row that makes, after `uncounted`."""
     if settlement.postponed:
         return False, uncounted
     if settlement.counted or uncounted >= UNCOUNTED_RETRIES:

@@ -24,7 +24,7 @@ from federation.http.guard import AddressGuard
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH, create_node_app
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.servers.registry import Registry
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
 
 OWN_URL = "https://b.example"
@@ -43,7 +43,7 @@ class Node:
     client: httpx.AsyncClient
     probes: list[tuple[str, int]]
 
-    async def deliver(self, peer: Peer, plaintext: str, method: str, **headers: str) -> httpx.Response:
+    async def deliver(self, peer: RemoteServer, plaintext: str, method: str, **headers: str) -> httpx.Response:
         """The answer to *plaintext* from *peer*, sent as its worker sends it."""
         return await self.send(
             POSTS_PATH if method == "FEDERATE_POST" else FOLLOWS_PATH,
@@ -51,10 +51,10 @@ class Node:
             {**peer.headers(), **headers},
         )
 
-    async def follow(self, peer: Peer, follower: str = "user-a", followed: str = "user-b") -> httpx.Response:
+    async def follow(self, peer: RemoteServer, follower: str = "user-a", followed: str = "user-b") -> httpx.Response:
         return await self.deliver(peer, peer.follow(follower, followed), "FEDERATE")
 
-    async def post(self, peer: Peer, post_id: str = "post-1") -> httpx.Response:
+    async def post(self, peer: RemoteServer, post_id: str = "post-1") -> httpx.Response:
         return await self.deliver(peer, peer.post(post_id), "FEDERATE_POST")
 
     async def send(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
@@ -63,7 +63,7 @@ class Node:
     async def discover(self, body: bytes) -> httpx.Response:
         return await self.send("/discover", body, {"Content-Type": "application/json"})
 
-    async def know(self, peer: Peer) -> None:
+    async def know(self, peer: RemoteServer) -> None:
         """*peer* is registered."""
         await self.registry.register(
             url=peer.url,
@@ -128,7 +128,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def node(database_url: str, peer: Peer) -> AsyncIterator[Node]:
+async def node(database_url: str, peer: RemoteServer) -> AsyncIterator[Node]:
     """A node with a public user `user-b` that knows *peer*."""
     async with serving(database_url) as node:
         async with node.database.transaction() as session:
@@ -139,15 +139,15 @@ async def node(database_url: str, peer: Peer) -> AsyncIterator[Node]:
 
 
 @pytest.fixture
-def peer() -> Peer:
+def peer() -> RemoteServer:
     """The server A of the known answers."""
-    return Peer(url="https://a.example", keys=vectors.A.keys)
+    return RemoteServer(url="https://a.example", keys=vectors.A.keys)
 
 
 @pytest.fixture
-def other() -> Peer:
+def other() -> RemoteServer:
     """A server with keys of its own that is not registered unless a test does so."""
-    return Peer(url="https://c.example", keys=generate_own_keys())
+    return RemoteServer(url="https://c.example", keys=generate_own_keys())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
 from tests.federation.node.conftest import Node
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 
 EVIL = "https://evil.example"
 REFUSED = (403, {"error": "Your server has been blacklisted."})
@@ -57,7 +57,7 @@ async def test_naming_ourselves_as_origin_opens_nothing(node: Node) -> None:
     assert (response.status_code, response.json()) == REFUSED
 
 
-async def test_a_blacklisted_author_is_refused_without_headers(node: Node, peer: Peer) -> None:
+async def test_a_blacklisted_author_is_refused_without_headers(node: Node, peer: RemoteServer) -> None:
     """The name inside the envelope counts as well; the registered, soundly signed post is not stored."""
     await node.blacklist(peer.url)
 

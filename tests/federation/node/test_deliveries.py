@@ -12,7 +12,7 @@ import pytest
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
 from federation.protocol.activities import MAX_REQUEST_BYTES
 from tests.federation.node.conftest import Node, serving
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 
 Events = list[MutableMapping[str, object]]
 
@@ -23,18 +23,18 @@ class Inbox:
 
     path: str
     method: str
-    write: Callable[[Peer], str]
+    write: Callable[[RemoteServer], str]
     malformed: str
     text_member: str
 
 
 FOLLOWS = Inbox(
-    path=FOLLOWS_PATH, method="FEDERATE", write=Peer.follow, malformed="VALIDATION_ERROR", text_member="message"
+    path=FOLLOWS_PATH, method="FEDERATE", write=RemoteServer.follow, malformed="VALIDATION_ERROR", text_member="message"
 )
 POSTS = Inbox(
     path=POSTS_PATH,
     method="FEDERATE_POST",
-    write=Peer.post,
+    write=RemoteServer.post,
     malformed="INVALID_FEDERATED_POST_PAYLOAD",
     text_member="error",
 )
@@ -63,7 +63,9 @@ BODIES = {
 
 @both_inboxes
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-async def test_a_body_that_is_no_delivery_is_malformed(node: Node, peer: Peer, inbox: Inbox, body: bytes) -> None:
+async def test_a_body_that_is_no_delivery_is_malformed(
+    node: Node, peer: RemoteServer, inbox: Inbox, body: bytes
+) -> None:
     """400 with the endpoint's own code, and a text that says where."""
     response = await node.send(inbox.path, body, peer.headers())
 
@@ -72,7 +74,7 @@ async def test_a_body_that_is_no_delivery_is_malformed(node: Node, peer: Peer, i
 
 
 @both_inboxes
-async def test_a_welcome_method_of_the_other_inbox_is_malformed(node: Node, peer: Peer, inbox: Inbox) -> None:
+async def test_a_welcome_method_of_the_other_inbox_is_malformed(node: Node, peer: RemoteServer, inbox: Inbox) -> None:
     """A sound delivery at the wrong endpoint is refused, not stored."""
     wrong = POSTS if inbox is FOLLOWS else FOLLOWS
 
@@ -84,7 +86,7 @@ async def test_a_welcome_method_of_the_other_inbox_is_malformed(node: Node, peer
 
 @both_inboxes
 @pytest.mark.parametrize("member", ["ephemeralPublicKey", "iv", "ciphertext", "authTag"])
-async def test_an_altered_envelope_is_malformed(node: Node, peer: Peer, inbox: Inbox, member: str) -> None:
+async def test_an_altered_envelope_is_malformed(node: Node, peer: RemoteServer, inbox: Inbox, member: str) -> None:
     """One flipped character, and nothing opens."""
     delivery = json.loads(peer.delivery(inbox.write(peer), inbox.method, node.keys))
     text = delivery["payload"][member]
@@ -99,7 +101,7 @@ async def test_an_altered_envelope_is_malformed(node: Node, peer: Peer, inbox: I
 @both_inboxes
 @pytest.mark.parametrize("plaintext", ["", "no JSON", "[]", "{}", "[" * 10_000], ids=range(5))
 async def test_a_plaintext_that_is_no_activity_is_malformed(
-    node: Node, peer: Peer, inbox: Inbox, plaintext: str
+    node: Node, peer: RemoteServer, inbox: Inbox, plaintext: str
 ) -> None:
     """Sealed and signed nonsense is nonsense."""
     response = await node.send(inbox.path, peer.delivery(plaintext, inbox.method, node.keys), peer.headers())
@@ -108,7 +110,9 @@ async def test_a_plaintext_that_is_no_activity_is_malformed(
 
 
 @both_inboxes
-async def test_a_plaintext_of_another_method_than_the_body_is_malformed(node: Node, peer: Peer, inbox: Inbox) -> None:
+async def test_a_plaintext_of_another_method_than_the_body_is_malformed(
+    node: Node, peer: RemoteServer, inbox: Inbox
+) -> None:
     """The method outside the envelope is not signed; the one inside decides."""
     plaintext = inbox.write(peer).replace(inbox.method, "INSERT")
 
@@ -118,7 +122,7 @@ async def test_a_plaintext_of_another_method_than_the_body_is_malformed(node: No
 
 
 @pytest.mark.parametrize("published", ["yesterday", "9999999-01-01"])
-async def test_a_post_without_a_readable_date_is_malformed(node: Node, peer: Peer, published: str) -> None:
+async def test_a_post_without_a_readable_date_is_malformed(node: Node, peer: RemoteServer, published: str) -> None:
     """400, where other servers fail with 500."""
     plaintext = peer.post().replace("2026-01-02T03:04:05.678Z", published)
 
@@ -129,7 +133,9 @@ async def test_a_post_without_a_readable_date_is_malformed(node: Node, peer: Pee
 
 @both_inboxes
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
-async def test_another_content_type_is_unsupported(node: Node, peer: Peer, inbox: Inbox, media_type: str) -> None:
+async def test_another_content_type_is_unsupported(
+    node: Node, peer: RemoteServer, inbox: Inbox, media_type: str
+) -> None:
     """415 before the body is looked at."""
     headers = {**peer.headers(), "Content-Type": media_type}
 
@@ -138,7 +144,7 @@ async def test_another_content_type_is_unsupported(node: Node, peer: Peer, inbox
     assert (response.status_code, response.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
 
 
-async def test_a_charset_beside_the_content_type_is_fine(node: Node, peer: Peer) -> None:
+async def test_a_charset_beside_the_content_type_is_fine(node: Node, peer: RemoteServer) -> None:
     """JSON by any spelling of its media type is JSON."""
     response = await node.deliver(
         peer, peer.follow(), "FEDERATE", **{"Content-Type": "Application/JSON; charset=utf-8"}
@@ -149,7 +155,9 @@ async def test_a_charset_beside_the_content_type_is_fine(node: Node, peer: Peer)
 
 @both_inboxes
 @pytest.mark.parametrize("announced", [True, False])
-async def test_a_body_over_the_limit_is_too_large(node: Node, peer: Peer, inbox: Inbox, announced: bool) -> None:
+async def test_a_body_over_the_limit_is_too_large(
+    node: Node, peer: RemoteServer, inbox: Inbox, announced: bool
+) -> None:
     """413 by the announced length, and by counting where none is announced."""
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -162,7 +170,7 @@ async def test_a_body_over_the_limit_is_too_large(node: Node, peer: Peer, inbox:
     assert (response.status_code, response.json()["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-async def test_a_large_post_within_the_limit_is_stored(node: Node, peer: Peer) -> None:
+async def test_a_large_post_within_the_limit_is_stored(node: Node, peer: RemoteServer) -> None:
     """A mebibyte of text is a long post, not an attack."""
     response = await node.deliver(peer, peer.post(text="☃" * 350_000), "FEDERATE_POST")
 
@@ -172,7 +180,9 @@ async def test_a_large_post_within_the_limit_is_stored(node: Node, peer: Peer) -
 
 
 @both_inboxes
-async def test_a_body_is_parsed_once(node: Node, peer: Peer, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_is_parsed_once(
+    node: Node, peer: RemoteServer, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parsing blocks every other request, for a second where a body is made for it."""
     body = peer.delivery(inbox.write(peer), inbox.method, node.keys)
     parsed: list[str] = []
@@ -190,7 +200,7 @@ async def test_a_body_is_parsed_once(node: Node, peer: Peer, inbox: Inbox, monke
 
 
 @both_inboxes
-async def test_an_unregistered_server_is_unknown(node: Node, other: Peer, inbox: Inbox) -> None:
+async def test_an_unregistered_server_is_unknown(node: Node, other: RemoteServer, inbox: Inbox) -> None:
     """403 with the code that tells a sender to register first."""
     response = await node.deliver(other, inbox.write(other), inbox.method)
 
@@ -199,9 +209,9 @@ async def test_an_unregistered_server_is_unknown(node: Node, other: Peer, inbox:
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "https://b.example", "javascript:alert(1)", "https://user@a.example"])
-async def test_a_federation_url_that_names_no_peer_is_unknown(node: Node, peer: Peer, url: str) -> None:
+async def test_a_federation_url_that_names_no_peer_is_unknown(node: Node, peer: RemoteServer, url: str) -> None:
     """Neither nonsense nor our own name is a server we know."""
-    sender = Peer(url=url, keys=peer.keys)
+    sender = RemoteServer(url=url, keys=peer.keys)
     body = peer.delivery(sender.follow(), "FEDERATE", node.keys)
 
     response = await node.send(FOLLOWS_PATH, body, {"Content-Type": "application/json"})
@@ -210,7 +220,7 @@ async def test_a_federation_url_that_names_no_peer_is_unknown(node: Node, peer: 
 
 
 async def test_a_server_another_process_has_just_registered_is_known(
-    node: Node, other: Peer, database_url: str
+    node: Node, other: RemoteServer, database_url: str
 ) -> None:
     """That it was unknown a moment ago is not remembered against it."""
     assert (await node.follow(other)).status_code == 403
@@ -220,9 +230,9 @@ async def test_a_server_another_process_has_just_registered_is_known(
     assert (await node.follow(other)).status_code == 200
 
 
-async def test_a_server_is_known_by_any_spelling_of_its_url(node: Node, peer: Peer) -> None:
+async def test_a_server_is_known_by_any_spelling_of_its_url(node: Node, peer: RemoteServer) -> None:
     """What is stored is the canonical spelling."""
-    sender = Peer(url="HTTPS://A.Example:443/", keys=peer.keys)
+    sender = RemoteServer(url="HTTPS://A.Example:443/", keys=peer.keys)
 
     assert (await node.post(sender)).status_code == 200
     assert (await node.follow(sender)).status_code == 200
@@ -234,7 +244,7 @@ async def test_a_server_is_known_by_any_spelling_of_its_url(node: Node, peer: Pe
 @both_inboxes
 @pytest.mark.parametrize("kind", ["none", "junk", "other text", "other server"])
 async def test_a_signature_that_is_not_the_senders_is_refused(
-    node: Node, peer: Peer, other: Peer, inbox: Inbox, kind: str
+    node: Node, peer: RemoteServer, other: RemoteServer, inbox: Inbox, kind: str
 ) -> None:
     """403 for a missing signature, a malformed one, one of another text, and one by another registered server."""
     await node.know(other)
@@ -257,7 +267,7 @@ async def test_a_signature_that_is_not_the_senders_is_refused(
 @pytest.mark.parametrize("header", ["Origin", "X-Federation-Origin"])
 @pytest.mark.parametrize("claimed", ["https://c.example", "null"])
 async def test_a_header_that_names_another_server_than_the_author_is_refused(
-    node: Node, peer: Peer, inbox: Inbox, header: str, claimed: str
+    node: Node, peer: RemoteServer, inbox: Inbox, header: str, claimed: str
 ) -> None:
     """A soundly signed delivery that somebody else brings is not taken from them."""
     response = await node.deliver(peer, inbox.write(peer), inbox.method, **{header: claimed})
@@ -267,7 +277,7 @@ async def test_a_header_that_names_another_server_than_the_author_is_refused(
 
 
 @both_inboxes
-async def test_a_delivery_needs_no_origin_headers(node: Node, peer: Peer, inbox: Inbox) -> None:
+async def test_a_delivery_needs_no_origin_headers(node: Node, peer: RemoteServer, inbox: Inbox) -> None:
     """The signed text names its author."""
     body = peer.delivery(inbox.write(peer), inbox.method, node.keys)
 
@@ -276,7 +286,7 @@ async def test_a_delivery_needs_no_origin_headers(node: Node, peer: Peer, inbox:
     assert peer.read_ack(response, node.keys)
 
 
-async def test_refusals_are_logged_without_what_was_sent(node: Node, peer: Peer, events: Events) -> None:
+async def test_refusals_are_logged_without_what_was_sent(node: Node, peer: RemoteServer, events: Events) -> None:
     """One line per refusal, with its code and who claims to have sent it; neither text nor keys."""
     await node.deliver(peer, peer.post(text="a secret thought") + "junk", "FEDERATE_POST")
     await node.deliver(peer, peer.follow(followed="a-secret-user"), "FEDERATE")

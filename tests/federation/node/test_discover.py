@@ -12,13 +12,15 @@ from db import Server
 from federation.node.discover import MAX_PEERS
 from federation.protocol.discovery import MAX_DISCOVER_BYTES, parse_discover_document
 from tests.federation.node.conftest import OWN_URL, Node
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 
 
-async def test_the_document_identifies_this_node_and_its_healthy_peers(node: Node, peer: Peer, other: Peer) -> None:
+async def test_the_document_identifies_this_node_and_its_healthy_peers(
+    node: Node, peer: RemoteServer, other: RemoteServer
+) -> None:
     """Our own parser reads it; peers come with the one seen last first, sick ones not at all."""
     await node.know(other)
-    await node.know(Peer(url="https://sick.example", keys=node.keys))
+    await node.know(RemoteServer(url="https://sick.example", keys=node.keys))
     await node.registry.mark_unhealthy("https://sick.example", "TIMEOUT")
     async with node.database.transaction() as session:
         later = datetime.now(UTC) + timedelta(minutes=1)

@@ -15,19 +15,19 @@ from db import Block, Follow, Server, User
 from federation.node.app import FOLLOWS_PATH
 from federation.protocol.activities import unfollow_activity
 from tests.federation.node.conftest import Node, on_both_databases, serving
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol.vectors import FOLLOW
 
 Events = list[MutableMapping[str, object]]
 
 
-def unfollow(peer: Peer, follower: str = "user-a", followed: str = "user-b") -> str:
+def unfollow(peer: RemoteServer, follower: str = "user-a", followed: str = "user-b") -> str:
     return unfollow_activity(federation_url=peer.url, follower_id=follower, following_id=followed)
 
 
 @on_both_databases
 async def test_a_follow_of_a_public_user_is_stored_accepted_and_acknowledged(
-    node: Node, peer: Peer, events: Events
+    node: Node, peer: RemoteServer, events: Events
 ) -> None:
     """The known answer of a follow ends in the row a direct delivery makes, and in an ack the sender can read."""
     body = json.dumps({"method": "FEDERATE", "payload": FOLLOW.envelope, "signature": FOLLOW.signature}).encode()
@@ -50,7 +50,7 @@ async def test_a_follow_of_a_public_user_is_stored_accepted_and_acknowledged(
 
 @pytest.mark.parametrize(("is_private", "accepted"), [(True, False), (False, True), (None, True)])
 async def test_a_follow_waits_where_the_user_is_private(
-    node: Node, peer: Peer, is_private: bool | None, accepted: bool
+    node: Node, peer: RemoteServer, is_private: bool | None, accepted: bool
 ) -> None:
     """Privacy decides acceptance; a user without the setting is public."""
     await node.add(User(id="chosen", is_private=is_private))
@@ -63,7 +63,7 @@ async def test_a_follow_waits_where_the_user_is_private(
 
 @on_both_databases
 async def test_a_repeated_follow_is_acknowledged_with_the_stored_rows_state(
-    node: Node, peer: Peer, events: Events
+    node: Node, peer: RemoteServer, events: Events
 ) -> None:
     """The user accepted meanwhile: the repeat stores nothing and reports the acceptance."""
     await node.add(User(id="private", is_private=True))
@@ -80,7 +80,9 @@ async def test_a_repeated_follow_is_acknowledged_with_the_stored_rows_state(
 
 
 @on_both_databases
-async def test_simultaneous_repeats_of_a_follow_store_one_row(node: Node, peer: Peer, database_url: str) -> None:
+async def test_simultaneous_repeats_of_a_follow_store_one_row(
+    node: Node, peer: RemoteServer, database_url: str
+) -> None:
     """Twelve deliveries at once, half of them at a second process's node, are all acknowledged with one row."""
     async with serving(database_url) as second:
         responses = await asyncio.gather(*(each.follow(peer) for each in (node, second) * 6))
@@ -89,7 +91,9 @@ async def test_simultaneous_repeats_of_a_follow_store_one_row(node: Node, peer: 
     assert {peer.read_follow_ack(each, node.keys).following.id for each in responses} == {row.id}
 
 
-async def test_the_same_users_of_two_servers_make_two_follows(node: Node, peer: Peer, other: Peer) -> None:
+async def test_the_same_users_of_two_servers_make_two_follows(
+    node: Node, peer: RemoteServer, other: RemoteServer
+) -> None:
     """User ids are the sending server's own, so another server's equal id is another follower."""
     await node.know(other)
 
@@ -101,7 +105,7 @@ async def test_the_same_users_of_two_servers_make_two_follows(node: Node, peer: 
     }
 
 
-async def test_a_follow_filed_by_a_relay_counts_as_the_same(node: Node, peer: Peer) -> None:
+async def test_a_follow_filed_by_a_relay_counts_as_the_same(node: Node, peer: RemoteServer) -> None:
     """A relayed follow has its server in the other column; the direct repeat finds it."""
     row = Follow(
         follower_id="user-a", following_id="user-b", follower_server_url=peer.url, created_at=datetime.now(UTC)
@@ -114,7 +118,7 @@ async def test_a_follow_filed_by_a_relay_counts_as_the_same(node: Node, peer: Pe
     assert len(await node.follows()) == 1
 
 
-async def test_of_several_old_rows_the_accepted_one_answers(node: Node, peer: Peer) -> None:
+async def test_of_several_old_rows_the_accepted_one_answers(node: Node, peer: RemoteServer) -> None:
     """A database may hold repeats from before; one acceptance is enough."""
     for accepted in (False, True, False):
         await node.add(
@@ -133,7 +137,7 @@ async def test_of_several_old_rows_the_accepted_one_answers(node: Node, peer: Pe
     assert len(await node.follows()) == 3
 
 
-async def test_an_unknown_user_cannot_be_followed(node: Node, peer: Peer) -> None:
+async def test_an_unknown_user_cannot_be_followed(node: Node, peer: RemoteServer) -> None:
     """404 USER_NOT_FOUND, and nothing is stored."""
     response = await node.follow(peer, followed="nobody")
 
@@ -141,7 +145,7 @@ async def test_an_unknown_user_cannot_be_followed(node: Node, peer: Peer) -> Non
     assert await node.follows() == []
 
 
-async def test_a_blocked_user_cannot_follow(node: Node, peer: Peer, events: Events) -> None:
+async def test_a_blocked_user_cannot_follow(node: Node, peer: RemoteServer, events: Events) -> None:
     """403 without a code, as peers know it."""
     await node.add(
         User(id="blocked"),
@@ -156,7 +160,7 @@ async def test_a_blocked_user_cannot_follow(node: Node, peer: Peer, events: Even
     assert await node.follows() == []
 
 
-async def test_a_local_user_cannot_be_made_to_follow(node: Node, peer: Peer, events: Events) -> None:
+async def test_a_local_user_cannot_be_made_to_follow(node: Node, peer: RemoteServer, events: Events) -> None:
     """A remote server may not speak for a user of ours."""
     await node.add(User(id="local"))
 
@@ -167,7 +171,9 @@ async def test_a_local_user_cannot_be_made_to_follow(node: Node, peer: Peer, eve
 
 
 @on_both_databases
-async def test_a_server_that_has_just_left_the_registry_is_unknown(node: Node, peer: Peer, database_url: str) -> None:
+async def test_a_server_that_has_just_left_the_registry_is_unknown(
+    node: Node, peer: RemoteServer, database_url: str
+) -> None:
     """Our cache still knows the server, the database no longer: no row, and the refusal of an unknown server."""
     await node.registry.standing(peer.url)
     async with serving(database_url) as second, second.database.transaction() as session:
@@ -181,7 +187,7 @@ async def test_a_server_that_has_just_left_the_registry_is_unknown(node: Node, p
 
 @on_both_databases
 async def test_an_unfollow_removes_the_follow_and_is_acknowledged_every_time(
-    node: Node, peer: Peer, events: Events
+    node: Node, peer: RemoteServer, events: Events
 ) -> None:
     """Gone after the first, still acknowledged after the second; another server's follow stays."""
     await node.follow(peer)
@@ -195,7 +201,9 @@ async def test_an_unfollow_removes_the_follow_and_is_acknowledged_every_time(
     assert [event["removed"] for event in events if event["event"] == "unfollow_received"] == [1, 0]
 
 
-async def test_a_server_cannot_unfollow_for_another_ones_users(node: Node, peer: Peer, other: Peer) -> None:
+async def test_a_server_cannot_unfollow_for_another_ones_users(
+    node: Node, peer: RemoteServer, other: RemoteServer
+) -> None:
     """The acknowledgment says nothing was left to do; the follow from the other server stays."""
     await node.know(other)
     await node.follow(peer)
@@ -206,7 +214,7 @@ async def test_a_server_cannot_unfollow_for_another_ones_users(node: Node, peer:
     assert len(await node.follows()) == 1
 
 
-async def test_a_server_cannot_undo_what_our_own_user_follows_there(node: Node, peer: Peer) -> None:
+async def test_a_server_cannot_undo_what_our_own_user_follows_there(node: Node, peer: RemoteServer) -> None:
     """Our user's outbound follow names the peer, too, but is ours."""
     await node.add(
         Follow(

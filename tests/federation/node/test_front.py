@@ -10,13 +10,13 @@ from sqlmodel import col
 from db import Server
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
 from tests.federation.node.conftest import Node, serving
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 from tests.servers import free_port
 
 Events = list[MutableMapping[str, object]]
 
 
-async def test_a_database_out_of_reach_is_unavailable(peer: Peer, events: Events) -> None:
+async def test_a_database_out_of_reach_is_unavailable(peer: RemoteServer, events: Events) -> None:
     """503 with `Retry-After` from every endpoint."""
     async with serving(f"postgresql://nobody:secret@127.0.0.1:{free_port()}/none") as node:
         answers = [
@@ -31,7 +31,7 @@ async def test_a_database_out_of_reach_is_unavailable(peer: Peer, events: Events
     assert "secret" not in repr(events)
 
 
-async def test_a_fault_of_ours_is_an_internal_error(node: Node, peer: Peer, events: Events) -> None:
+async def test_a_fault_of_ours_is_an_internal_error(node: Node, peer: RemoteServer, events: Events) -> None:
     """500 in JSON; the log has the frames, and neither the post nor the key that was at fault."""
     async with node.database.transaction() as session:
         damage = update(Server).where(col(Server.url) == peer.url).values(encryption_public_key="a-secret-key")

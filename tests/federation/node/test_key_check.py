@@ -11,7 +11,7 @@ from federation.protocol.json_text import dump_json
 from federation.protocol.keys import OwnKeys, fingerprint, generate_own_keys
 from federation.protocol.sealing import seal
 from tests.federation.node.conftest import Node
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
 from tests.misbehaving import MisbehavingServer, reset, respond
 
@@ -23,15 +23,15 @@ async def server() -> AsyncIterator[MisbehavingServer]:
 
 
 @pytest.fixture
-async def remote(server: MisbehavingServer, node: Node) -> Peer:
+async def remote(server: MisbehavingServer, node: Node) -> RemoteServer:
     """A registered peer on loopback that shows its keys, as long as `server` is not told otherwise."""
-    peer = Peer(url=server.url, keys=generate_own_keys())
+    peer = RemoteServer(url=server.url, keys=generate_own_keys())
     server.routes["/discover"] = respond(body=peer.document())
     await node.know(peer)
     return peer
 
 
-def question(peer: Peer, to: OwnKeys, **claims: object) -> dict[str, object]:
+def question(peer: RemoteServer, to: OwnKeys, **claims: object) -> dict[str, object]:
     claim = {
         "url": peer.url,
         "publicKeyFingerprint": fingerprint(peer.keys.signing.public),
@@ -50,7 +50,7 @@ def encode(body: dict[str, object]) -> bytes:
     return dump_json(body).encode()
 
 
-async def test_a_known_key_that_is_still_shown_is_confirmed(node: Node, remote: Peer) -> None:
+async def test_a_known_key_that_is_still_shown_is_confirmed(node: Node, remote: RemoteServer) -> None:
     """Both answers are yes."""
     response = await node.discover(encode(question(remote, node.keys)))
 
@@ -59,7 +59,7 @@ async def test_a_known_key_that_is_still_shown_is_confirmed(node: Node, remote: 
 
 @pytest.mark.parametrize("shown", [b"{}", b"[]", b'{"publicKey":"AAAA"}'])
 async def test_a_known_key_that_is_no_longer_shown_is_told(
-    node: Node, remote: Peer, server: MisbehavingServer, shown: bytes
+    node: Node, remote: RemoteServer, server: MisbehavingServer, shown: bytes
 ) -> None:
     """The registry still has it, the server's own document does not."""
     server.routes["/discover"] = respond(body=shown)
@@ -69,9 +69,9 @@ async def test_a_known_key_that_is_no_longer_shown_is_told(
     assert response.json() == {"sameKeyOnServer": True, "sameKeyOnFetch": False}
 
 
-async def test_another_key_on_the_server_is_told(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+async def test_another_key_on_the_server_is_told(node: Node, remote: RemoteServer, server: MisbehavingServer) -> None:
     """The server shows new keys, and asks with the old ones."""
-    server.routes["/discover"] = respond(body=Peer(url=remote.url, keys=generate_own_keys()).document())
+    server.routes["/discover"] = respond(body=RemoteServer(url=remote.url, keys=generate_own_keys()).document())
 
     response = await node.discover(encode(question(remote, node.keys)))
 
@@ -90,7 +90,7 @@ async def test_another_key_on_the_server_is_told(node: Node, remote: Peer, serve
     ],
 )
 async def test_fingerprints_have_to_match_the_submitted_keys(
-    node: Node, remote: Peer, server: MisbehavingServer, claims: dict[str, object], member: str
+    node: Node, remote: RemoteServer, server: MisbehavingServer, claims: dict[str, object], member: str
 ) -> None:
     """400 with an issue that names the member, and nobody is asked."""
     response = await node.discover(encode(question(remote, node.keys, **claims)))
@@ -102,7 +102,7 @@ async def test_fingerprints_have_to_match_the_submitted_keys(
 
 
 @pytest.mark.parametrize("sealed_to", ["somebody else", "nobody"])
-async def test_an_envelope_that_does_not_open_is_invalid(node: Node, remote: Peer, sealed_to: str) -> None:
+async def test_an_envelope_that_does_not_open_is_invalid(node: Node, remote: RemoteServer, sealed_to: str) -> None:
     """400, issue Invalid envelope."""
     body = question(remote, remote.keys) if sealed_to == "somebody else" else {**question(remote, node.keys)}
     if sealed_to == "nobody":
@@ -116,7 +116,7 @@ async def test_an_envelope_that_does_not_open_is_invalid(node: Node, remote: Pee
 
 
 @pytest.mark.parametrize("key", ["AAAA", "", None])
-async def test_submitted_keys_have_to_be_keys(node: Node, remote: Peer, key: str | None) -> None:
+async def test_submitted_keys_have_to_be_keys(node: Node, remote: RemoteServer, key: str | None) -> None:
     """400 for anything that is not 32 bytes of base64."""
     response = await node.discover(encode({**question(remote, node.keys), "publicKey": key}))
 
@@ -124,14 +124,16 @@ async def test_submitted_keys_have_to_be_keys(node: Node, remote: Peer, key: str
     assert json.loads(response.json()["error"])
 
 
-async def test_a_key_nobody_registered_is_not_found(node: Node, other: Peer) -> None:
+async def test_a_key_nobody_registered_is_not_found(node: Node, other: RemoteServer) -> None:
     """404."""
     response = await node.discover(encode(question(other, node.keys)))
 
     assert response.status_code == 404
 
 
-async def test_the_key_of_a_blacklisted_server_is_refused(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+async def test_the_key_of_a_blacklisted_server_is_refused(
+    node: Node, remote: RemoteServer, server: MisbehavingServer
+) -> None:
     """It named itself nowhere, but its key does."""
     await node.blacklist(remote.url)
 
@@ -140,9 +142,9 @@ async def test_the_key_of_a_blacklisted_server_is_refused(node: Node, remote: Pe
     assert (response.status_code, server.hits) == (403, 0)
 
 
-async def test_a_stored_url_that_may_not_be_asked_is_refused(node: Node, other: Peer) -> None:
+async def test_a_stored_url_that_may_not_be_asked_is_refused(node: Node, other: RemoteServer) -> None:
     """The registry of an existing node may hold what the guard refuses today."""
-    inside = Peer(url="http://10.0.0.1", keys=other.keys)
+    inside = RemoteServer(url="http://10.0.0.1", keys=other.keys)
     await node.know(inside)
 
     response = await node.discover(encode(question(inside, node.keys)))
@@ -151,7 +153,7 @@ async def test_a_stored_url_that_may_not_be_asked_is_refused(node: Node, other: 
 
 
 async def test_a_server_that_does_not_answer_is_a_bad_gateway(
-    node: Node, remote: Peer, server: MisbehavingServer
+    node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
     """502 with the network error's code, or without one if the answer is no JSON."""
     server.routes["/discover"] = reset()

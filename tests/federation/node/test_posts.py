@@ -11,14 +11,14 @@ import pytest
 
 from federation.node.app import POSTS_PATH
 from tests.federation.node.conftest import Node, on_both_databases, serving
-from tests.federation.node.peer import WRITTEN_AT, Peer
+from tests.federation.node.remote_server import WRITTEN_AT, RemoteServer
 from tests.federation.protocol.vectors import POST
 
 Events = list[MutableMapping[str, object]]
 
 
 @on_both_databases
-async def test_a_post_is_stored_and_acknowledged(node: Node, peer: Peer, events: Events) -> None:
+async def test_a_post_is_stored_and_acknowledged(node: Node, peer: RemoteServer, events: Events) -> None:
     """The known answer of a post, with its non-ASCII text, becomes one row and an ack naming both ids."""
     body = json.dumps({"method": "FEDERATE_POST", "payload": POST.envelope, "signature": POST.signature}).encode()
 
@@ -40,7 +40,9 @@ async def test_a_post_is_stored_and_acknowledged(node: Node, peer: Peer, events:
 
 
 @on_both_databases
-async def test_a_replayed_post_is_acknowledged_with_the_stored_row(node: Node, peer: Peer, events: Events) -> None:
+async def test_a_replayed_post_is_acknowledged_with_the_stored_row(
+    node: Node, peer: RemoteServer, events: Events
+) -> None:
     """Sealed anew as a retry is, the same post answers 200 and adds nothing."""
     acks = [peer.read_post_ack(await node.post(peer), node.keys) for _ in range(3)]
 
@@ -50,7 +52,7 @@ async def test_a_replayed_post_is_acknowledged_with_the_stored_row(node: Node, p
 
 
 @on_both_databases
-async def test_simultaneous_repeats_of_a_post_store_one_row(node: Node, peer: Peer, database_url: str) -> None:
+async def test_simultaneous_repeats_of_a_post_store_one_row(node: Node, peer: RemoteServer, database_url: str) -> None:
     """Twelve deliveries at once, half of them at a second process's node, are all acknowledged with one row."""
     async with serving(database_url) as second:
         responses = await asyncio.gather(*(each.post(peer) for each in (node, second) * 6))
@@ -63,7 +65,7 @@ async def test_simultaneous_repeats_of_a_post_store_one_row(node: Node, peer: Pe
     ("text", "published"), [("changed", WRITTEN_AT), ("hello", WRITTEN_AT + timedelta(milliseconds=1))]
 )
 async def test_another_post_under_a_known_id_is_a_conflict(
-    node: Node, peer: Peer, text: str, published: datetime
+    node: Node, peer: RemoteServer, text: str, published: datetime
 ) -> None:
     """409, and the stored post stays as it was."""
     await node.post(peer)
@@ -76,7 +78,7 @@ async def test_another_post_under_a_known_id_is_a_conflict(
     assert row.published == WRITTEN_AT
 
 
-async def test_equal_ids_of_two_servers_are_two_posts(node: Node, peer: Peer, other: Peer) -> None:
+async def test_equal_ids_of_two_servers_are_two_posts(node: Node, peer: RemoteServer, other: RemoteServer) -> None:
     """A post's id is its server's own."""
     await node.know(other)
 
@@ -86,7 +88,7 @@ async def test_equal_ids_of_two_servers_are_two_posts(node: Node, peer: Peer, ot
     assert {row.federation_url for row in await node.posts()} == {peer.url, other.url}
 
 
-async def test_a_private_post_stays_private(node: Node, peer: Peer) -> None:
+async def test_a_private_post_stays_private(node: Node, peer: RemoteServer) -> None:
     """The author's choice is stored with the post."""
     private = peer.post().replace('"isPrivate":false', '"isPrivate":true')
 
@@ -96,7 +98,7 @@ async def test_a_private_post_stays_private(node: Node, peer: Peer) -> None:
     assert row.is_private is True
 
 
-async def test_members_no_peer_knows_are_not_stored(node: Node, peer: Peer) -> None:
+async def test_members_no_peer_knows_are_not_stored(node: Node, peer: RemoteServer) -> None:
     """Blocks keep the members their type has, as at every other server."""
     extended = peer.post().replace('"type":"text"', '"type":"text","onclick":"alert(1)"')
 

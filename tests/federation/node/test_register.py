@@ -14,7 +14,7 @@ from federation.protocol.json_text import dump_json
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.models import validate
 from tests.federation.node.conftest import Node
-from tests.federation.node.peer import Peer
+from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond
 
 
@@ -25,14 +25,16 @@ async def server() -> AsyncIterator[MisbehavingServer]:
 
 
 @pytest.fixture
-def remote(server: MisbehavingServer) -> Peer:
+def remote(server: MisbehavingServer) -> RemoteServer:
     """A peer on loopback that shows its keys, as long as `server` is not told otherwise."""
-    peer = Peer(url=server.url, keys=generate_own_keys())
+    peer = RemoteServer(url=server.url, keys=generate_own_keys())
     server.routes["/discover"] = respond(body=peer.document())
     return peer
 
 
-async def test_a_server_that_shows_its_keys_is_registered(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+async def test_a_server_that_shows_its_keys_is_registered(
+    node: Node, remote: RemoteServer, server: MisbehavingServer
+) -> None:
     """It is asked once, stored healthy, and told who we are."""
     response = await node.discover(remote.register())
 
@@ -47,14 +49,14 @@ async def test_a_server_that_shows_its_keys_is_registered(node: Node, remote: Pe
     assert [(request.method, request.path) for request in server.requests] == [("GET", "/discover")]
 
 
-async def test_registering_again_is_no_error(node: Node, remote: Peer) -> None:
+async def test_registering_again_is_no_error(node: Node, remote: RemoteServer) -> None:
     """Every node does so whenever it discovers us anew."""
     answers = await asyncio.gather(*(node.discover(remote.register()) for _ in range(4)))
 
     assert [answer.status_code for answer in answers] == [200] * 4
 
 
-async def test_the_url_is_stored_in_canonical_form(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+async def test_the_url_is_stored_in_canonical_form(node: Node, remote: RemoteServer, server: MisbehavingServer) -> None:
     """A trailing slash or another spelling of the host does not make another server, nor another path to ask."""
     response = await node.discover(remote.register(url=f"HTTP://0x7f000001:{server.port}/some/path/"))
 
@@ -63,7 +65,7 @@ async def test_the_url_is_stored_in_canonical_form(node: Node, remote: Peer, ser
     assert [request.path for request in server.requests] == ["/discover"]
 
 
-async def test_a_verified_registration_heals_a_sick_server(node: Node, remote: Peer) -> None:
+async def test_a_verified_registration_heals_a_sick_server(node: Node, remote: RemoteServer) -> None:
     """A server that was unreachable and now answers our callback is well."""
     await node.know(remote)
     await node.registry.mark_unhealthy(remote.url, "DNS_BLOCKED")
@@ -76,7 +78,7 @@ async def test_a_verified_registration_heals_a_sick_server(node: Node, remote: P
 
 
 @pytest.mark.parametrize("member", ["publicKey", "encryptionPublicKey"])
-async def test_keys_the_server_does_not_show_are_refused(node: Node, remote: Peer, member: str) -> None:
+async def test_keys_the_server_does_not_show_are_refused(node: Node, remote: RemoteServer, member: str) -> None:
     """Nobody registers keys in another server's name."""
     forged = generate_own_keys().signing.public_text
 
@@ -88,11 +90,11 @@ async def test_keys_the_server_does_not_show_are_refused(node: Node, remote: Pee
 
 
 async def test_a_changed_signing_key_needs_the_rotation_flow(
-    node: Node, remote: Peer, server: MisbehavingServer
+    node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
     """Whoever takes over a server's address does not take over its name."""
     await node.know(remote)
-    changed = Peer(url=remote.url, keys=generate_own_keys())
+    changed = RemoteServer(url=remote.url, keys=generate_own_keys())
     server.routes["/discover"] = respond(body=changed.document())
 
     response = await node.discover(changed.register())
@@ -105,10 +107,10 @@ async def test_a_changed_signing_key_needs_the_rotation_flow(
 
 
 async def test_keys_of_another_registered_server_are_a_conflict(
-    node: Node, peer: Peer, server: MisbehavingServer
+    node: Node, peer: RemoteServer, server: MisbehavingServer
 ) -> None:
     """A key names one server."""
-    thief = Peer(url=server.url, keys=peer.keys)
+    thief = RemoteServer(url=server.url, keys=peer.keys)
     server.routes["/discover"] = respond(body=thief.document())
 
     response = await node.discover(thief.register())
@@ -126,7 +128,7 @@ def close() -> Behaviour:
 
 @pytest.mark.parametrize(("behaviour", "code"), [(reset(), "CONN_RESET"), (close(), "UNKNOWN")])
 async def test_a_server_that_does_not_answer_is_a_bad_gateway(
-    node: Node, remote: Peer, server: MisbehavingServer, behaviour: Behaviour, code: str
+    node: Node, remote: RemoteServer, server: MisbehavingServer, behaviour: Behaviour, code: str
 ) -> None:
     """502 with the network error's code."""
     server.routes["/discover"] = behaviour
@@ -138,7 +140,7 @@ async def test_a_server_that_does_not_answer_is_a_bad_gateway(
 
 
 async def test_a_known_server_that_does_not_answer_is_marked_unhealthy(
-    node: Node, remote: Peer, server: MisbehavingServer
+    node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
     """502 CONN_REFUSED, and a probe is planned."""
     await node.know(remote)
@@ -155,7 +157,7 @@ async def test_a_known_server_that_does_not_answer_is_marked_unhealthy(
 
 @pytest.mark.parametrize("behaviour", [respond(body=b"<html>"), respond(body=b""), huge_body(), huge_body(True)])
 async def test_an_answer_that_is_not_json_is_a_bad_gateway_without_a_code(
-    node: Node, remote: Peer, server: MisbehavingServer, behaviour: Behaviour
+    node: Node, remote: RemoteServer, server: MisbehavingServer, behaviour: Behaviour
 ) -> None:
     """502, and nothing to classify."""
     server.routes["/discover"] = behaviour
@@ -166,7 +168,7 @@ async def test_an_answer_that_is_not_json_is_a_bad_gateway_without_a_code(
     assert set(response.json()) == {"error"}
 
 
-async def test_a_redirect_is_not_followed(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+async def test_a_redirect_is_not_followed(node: Node, remote: RemoteServer, server: MisbehavingServer) -> None:
     """Wherever it leads."""
     server.routes["/discover"] = redirect(f"{server.url}/elsewhere")
     server.routes["/elsewhere"] = respond(body=remote.document())
@@ -175,7 +177,9 @@ async def test_a_redirect_is_not_followed(node: Node, remote: Peer, server: Misb
     assert server.hits == 1
 
 
-async def test_the_status_of_the_answer_does_not_matter(node: Node, remote: Peer, server: MisbehavingServer) -> None:
+async def test_the_status_of_the_answer_does_not_matter(
+    node: Node, remote: RemoteServer, server: MisbehavingServer
+) -> None:
     """Peers do not look at it either."""
     server.routes["/discover"] = respond(503, body=remote.document())
 
@@ -187,7 +191,7 @@ async def test_the_status_of_the_answer_does_not_matter(node: Node, remote: Peer
     [{"publicKey": None}, {"encryptionPublicKey": "AAAA"}, {"url": "https://elsewhere.example"}, {"url": "nonsense"}],
 )
 async def test_a_document_that_does_not_identify_the_server_makes_it_invalid(
-    node: Node, remote: Peer, server: MisbehavingServer, change: dict[str, object]
+    node: Node, remote: RemoteServer, server: MisbehavingServer, change: dict[str, object]
 ) -> None:
     """Keys missing or short, or another server's name: 400 Invalid server."""
     server.routes["/discover"] = respond(body=dump_json({**remote.identity(), **change}).encode())
@@ -210,7 +214,7 @@ async def test_a_document_that_does_not_identify_the_server_makes_it_invalid(
     ],
 )
 async def test_a_registration_of_the_wrong_shape_is_refused_unasked(
-    node: Node, remote: Peer, server: MisbehavingServer, change: dict[str, object]
+    node: Node, remote: RemoteServer, server: MisbehavingServer, change: dict[str, object]
 ) -> None:
     """400 with a list of issues as text; the server is not even asked."""
     response = await node.discover(remote.register(**change))
@@ -236,7 +240,7 @@ async def test_a_registration_of_the_wrong_shape_is_refused_unasked(
         "https://b.example",
     ],
 )
-async def test_a_url_that_may_not_be_asked_is_refused(node: Node, other: Peer, url: str) -> None:
+async def test_a_url_that_may_not_be_asked_is_refused(node: Node, other: RemoteServer, url: str) -> None:
     """400 for private addresses, other schemes, user information, nonsense, and our own name."""
     response = await node.discover(other.register(url=url))
 
@@ -246,7 +250,7 @@ async def test_a_url_that_may_not_be_asked_is_refused(node: Node, other: Peer, u
     assert "DEV_ALLOWED_HOSTNAMES" not in response.text
 
 
-async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other: Peer) -> None:
+async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other: RemoteServer) -> None:
     """`localhost` resolves to a private address: 502 with a code, but no address."""
     response = await node.discover(other.register(url="http://localhost:1"))
 
@@ -256,7 +260,7 @@ async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other:
 
 
 async def test_a_flood_of_registrations_asks_only_a_few_servers_at_once(
-    node: Node, remote: Peer, server: MisbehavingServer
+    node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
     """Those beyond are told to come back, while the first ones still wait for a server that takes its time."""
     released = asyncio.Event()

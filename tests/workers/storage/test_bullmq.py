@@ -353,6 +353,33 @@ async def _gone(storage: BullMQStorage, job_id: str) -> bool:
     return await storage.status([job_id]) == [None]
 
 
+async def test_a_continuation_that_cannot_be_spares_its_neighbours(storage: BullMQStorage) -> None:
+    """A completion whose continuation BullMQ cannot keep is an error of its own; the rest of the batch is settled."""
+    await storage.enqueue([job("a"), job("b")])
+    first, second = await storage.claim("w", leases=LEASES, limit=2)
+    outcomes = await storage.settle(
+        [
+            Completed(claim=first, result=b"1", then=job("next", ordering_key="k")),
+            Completed(claim=second, result=b"2", then=job("other")),
+        ]
+    )
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
+    assert "ordering" in (outcomes[0].detail or "")
+    states = [status and status.state for status in await storage.status(["a", "b", "next", "other"])]
+    assert states == [JobState.PROCESSING, JobState.COMPLETED, None, JobState.QUEUED]
+
+
+async def test_a_page_looks_at_a_bounded_number(storage: BullMQStorage, client: Any) -> None:
+    """Jobs in another state that share a structure end a page early, with a cursor, and hide nothing."""
+    await storage.enqueue([job("failing")])
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(hours=9), error=ERROR)])
+    await storage.enqueue([job(f"job-{number}", delay=timedelta(hours=1)) for number in range(1_500)])
+    first = await storage.list(JobState.FAILING, limit=1)
+    assert (first.jobs, first.cursor is None) == ((), False)
+    second = await storage.list(JobState.FAILING, cursor=first.cursor, limit=1)
+    assert ([one.id for one in second.jobs], second.cursor) == (["failing"], None)
+
+
 async def test_a_sweep_ends_with_jobs_it_may_not_touch(storage: BullMQStorage, client: Any) -> None:
     """Records without a hash or with a lock left behind go, and nothing keeps a sweep going round."""
     await storage.enqueue([job("a", keep_completed=timedelta(milliseconds=1))])
@@ -476,6 +503,21 @@ async def test_a_wait_for_what_may_not_run_does_not_spin(
     assert asyncio.get_running_loop().time() - started >= 0.2
 
 
+async def test_an_idle_wait_asks_next_to_nothing(own_server: ValkeyProcess) -> None:
+    """While nothing happens, a waiting worker sends no command."""
+    storage = BullMQStorage(own_server.url)
+    await storage.connect()
+    waiting = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
+    async with Redis.from_url(own_server.url, decode_responses=True) as client:
+        await until(lambda: _all_blocked(client, 1))
+        before = (await client.info("stats"))["total_commands_processed"]
+        await asyncio.sleep(0.5)
+        assert (await client.info("stats"))["total_commands_processed"] - before == 1, "the first INFO itself"
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await storage.disconnect()
+
+
 # Servers that lose scripts, restart, die or hang
 
 
@@ -584,6 +626,124 @@ async def test_a_wait_notices_that_its_server_died(own_server: ValkeyProcess) ->
         with pytest.raises(StorageUnavailable):
             await waiting
     await storage.disconnect()
+
+
+class Line:
+    """A line to a server that can be cut or go dead: told of each request, `judge` says whether it gets through."""
+
+    def __init__(self, server: ValkeyProcess, judge: Callable[[bytes], str]) -> None:
+        self._server = server
+        self._judge = judge
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> str:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"redis://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listener.close()
+        for writer in self._writers:
+            writer.close()
+        await self._listener.wait_closed()
+
+    async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        self._writers += [back, to_server]
+        answers = asyncio.create_task(_copy(server, back))
+        while request := await client.read(1 << 20):
+            verdict = self._judge(request)
+            if verdict == "cut":
+                break
+            if verdict == "pass":
+                to_server.write(request)
+        answers.cancel()
+        back.close()
+        to_server.close()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(1 << 20):
+        target.write(data)
+
+
+async def test_a_line_that_goes_dead_ends_a_wait(own_server: ValkeyProcess) -> None:
+    """A connection on which nothing comes back any more holds a wait up for seconds, not for ever."""
+    async with Line(own_server, lambda request: "hold" if b"CLIENT\r\n$2\r\nID" in request else "pass") as url:
+        storage = BullMQStorage(url)
+        await storage.connect()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(StorageUnavailable):
+                await storage.wait(("*",), timeout=timedelta(seconds=60))
+        await storage.disconnect()
+
+
+async def test_a_wait_that_cannot_be_ended_leaves_no_task(own_server: ValkeyProcess) -> None:
+    """When the server cannot be told to end a wait, the wait fails, and nothing of it goes on unobserved."""
+    async with Line(own_server, lambda request: "cut" if b"UNBLOCK" in request else "pass") as url:
+        storage = BullMQStorage(url)
+        await storage.connect()
+        tasks = asyncio.all_tasks()
+        with pytest.raises(StorageUnavailable):
+            await storage.wait(("*",), timeout=timedelta(milliseconds=50))
+        assert not [task for task in asyncio.all_tasks() - tasks if "ask" in repr(task.get_coro())]
+        await storage.disconnect()
+
+
+async def test_claims_are_not_lost_with_a_later_step(own_server: ValkeyProcess) -> None:
+    """A first claim is a small one, and what it brought is handed out although the connection broke in the second."""
+    verdicts = iter(["pass", "cut", "pass"])
+    script = scripts()["moveToActive"].sha.encode()
+
+    def judge(request: bytes) -> str:
+        return next(verdicts) if script in request else "pass"
+
+    async with Line(own_server, judge) as url:
+        storage = BullMQStorage(url)
+        await storage.connect()
+        await storage.enqueue([job("a"), job("b")])
+        assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=2)] == ["a"]
+        assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=2)] == ["b"]
+        await storage.disconnect()
+
+
+async def test_a_cancelled_claim_gives_its_jobs_back(storage: BullMQStorage) -> None:
+    """Whenever a claim is cancelled, its jobs are claimable at once, and their attempt is not counted."""
+    await storage.enqueue([job(f"job-{number}") for number in range(10)])
+    for turn in range(30):
+        claiming = asyncio.create_task(storage.claim("w", leases=LEASES, limit=10))
+        await asyncio.sleep(0.0002 * (turn % 12))
+        if claiming.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+        else:
+            await storage.settle([Released(claim=claim) for claim in claiming.result()])
+        assert (await storage.counts())[JobState.QUEUED] == 10
+    claims = await storage.claim("w", leases=LEASES, limit=10)
+    assert [(claim.job_id, claim.attempt) for claim in claims] == [(f"job-{number}", 1) for number in range(10)]
+
+
+async def test_a_burst_waits_its_turn(storage: BullMQStorage, client: Any) -> None:
+    """Many more calls at once than there are connections all succeed, and no connection is made for each."""
+    await asyncio.gather(*(storage.enqueue([job(f"job-{number}")]) for number in range(400)))
+    assert (await storage.counts())[JobState.QUEUED] == 400
+    assert len(await client.client_list()) < 100
+
+
+def test_event_loops_one_after_another(redis_url: str) -> None:
+    """One storage object serves a second event loop after the first has ended, even without a disconnect."""
+    storage = BullMQStorage(redis_url, f"test-{uuid.uuid4().hex}")
+
+    async def use(*, disconnect: bool) -> None:
+        await storage.connect()
+        async with storage.events() as first, storage.events() as second, asyncio.timeout(PATIENCE):
+            await storage.enqueue([job(uuid.uuid4().hex)])
+            async with storage.events():
+                assert await first.get() == await second.get()
+        if disconnect:
+            await storage.disconnect()
+
+    for disconnect in (True, False, True):
+        asyncio.run(use(disconnect=disconnect))
 
 
 async def test_a_hanging_server_is_unavailable_in_time(redis_url: str) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,12 +22,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import Session
 from sqlmodel.ext.asyncio.session import AsyncSession as SqlModelSession
 
+from tests.workers.harnesses import SqliteHarness
 from workers.errors import StorageError, StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import (
     DROP,
+    CancelResult,
     Claim,
     Completed,
     EnqueueStatus,
+    ErrorInfo,
+    Failed,
     JobEventKind,
     JobState,
     NewJob,
@@ -46,6 +51,7 @@ from workers.storage import (
 )
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
+from workers.testing import Case, all_cases, run
 
 MINUTE = timedelta(minutes=1)
 ANY = {"*": MINUTE}
@@ -289,6 +295,18 @@ async def test_the_write_lock_is_taken_before_anything_is_read(
     assert refused
 
 
+_NEARBY = [case for case in all_cases() if case.verb in ("wait", "events", "cancel")]
+
+
+@pytest.mark.parametrize("case", _NEARBY, ids=lambda case: case.id)
+async def test_one_process_needs_no_poll(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a process the step that changes something tells waiters and subscribers; no watcher has to notice it."""
+    monkeypatch.setattr(sql_sqlite, "POLL", timedelta(hours=1))
+    async with SqliteHarness(tmp_path / "jobs.db") as harness:
+        await harness.migrate()
+        await run(case, harness)
+
+
 # Other processes
 
 
@@ -361,6 +379,54 @@ async def test_a_killed_process_loses_nothing(storage: SqlStorage, url: str) -> 
 async def _all_recovered(storage: SqlStorage) -> bool:
     await storage.recover(1_000)
     return (await storage.counts())[JobState.PROCESSING] == 0
+
+
+def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
+    """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works."""
+    code = f"""
+import asyncio, os
+from workers.errors import StorageError
+from workers.storage.sql import SqlStorage
+
+async def child(parents, url):
+    try:
+        await parents.counts()
+    except StorageError as error:
+        assert "forked" in str(error), error
+    await parents.disconnect()
+    mine = SqlStorage(url)
+    await mine.connect()
+    await mine.counts()
+    await mine.disconnect()
+
+async def parent(storage):
+    await storage.migrate()
+    await storage.connect()
+
+url = "sqlite:///{tmp_path}/jobs.db"
+storage = SqlStorage(url)
+asyncio.run(parent(storage))
+if os.fork() == 0:
+    asyncio.run(asyncio.wait_for(child(storage, url), {PATIENCE}))
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+asyncio.run(storage.counts())
+asyncio.run(storage.disconnect())
+"""
+    directory = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=directory, timeout=3 * PATIENCE)
+
+
+@pytest.mark.parametrize("replace", [True, False], ids=["replaced", "deleted"])
+async def test_a_file_taken_away_is_noticed(storage: SqlStorage, tmp_path: Path, replace: bool) -> None:
+    """Nothing is acknowledged that went into a file nobody can find; the storage works on the new one afterwards."""
+    await storage.enqueue([job("a")])
+    (tmp_path / "jobs.db").rename(tmp_path / "old.db")
+    if replace:
+        await SqlStorage(f"sqlite:///{tmp_path}/jobs.db").migrate()
+    with pytest.raises(StorageError, match="replaced"):
+        await storage.enqueue([job("b")])
+    assert (tmp_path / "jobs.db").exists() is replace
 
 
 # Tables
@@ -673,6 +739,28 @@ async def test_an_idle_wait_asks_next_to_nothing(storage: SqlStorage) -> None:
     event.listen(connection, "before_cursor_execute", count)
     await storage.wait(["work"], timeout=timedelta(milliseconds=500))
     assert len(statements) <= 9, "three looks of three statements: first, after the watcher's first tick, last"
+
+
+async def test_no_payload_is_left_behind(storage: SqlStorage, url: str) -> None:
+    """However a job goes, its payload or result goes with it; a tombstone keeps neither."""
+    names = ("removed", "cancelled", "drained", "dropped", "cleaned", "stalled", "again")
+    await storage.enqueue([job(name, max_attempts=1, keep_failed=DROP) for name in names])
+    claims = {claimed.job_id: claimed for claimed in await claim(storage)}
+    await storage.settle([Released(claim=claims[name]) for name in ("removed", "cancelled", "drained")])
+    await storage.settle([Completed(claim=claims["dropped"], result=b"1", keep=DROP)])
+    await storage.settle([Completed(claim=claims["cleaned"], result=b"1")])
+    await storage.settle([Failed(claim=claims["again"], error=ErrorInfo(type="E", message=""), keep=MINUTE)])
+    await storage.renew([replace(claims["stalled"], lease=timedelta(0))])
+    assert (await storage.recover(10)).failed == ("stalled",)
+    await storage.enqueue([job("again", keep_failed=DROP)])
+    assert await storage.remove(["removed"]) == 1
+    assert await storage.cancel("cancelled") is CancelResult.CANCELLED
+    assert await storage.drain() == 2
+    assert await storage.clean(JobState.COMPLETED, older_than=timedelta(0)) == 1
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        assert database.execute("SELECT id, state FROM workers_jobs").fetchall() == [("cancelled", "cancelled")]
+        assert database.execute("SELECT seq FROM workers_payloads").fetchall() == []
+    database.close()
 
 
 def test_importing_the_package_needs_no_sqlalchemy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from workers.errors import LossReason
 from workers.jobs import (
@@ -86,6 +87,25 @@ async def a_retry_waits_for_its_delay(harness: Harness) -> None:
     await harness.advance(harness.moment)
     assert await state(storage, "soon") is JobState.QUEUED
     assert [(held.job_id, held.attempt) for held in await claim(storage, 5)] == [("soon", 2)]
+
+
+@case()
+async def any_duration_can_be_settled(harness: Harness) -> None:
+    """Delays and retentions beyond every calendar, or below zero, end their attempt and spare its neighbours."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(name) for name in ("never", "past", "for ever", "neighbour")))
+    never, past, for_ever, neighbour = await claim(storage, 4)
+    await apply(
+        storage,
+        retried(never, timedelta.max),
+        retried(past, -HOUR),
+        completed(for_ever, b"1", keep=timedelta.max),
+        completed(neighbour, b"2"),
+    )
+    assert await state(storage, "never") is JobState.FAILING
+    assert (await claim_one(storage)).job_id == "past"
+    assert await state(storage, "for ever") is JobState.COMPLETED
+    assert await state(storage, "neighbour") is JobState.COMPLETED
 
 
 @case()

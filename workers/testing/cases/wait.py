@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
-from workers.jobs import Claim
+from workers.jobs import MAX_DELAY, Claim
 from workers.storage.base import Storage
 from workers.testing.case import NAME_FILTER, case
 from workers.testing.harness import Harness
@@ -171,16 +171,17 @@ async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
 async def an_idle_wait_does_not_spin(harness: Harness) -> None:
     """With nothing to claim, waits of 0.2 s return a few times in half a second, not thousands of times.
 
-    Nothing to claim: an empty queue, only a far delay, a job that is processing, a paused queue.
+    Nothing to claim: an empty queue, only a far or the farthest delay, a job that is processing, a paused queue.
     """
-    empty, delayed, busy, paused = [await harness.open() for _ in range(4)]
+    empty, delayed, remote, busy, paused = [await harness.open() for _ in range(5)]
     await enqueue(delayed, job(delay=HOUR))
+    await enqueue(remote, job(delay=MAX_DELAY))
     await enqueue(busy, job())
     await claim_one(busy)
     await paused.pause()
     await enqueue(paused, job())
-    waits = await asyncio.gather(*(_waits_in(each, 0.5) for each in (empty, delayed, busy, paused)))
-    assert max(waits) <= 10, f"waits ended (empty, delayed, busy, paused): {waits}"
+    waits = await asyncio.gather(*(_waits_in(each, 0.5) for each in (empty, delayed, remote, busy, paused)))
+    assert max(waits) <= 10, f"waits ended (empty, delayed, remote, busy, paused): {waits}"
 
 
 @case(guarantees=(13,), needs=(NAME_FILTER,))
