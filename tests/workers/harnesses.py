@@ -36,7 +36,7 @@ class SqliteHarness(Harness):
 
     @property
     def limits(self) -> Limits:
-        return SqlStorage.limits
+        return SqlStorage(self._url).limits
 
     async def make(self, queue: str) -> Storage:
         return SqlStorage(self._url, queue, clock=self._clock)
@@ -49,6 +49,21 @@ class SqliteHarness(Harness):
 
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
+
+
+class PostgresHarness(Harness):
+    """`SqlStorage` on a fresh PostgreSQL database, in real time, with leases of 150 ms."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    @property
+    def limits(self) -> Limits:
+        return SqlStorage(self._url).limits
+
+    async def make(self, queue: str) -> Storage:
+        return SqlStorage(self._url, queue)
 
 
 class BullMQHarness(Harness):
@@ -87,6 +102,15 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
 
 
 @asynccontextmanager
+async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    """On a database of the case's own."""
+    url = request.getfixturevalue("postgres_url")
+    await SqlStorage(url).migrate()
+    async with PostgresHarness(url) as harness:
+        yield harness
+
+
+@asynccontextmanager
 async def bullmq(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """On the run's shared server; a case that restarts servers gets one of its own."""
     with contextlib.ExitStack() as stack:
@@ -96,4 +120,4 @@ async def bullmq(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
             yield harness
 
 
-HARNESSES: Final[dict[str, OpenHarness]] = {"memory": memory, "sqlite": sqlite, "bullmq": bullmq}
+HARNESSES: Final[dict[str, OpenHarness]] = {"memory": memory, "sqlite": sqlite, "postgres": postgres, "bullmq": bullmq}
