@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import AliasGenerator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from db.url import parse_url
 from federation.errors import ConfigurationError
 from federation.protocol.models import MAX_PAYLOAD_BYTES
 from federation.setting_types import plain
@@ -164,14 +165,10 @@ def bullmq_url(settings: Settings) -> str | None:
 
 
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
-    """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's SQLite file.
+    """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's own database.
 
     `client` is used for BullMQ instead of a connection of its own.
-
-    Raises:
-        ConfigurationError: that database cannot hold queues.
     """
-    settings.require_queues()
     redis_url = bullmq_url(settings)
     if redis_url is not None:
         from workers.storage.bullmq import BullMQStorage
@@ -179,7 +176,7 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
         return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
     from workers.storage.sql import SqlStorage
 
-    return SqlStorage((settings.queue_url or settings.database_url).get_secret_value(), queue)
+    return SqlStorage(parse_url((settings.queue_url or settings.database_url).get_secret_value()), queue)
 
 
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})

@@ -74,12 +74,15 @@ def _redis_url(value: SecretStr) -> SecretStr:
 
 def _queue_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
-    if url.startswith("sqlite:"):
+    if url.startswith(("sqlite:", "postgresql:", "postgresql+", "postgres:")):
         return _database_url(value)
     if url.startswith(("bullmq+redis://", "bullmq+rediss://")):
         _redis_url(SecretStr(url.removeprefix("bullmq+")))
         return value
-    raise ValueError("must be sqlite:///path/to/file.db or bullmq+redis://host:port; no other queue storage is known")
+    raise ValueError(
+        "must be sqlite:///path/to/file.db, postgresql://user@host/name or bullmq+redis://host:port;"
+        " no other queue storage is known"
+    )
 
 
 def plain(value: SecretStr | str | None) -> str | None:
