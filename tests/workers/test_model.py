@@ -65,13 +65,11 @@ def test_the_storage_follows_the_table(machine: type[StorageMachine]) -> None:
     "kind",
     [
         broken.NoTokenCheck,
-        broken.ContinuationLost,
         broken.AttemptCountedAtTheEnd,
         broken.CancelIgnoredWhileScheduled,
         broken.ReleasedToTheEnd,
         broken.OldGenerationLingers,
         broken.RepeatsAreLost,
-        broken.StallsNotCounted,
     ],
 )
 def test_the_machine_finds_what_is_wrong(kind: type[MemoryStorage]) -> None:
