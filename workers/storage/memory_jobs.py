@@ -162,6 +162,7 @@ class JobTable:
         """The scheduled or failing job is due now."""
         job.run_at = now
         self._come_due(job)
+        self.changed(job.new.id)
 
     def _come_due(self, job: Job) -> None:
         self._delayed.discard(job.new.id)
