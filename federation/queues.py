@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import unquote
 
 from pydantic import AliasGenerator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -163,6 +164,12 @@ def bullmq_url(settings: Settings) -> str | None:
     return chosen.removeprefix("bullmq+") if scheme in ("bullmq+redis", "bullmq+rediss") else None
 
 
+def file_directory(settings: Settings) -> str | None:
+    """The directory the queues live in, None if they live elsewhere."""
+    chosen = plain(settings.queue_url) or ""
+    return unquote(chosen.removeprefix("file://")) if chosen.startswith("file://") else None
+
+
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
     """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's SQLite file.
 
@@ -177,6 +184,11 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
         from workers.storage.bullmq import BullMQStorage
 
         return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
+    directory = file_directory(settings)
+    if directory is not None:
+        from workers.storage.file import FileStorage
+
+        return FileStorage(directory, queue)
     from workers.storage.sql import SqlStorage
 
     return SqlStorage((settings.queue_url or settings.database_url).get_secret_value(), queue)

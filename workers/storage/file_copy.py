@@ -54,18 +54,17 @@ class QueueCopy:
         Raises:
             StorageError: the journal was deleted, or belongs to a newer version or another queue.
         """
-        if self._state is None or not self._catch_up(self._state, news):
+        if not (self._state or self._old or self.journal.position):
+            self._state = self._read_anew(news)
+        elif not self.journal.exists():
+            raise StorageError(f"{self._directory.path}: the journal was deleted while in use; start again")
+        elif self._state is None or not self._catch_up(self._state, news):
             self._state = self._read_anew(news)
         return self._state
 
     def _catch_up(self, state: FileState, news: News) -> bool:
         while True:
-            try:
-                current = self.journal.is_current()
-            except FileNotFoundError:
-                raise StorageError(
-                    f"{self._directory.path}: the journal was deleted while in use; start again"
-                ) from None
+            current = self.journal.is_current()
             if not self._read_on(state, news):
                 return False
             if current:

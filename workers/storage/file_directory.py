@@ -110,9 +110,15 @@ class QueueDirectory:
             if name == QUARANTINE:
                 continue
             if name != JOURNAL:
-                self.set_aside(name, "not a file of this queue")
+                self._move_away(name)
             elif not stat.S_ISREG(self.stat(name).st_mode):
                 self.set_aside(name, "not a regular file")
+
+    def _move_away(self, name: str) -> None:
+        try:
+            self.set_aside(name, "not a file of this queue")
+        except OSError as error:  # it harms nobody where it is
+            _LOG.warning("%s: cannot set aside %r: %s", self.path, name, error)
 
     def set_aside(self, name: str, reason: str) -> None:
         """The file is in quarantine, beside a text that says why."""
@@ -138,7 +144,7 @@ class QueueDirectory:
     def _quarantine(self, name: str, reason: str) -> str:
         """A free path in quarantine for `name`, whose reason is written there."""
         self._made_quarantine()
-        place = f"{QUARANTINE}/{time.time_ns()}-{name[:100]}"
+        place = f"{QUARANTINE}/{time.time_ns()}-{name[:40]}"
         with suppress(OSError):  # a full disk; the log has it
             descriptor = self.open(f"{place}.reason.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:

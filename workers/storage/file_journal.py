@@ -52,12 +52,16 @@ class Journal:
         found = self._directory.stat(JOURNAL)
         return not self._is_open_file(found) or found.st_size != self.position
 
-    def is_current(self) -> bool:
-        """Whether the opened file is still the journal, and no shorter than it was read.
+    def exists(self) -> bool:
+        """Whether there is a journal at all."""
+        try:
+            self._directory.stat(JOURNAL)
+        except FileNotFoundError:
+            return False
+        return True
 
-        Raises:
-            FileNotFoundError: there is none any more.
-        """
+    def is_current(self) -> bool:
+        """Whether the opened file is still the journal, and no shorter than it was read."""
         found = self._directory.stat(JOURNAL)
         return self._is_open_file(found) and found.st_size >= self.position
 

@@ -13,6 +13,7 @@ import logging
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class Lane:
 
     def _take_group(self) -> bool:
         # A method of its own, so that an idle thread keeps no reference to its last group.
-        group: list[_Task] = []
+        group: deque[_Task] = deque()
         going_on = True
         try:
             while len(group) < _MOST_AT_ONCE:
@@ -135,9 +136,9 @@ class Lane:
         except OSError:
             news = True  # and what is wrong will show
         if news:
-            self._do([])
+            self._do(deque())
 
-    def _do(self, group: list[_Task]) -> None:
+    def _do(self, group: deque[_Task]) -> None:
         """Every task's future is resolved: by its answer, or by what kept that from being safe."""
         while True:
             batch = _Batch(tasks=group)
@@ -158,30 +159,21 @@ class Lane:
                 return
 
     def _take_steps(self, batch: _Batch) -> None:
-        """The tasks' steps are safe, or none is and this raises; those that are left must be taken anew."""
+        """The steps of the tasks that have answers now are safe; the other tasks are for another batch.
+
+        If this raises, none is safe.
+        """
         assert self._copy is not None, "opened with the directory"
         copy = self._copy
         state = copy.refresh(batch.heard)
         if copy.journal.is_long:
             copy.compact(state)
         frames: list[bytes] = []
-        spoilt = False
-        done = 0
-        for task in batch.tasks:
-            done += 1
-            answer = _attempt(task, state)
-            if task.writes and state.changed and not isinstance(answer, _Refused):
-                step = state.take()
-                frames.append(copy.journal.encode(step.entries, step.blobs))
-                batch.done.add(step)
-            batch.answers.append((task.future, answer))
-            if isinstance(answer, _Refused) and state.changed:
-                spoilt = True  # it may have got half-way
-                break
+        while batch.tasks and not batch.spoilt:
+            _take_step(batch, state, copy, frames)
         copy.commit(frames)
-        if spoilt:
+        if batch.spoilt:
             copy.forget()
-        batch.tasks = batch.tasks[done:]
 
     def _opened(self) -> QueueDirectory:
         if self._directory is None:
@@ -193,16 +185,18 @@ class Lane:
         self.notices.tell(QUEUE_NUMBER, news.events, wake=news.wake)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
-        if not batch.tasks and not self._failing:
+        waiting = [future for future, _ in batch.answers] + [task.future for task in batch.tasks]
+        if not waiting and not self._failing:
             _LOG.warning("%s: cannot watch for what others do: %s", self.path, error)
             self._failing = True
+            self.notices.wake_all()  # who waits shall hear of it
         if not isinstance(error, OSError | WorkersError) and self._copy is not None:
             self._copy.forget()  # a bug, and nobody knows how far it got
-        for task in batch.tasks:
+        for future in waiting:
             ours = translate(error, str(self.path)) if isinstance(error, OSError) else error
             if ours is not error:
                 ours.__cause__ = error
-            task.future.set_exception(ours)
+            future.set_exception(ours)
 
     def _shut(self) -> None:
         if self._copy is not None:
@@ -215,7 +209,9 @@ class Lane:
 class _Batch:
     """Tasks, and what becomes of them; `heard` is what others did, true whatever becomes of ours."""
 
-    tasks: list[_Task]
+    tasks: deque[_Task]
+    spoilt: bool = False
+    """Whether a step raised half-way, so that the state is not to be trusted."""
     answers: list[tuple[Future[object], object]] = field(default_factory=list)
     heard: News = field(default_factory=News)
     done: News = field(default_factory=News)
@@ -228,11 +224,21 @@ class _Refused:
     error: Exception
 
 
-def _attempt(task: _Task, state: FileState) -> object:
+def _take_step(batch: _Batch, state: FileState, copy: QueueCopy, frames: list[bytes]) -> None:
+    """The first task has an answer, and what it changed is in `done` and `frames`."""
+    task = batch.tasks.popleft()
+    answer: object
     try:
-        return task.work(state)
+        answer = task.work(state)
+        if task.writes and state.changed:
+            step = state.step()
+            frames.append(copy.journal.encode(step.entries, step.blobs))
+            state.written()
+            batch.done.add(step)
     except Exception as error:
-        return _Refused(error)
+        answer = _Refused(error)
+        batch.spoilt = state.changed
+    batch.answers.append((task.future, answer))
 
 
 def _resolve(future: Future[object], answer: object) -> None:

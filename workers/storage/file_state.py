@@ -74,8 +74,8 @@ class FileState(QueueSteps):
         """Whether anything is to be written."""
         return bool(self._changes)
 
-    def take(self) -> Step:
-        """What has changed since the last call."""
+    def step(self) -> Step:
+        """What has changed since `written` was last called."""
         changes, events = self._changes, []
         entries: list[Entry] = []
         blobs: list[bytes] = []
@@ -84,12 +84,15 @@ class FileState(QueueSteps):
             self._describe(job_id, kinds, job_id in changes.added, entries, blobs)
         for worker_id, at in changes.workers.items():
             entries.append(worker_entry(worker_id, at))
-            self._note_written(worker_id, at)
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
-        step = Step(entries=entries, blobs=blobs, events=events, wake=changes.wake)
-        changes.clear()
-        return step
+        return Step(entries=entries, blobs=blobs, events=events, wake=changes.wake)
+
+    def written(self) -> None:
+        """What `step` returned is on its way into the journal."""
+        for worker_id, at in self._changes.workers.items():
+            self._note_written(worker_id, at)
+        self._changes.clear()
 
     def _describe(
         self, job_id: str, kinds: list[JobEventKind], added: bool, entries: list[Entry], blobs: list[bytes]
