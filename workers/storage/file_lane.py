@@ -95,7 +95,7 @@ class Lane:
                     self._tasks.put(None)
                 else:
                     self._stopped.set_result(None)  # a fork's copy: the thread stayed behind
-        await asyncio.wrap_future(self._stopped)
+        await asyncio.shield(asyncio.wrap_future(self._stopped))
 
     # In the thread
 

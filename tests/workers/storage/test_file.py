@@ -336,8 +336,9 @@ async def test_a_torn_end_is_noticed_by_those_who_are_there(storage: FileStorage
     with journal_of(tmp_path).open("ab") as file:
         file.write(b"half a frame")
     await storage.enqueue([job("after")])
-    assert await known(tmp_path, "before", "after") == ["before", "after"]
+    assert [found is not None for found in await storage.status(["before", "after"])] == [True, True]
     assert len(quarantined(tmp_path)) == 1
+    assert b"half a frame" not in journal_of(tmp_path).read_bytes()
 
 
 async def test_damage_costs_only_the_steps_it_hit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -495,6 +496,25 @@ async def test_events_are_heard_through_compactions(tmp_path: Path, monkeypatch:
             await here.settle([Completed(claim=claim, result=b"", keep=DROP)])
             kinds = [(await subscription.get()).kind for _ in range(3)]
             assert kinds == [JobEventKind.QUEUED, JobEventKind.ACTIVE, JobEventKind.COMPLETED]
+    await here.disconnect()
+    await there.disconnect()
+
+
+async def test_a_key_freed_elsewhere_is_free_here(tmp_path: Path) -> None:
+    """A job that waits for its ordering key is claimed here, once another process settled the one that held the key."""
+    here, there = FileStorage(tmp_path), FileStorage(tmp_path, fsync=False)
+    await here.connect()
+    await there.connect()
+    await here.enqueue(
+        [job("first", ordering_key="k"), job("second", ordering_key="k"), job("third", ordering_key="k")]
+    )
+    (held,) = await there.claim("w", leases=LEASES, limit=3)
+    assert await here.claim("v", leases=LEASES, limit=3) == []
+    worker = asyncio.create_task(next_claim(here))
+    async with background(worker):
+        await there.settle([Completed(claim=held, result=b"", keep=DROP)])
+        assert (await worker).job_id == "second"
+    assert await there.claim("w", leases=LEASES, limit=3) == []
     await here.disconnect()
     await there.disconnect()
 
