@@ -87,27 +87,31 @@ class QueueCopy:
     def _read_anew(self, news: News) -> FileState:
         self.forget()
         state = FileState(self._name)
+        marker, position = self.journal.marker, self.journal.position
         self.journal.open(empty=state.snapshot())
+        if self.journal.marker != marker:
+            position = PREAMBLE_BYTES
         damaged = False
         for found in self.journal.news():
             if isinstance(found, Frame):
-                damaged |= not self._restore(state, found)
+                damaged |= not self._restore(state, found, news if found.start >= position > PREAMBLE_BYTES else News())
             elif found.torn:
                 self._cut_torn_end(found)
             else:
                 self.journal.set_aside(found, "damaged: what follows is whole")
                 damaged = True
+        if self._old is not None:
+            if self.journal.marker != marker:
+                news.events += _missed(self._old, state)
+            news.wake = True
         if damaged:
             self.journal.replace(state.snapshot(), continues=False)
-        if self._old is not None:
-            news.events += _missed(self._old, state)
-            news.wake = True
         self._old = None
         return state
 
-    def _restore(self, state: FileState, frame: Frame) -> bool:
+    def _restore(self, state: FileState, frame: Frame, news: News) -> bool:
         try:
-            state.apply(decode(frame))
+            news.add(state.apply(decode(frame)))
         except BadEntry as error:
             if frame.start == PREAMBLE_BYTES and str(error).startswith("it is"):
                 raise StorageError(f"{self._directory.path}: {error}; name another directory") from None

@@ -45,6 +45,11 @@ class Journal:
         """Where the next frame begins: all before was read or written here."""
         self._unsynced = False
 
+    @property
+    def marker(self) -> bytes:
+        """What tells this journal from every other."""
+        return self._preamble.marker
+
     # Whether there is news
 
     def changed(self) -> bool:

@@ -687,8 +687,19 @@ async def test_a_failed_write_leaves_the_storage_usable(
             await storage.claim("w", leases=LEASES, limit=1)
         assert isinstance(raised.value.__cause__, OSError)
         assert journal_of(tmp_path).stat().st_size == size
-    (claim,) = await storage.claim("w", leases=LEASES, limit=1)
-    assert (claim.job_id, claim.attempt) == ("a", 1)
+    other = FileStorage(tmp_path, fsync=False)
+    await other.connect()
+    async with storage.events() as subscription:
+        with monkeypatch.context() as broken:
+            broken.setattr(file_journal, "_sync", refuse)
+            with pytest.raises(StorageUnavailable):
+                await storage.enqueue([job("never")])
+            await other.cancel("b")
+        (claim,) = await storage.claim("w", leases=LEASES, limit=1)
+        assert (claim.job_id, claim.attempt) == ("a", 1)
+        heard = [await subscription.get() for _ in range(2)]
+        assert [(event.kind.value, event.job_id) for event in heard] == [("cancelled", "b"), ("active", "a")]
+    await other.disconnect()
     with monkeypatch.context() as broken:
         broken.setattr(file_journal, "_sync", refuse)
         with pytest.raises(StorageUnavailable):
