@@ -43,7 +43,7 @@ while somebody waits or listens; it reads nothing unless the size has changed.
 
 *Limits.* Memory and the time to open grow with the jobs in the queue. The file system must be a local one. A process
 that is stopped just while it holds the lock, for some milliseconds at most, blocks the others until it goes on or dies:
-they get `StorageUnavailable` after 10 s. A new file may be lost to bit rot like any other; nothing is mirrored.
+they get `StorageUnavailable` after 10 s. Nothing is mirrored: rot costs the steps it hits.
 """
 
 from __future__ import annotations
