@@ -79,7 +79,12 @@ def _queue_url(value: SecretStr) -> SecretStr:
     if url.startswith(("bullmq+redis://", "bullmq+rediss://")):
         _redis_url(SecretStr(url.removeprefix("bullmq+")))
         return value
-    raise ValueError("must be sqlite:///path/to/file.db or bullmq+redis://host:port; no other queue storage is known")
+    if url.startswith("file:///") and url.removeprefix("file:///"):
+        return value
+    raise ValueError(
+        "must be sqlite:///path/to/file.db, file:///path/to/directory or bullmq+redis://host:port;"
+        " no other queue storage is known"
+    )
 
 
 def plain(value: SecretStr | str | None) -> str | None:

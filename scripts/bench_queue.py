@@ -1,6 +1,7 @@
 """How fast the queue core is on each storage, with 1 KiB payloads and handlers that do nothing.
 
-    python scripts/bench_queue.py [--storage memory sqlite bullmq] [--jobs 10000] [--concurrency 50 10] [--backlog 0]
+    python scripts/bench_queue.py [--storage memory file sqlite bullmq] [--jobs 10000] [--concurrency 50 10]
+                                   [--backlog 0]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -40,7 +41,10 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--storage", nargs="+", default=["memory", "sqlite", "bullmq"], choices=["memory", "sqlite", "bullmq"]
+        "--storage",
+        nargs="+",
+        default=["memory", "file", "sqlite", "bullmq"],
+        choices=["memory", "file", "sqlite", "bullmq"],
     )
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[50, 10])
@@ -105,6 +109,11 @@ async def open_storage(kind: str) -> AsyncIterator[Storage]:
         from workers.storage.memory import MemoryStorage
 
         yield MemoryStorage()
+    elif kind == "file":
+        from workers.storage.file import FileStorage
+
+        with tempfile.TemporaryDirectory(prefix="bench-queue-") as directory:
+            yield FileStorage(directory)
     elif kind == "sqlite":
         from workers.storage.sql import SqlStorage
 

@@ -29,6 +29,7 @@ from workers.jobs import DROP, MAX_DELAY, Claim, EnqueueStatus
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 
@@ -271,6 +272,7 @@ def test_job_data_takes_either_spelling_in_python_and_is_camel_case_on_the_wire(
         ),
         ({"QUEUE_URL": "bullmq+rediss://two:2"}, BullMQStorage, "rediss://two:2"),
         ({"DATABASE_URL": "postgresql://db/x", "QUEUE_URL": "sqlite:///queue.db"}, SqlStorage, None),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "file:///var/queues"}, FileStorage, None),
         ({"DATABASE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, BullMQStorage, "redis://one:1"),
     ],
 )
@@ -292,6 +294,12 @@ def test_a_queue_url_names_the_file_of_the_queue(tmp_path: Path) -> None:
         {"DATABASE_URL": f"sqlite:///{tmp_path}/app.db", "QUEUE_URL": f"sqlite:///{tmp_path}/queue.db"}
     )
     assert f"{tmp_path}/queue.db" in repr(open_storage(settings, "q"))
+
+
+def test_a_queue_url_names_the_directory_of_the_queue(tmp_path: Path) -> None:
+    """Its escapes are those of URLs."""
+    settings = Settings.from_values({"QUEUE_URL": "file:///var/my%20queues"})
+    assert repr(open_storage(settings, "q")) == "FileStorage('/var/my queues', queue='q')"
 
 
 def test_postgresql_without_a_redis_has_no_place_for_queues() -> None:

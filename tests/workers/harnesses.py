@@ -16,6 +16,7 @@ from tests.servers import ValkeyProcess, valkey
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.file import FileStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Case, Harness, MemoryHarness
 from workers.testing.case import RESTARTS
@@ -43,6 +44,31 @@ class SqliteHarness(Harness):
 
     async def migrate(self) -> None:
         await SqlStorage(self._url).migrate()
+
+    def now(self) -> datetime:
+        return self._clock.now()
+
+    async def advance(self, by: timedelta) -> None:
+        self._clock.advance(by)
+
+
+class FileHarness(Harness):
+    """`FileStorage` on a fresh directory, on a clock the cases move."""
+
+    moment = timedelta(seconds=1)
+    moves_time = True
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._directory = directory
+        self._clock = ManualClock()
+
+    @property
+    def limits(self) -> Limits:
+        return FileStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return FileStorage(self._directory, queue, clock=self._clock)
 
     def now(self) -> datetime:
         return self._clock.now()
@@ -79,6 +105,13 @@ async def memory(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
 
 
 @asynccontextmanager
+async def file(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    with tempfile.TemporaryDirectory(prefix="fd-file-") as directory:
+        async with FileHarness(directory) as harness:
+            yield harness
+
+
+@asynccontextmanager
 async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     with tempfile.TemporaryDirectory(prefix="fd-sqlite-") as directory:
         async with SqliteHarness(Path(directory) / "queue.db") as harness:
@@ -96,4 +129,4 @@ async def bullmq(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
             yield harness
 
 
-HARNESSES: Final[dict[str, OpenHarness]] = {"memory": memory, "sqlite": sqlite, "bullmq": bullmq}
+HARNESSES: Final[dict[str, OpenHarness]] = {"memory": memory, "file": file, "sqlite": sqlite, "bullmq": bullmq}

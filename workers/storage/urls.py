@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from typing import Final, TypeAlias
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 from weakref import WeakValueDictionary
 
 from workers.errors import StorageError
@@ -70,8 +70,19 @@ def _memory(url: str, queue: str) -> Storage:
     return MemoryStorage(space, queue)
 
 
+def _file(url: str, queue: str) -> Storage:
+    """The directory in `file:///dir`."""
+    from workers.storage.file import FileStorage
+
+    host, slash, path = url.removeprefix("file://").partition("/")
+    if host or not path:
+        raise StorageError("a directory is named as file:///path/to/directory")
+    return FileStorage(unquote(slash + path), queue)
+
+
 SCHEMES: Final[dict[str, Opener]] = {
     "memory": _memory,
+    "file": _file,
     "sqlite": _of("sql", "SqlStorage"),
     "sqlite+aiosqlite": _of("sql", "SqlStorage"),
     "bullmq+redis": _of("bullmq", "BullMQStorage"),
