@@ -92,7 +92,6 @@ class RedisStorage:
 
     Raises:
         StorageError: a target that is no Redis URL.
-        ValueError: a prefix that is empty or has braces.
     """
 
     limits: Final = Limits(clock="server", durable=True, processes="many")
@@ -109,8 +108,6 @@ class RedisStorage:
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        if not prefix or set(prefix) & set("{}"):
-            raise ValueError(f"a prefix is a text without braces, not {prefix!r}")
         self._name = queue
         self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = QueueScripts(self._server, prefix, queue)

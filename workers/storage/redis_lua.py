@@ -55,7 +55,8 @@ class QueueScripts:
 
     def __init__(self, server: Server, prefix: str, queue: str) -> None:
         self.server = server
-        self.base = f"{{{prefix}:{_in_a_tag(queue)}}}".encode()
+        tag = _in_a_tag(queue).replace(":", "%3A")  # or it could pass for the end of a longer prefix
+        self.base = f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
         self._scripts = scripts()
 
     @property
@@ -69,6 +70,6 @@ class QueueScripts:
         return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
 
 
-def _in_a_tag(queue: str) -> str:
-    """The name without what would end a hash tag, or pass for the end of a prefix."""
-    return queue.replace("%", "%25").replace(":", "%3A").replace("{", "%7B").replace("}", "%7D")
+def _in_a_tag(text: str) -> str:
+    """The text without braces, which would end the hash tag."""
+    return text.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")

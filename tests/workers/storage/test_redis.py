@@ -91,10 +91,13 @@ SETS = (
 )
 
 
-@pytest.mark.parametrize("queue", ["plain", "a}b", "{", "}", "x:y", "100%", "日本語"])
-async def test_every_key_of_a_queue_is_in_one_slot(queue: str, own_server: ValkeyProcess) -> None:
-    """Whatever the queue is called, a cluster keeps all its keys on one node, and there are no others."""
-    storage: Storage = RedisStorage(own_server.url, queue)
+@pytest.mark.parametrize(
+    ("prefix", "queue"),
+    [("workers", "plain"), ("workers", "a}b"), ("", "{"), ("}", "}"), ("{x}", "x:y"), ("a:b", "100%"), ("é", "日本語")],
+)
+async def test_every_key_of_a_queue_is_in_one_slot(prefix: str, queue: str, own_server: ValkeyProcess) -> None:
+    """Whatever prefix and queue are called, a cluster keeps all keys on one node, and there are no others."""
+    storage: Storage = RedisStorage(own_server.url, queue, prefix=prefix)
     assert isinstance(storage, RedisStorage)
     await storage.connect()
     await one_in_every_set(storage)
@@ -117,23 +120,16 @@ async def test_prefixes_and_queues_that_look_alike_share_nothing(redis_url: str)
         await storage.disconnect()
 
 
-@pytest.mark.parametrize("prefix", ["", "{", "a}"])
-def test_a_prefix_cannot_break_the_hash_tag(prefix: str) -> None:
-    """Braces in a prefix are refused."""
-    with pytest.raises(ValueError, match="without braces"):
-        RedisStorage("redis://127.0.0.1", prefix=prefix)
-
-
 async def test_a_queued_job_of_1_kib_takes_at_most_1_6_kib(own_server: ValkeyProcess) -> None:
     """Memory of the server per job, sets and all."""
     storage = RedisStorage(own_server.url)
     await storage.connect()
     async with Redis.from_url(own_server.url) as client:
-        before = (await client.info("memory"))["used_memory"]
-        for start in range(0, 4_000, 500):
-            await storage.enqueue([job(str(uuid.uuid4()), payload=b"x" * 1024) for _ in range(start, start + 500)])
-        grown = (await client.info("memory"))["used_memory"] - before
-    assert grown / 4_000 <= BYTES_PER_JOB
+        used = []
+        for _ in range(9):
+            await storage.enqueue([job(str(uuid.uuid4()), payload=b"x" * 1024) for _ in range(500)])
+            used.append((await client.info("memory"))["used_memory"])
+    assert (used[-1] - used[0]) / 4_000 <= BYTES_PER_JOB  # the first batch paid for scripts and connections
     await storage.disconnect()
 
 
@@ -314,6 +310,29 @@ async def test_what_stands_in_line_by_mistake_runs_nothing(storage: RedisStorage
     assert await storage.claim("w", leases=LEASES, limit=5) == []
     assert await client.zcard(key(storage, "ready")) == 0
     assert [one.status for one in await storage.settle([Completed(claim=claim, result=b"")])] == [SettleStatus.APPLIED]
+
+
+async def test_an_ordering_key_of_a_job_that_vanished_is_free(storage: RedisStorage, client: Any) -> None:
+    """When somebody deletes a running job by hand, the other jobs of its key run on."""
+    await storage.enqueue([job(name, ordering_key="key") for name in ("gone", "first", "second")])
+    await claim_one(storage)
+    assert await storage.claim("w", leases=LEASES, limit=5) == []
+    await client.zrem(key(storage, "leases"), "gone")
+    await client.hdel(key(storage, "runs"), "gone")
+    await client.hdel(key(storage, "jobs"), "gone")
+    await storage.enqueue([job("third", ordering_key="key")])
+    claim = await claim_one(storage)
+    await storage.settle([Completed(claim=claim, result=b"")])
+    assert (await claim_one(storage)).job_id == "first"
+
+
+async def test_a_drain_takes_what_is_not_ours(storage: RedisStorage, client: Any) -> None:
+    """Foreign members of the sets are drained like jobs."""
+    for name in ("ready", "held", "scheduled", "failing"):
+        await client.zadd(key(storage, name), {b"\xff": 0})
+    assert (await storage.list(JobState.QUEUED)).jobs == ()
+    assert await storage.drain() == 4
+    assert (await storage.counts())[JobState.QUEUED] == 0
 
 
 async def test_a_claim_of_large_jobs_is_cut_short(storage: RedisStorage) -> None:

@@ -81,7 +81,7 @@ local function set_aside(one, record)
 end
 
 local answer, taken, bytes = {}, 0, 0
-local runs, deadlines = {}, {}
+local runs, deadlines, granted = {}, {}, {}
 
 local function grant(one, record, job, run)
   local lease = leases[one.name] or default_lease
@@ -95,6 +95,7 @@ local function grant(one, record, job, run)
   deadlines[#deadlines + 1] = one.id
   if job.key ~= '' then
     redis.call('HSET', BUSY, job.key, one.id)
+    granted[job.key] = true
   end
   answer[#answer + 1] = one.id
   answer[#answer + 1] = record
@@ -123,7 +124,7 @@ local function sort_out(line, count)
       aside = true
     elseif (run or job).place ~= one.place or (run and run.state > STATE.failing) then
       aside = true -- the job has left this place: standing here twice must not run it twice
-    elseif job.key ~= '' and redis.call('HEXISTS', BUSY, job.key) == 1 then
+    elseif job.key ~= '' and (granted[job.key] or is_busy(job.key)) then
       redis.call('ZADD', HELD, 0, text(job.key) .. one.member)
       aside = true
     else

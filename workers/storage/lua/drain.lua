@@ -5,14 +5,12 @@ for _, line in ipairs({ READY, HELD, SCHEDULED, FAILING }) do
   local standing = left > 0 and redis.call('ZRANGE', line, 0, left - 1) or {}
   local ids = {}
   for at, value in ipairs(standing) do
-    local start = line == HELD and 3 + struct.unpack('>I2', value) or 1
-    local read = read_member(string.sub(value, start))
-    ids[at] = read and read.id or ''
+    ids[at] = id_in(line, value)
     if line == HELD then
-      keys[struct.unpack('>I2c0', value)] = true
+      keys[read_held(value) or ''] = true
     end
   end
-  for at, record in ipairs(fetch(JOBS, ids)) do
+  for _, record in ipairs(fetch(JOBS, ids)) do
     local job = read_job(record)
     if job and job.key ~= '' then
       keys[job.key] = true
@@ -24,7 +22,7 @@ for _, line in ipairs({ READY, HELD, SCHEDULED, FAILING }) do
   left = left - #standing
 end
 for key in pairs(keys) do
-  if redis.call('HEXISTS', BUSY, key) == 0 then
+  if not is_busy(key) then
     free(key)
   end
 end

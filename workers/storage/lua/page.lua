@@ -15,21 +15,11 @@ if ARGV[5] then
   redis.call('ZREM', line, bookmark)
 end
 
-local function id_of(value)
-  if line == HELD then
-    value = string.sub(value, 3 + struct.unpack('>I2', value))
-  elseif line ~= READY and line ~= SCHEDULED and line ~= FAILING then
-    return value
-  end
-  local read = read_member(value)
-  return read and read.id or ''
-end
-
 local last = math.min(first + limit, stop) - 1
 local standing = last >= first and redis.call('ZRANGE', line, first, last, 'WITHSCORES') or {}
 local ids = {}
 for at = 1, #standing, 2 do
-  ids[#ids + 1] = id_of(standing[at])
+  ids[#ids + 1] = id_in(line, standing[at])
 end
 local records, packed = fetch(JOBS, ids), fetch(RUNS, ids)
 local answer = { last + 1 < stop and #standing > 0 and { standing[#standing], standing[#standing - 1] } or 0 }

@@ -121,6 +121,26 @@ local function read_member(value)
   return { name = name, priority = priority, place = place, id = string.sub(value, finish), member = value }
 end
 
+-- What stands in HELD: its ordering key, and what would stand in READY.
+local function read_held(value)
+  local good, key, finish = pcall(struct.unpack, '>I2c0', value)
+  if good then
+    return key, string.sub(value, finish)
+  end
+end
+
+-- The id of whoever stands in a line; nothing for what is not ours.
+local function id_in(line, value)
+  if line == HELD then
+    local _, rest = read_held(value)
+    value = rest or ''
+  elseif line ~= READY and line ~= SCHEDULED and line ~= FAILING then
+    return value
+  end
+  local read = read_member(value)
+  return read and read.id or ''
+end
+
 -- Places grow by at least one for each job, also if the clock stands still or goes back: first come, first served.
 local last_place
 local function next_place()
@@ -187,13 +207,20 @@ local function free(key)
     if not held then
       return
     end
-    local first = string.sub(held, #prefix + 1)
-    local name = struct.unpack('>I2c0', first)
+    local first = read_member(string.sub(held, #prefix + 1))
     redis.call('ZREM', HELD, held)
-    redis.call('ZADD', READY, 0, first)
-    wake(name)
-    from = '(' .. prefix .. text(name) .. '\255'
+    if first then
+      redis.call('ZADD', READY, 0, first.member)
+      wake(first.name)
+      from = '(' .. prefix .. text(first.name) .. '\255'
+    end
   end
+end
+
+-- A key whose job has vanished without a lease is nobody's.
+local function is_busy(key)
+  local holder = redis.call('HGET', BUSY, key)
+  return holder and redis.call('ZSCORE', LEASES, holder) and true or false
 end
 
 local function step_out(job, place, id)
@@ -203,7 +230,7 @@ local function step_out(job, place, id)
   redis.call('ZREM', FAILING, standing)
   if job.key ~= '' then
     redis.call('ZREM', HELD, text(job.key) .. standing)
-    if redis.call('HEXISTS', BUSY, job.key) == 0 then
+    if not is_busy(job.key) then
       free(job.key)
     end
   end
