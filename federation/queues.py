@@ -177,6 +177,11 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
         from workers.storage.bullmq import BullMQStorage
 
         return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
+    chosen = plain(settings.queue_url)
+    if chosen is not None and chosen.startswith(("redis://", "rediss://")):
+        from workers.storage.redis import RedisStorage
+
+        return RedisStorage(chosen, queue, prefix=settings.federation_queue_prefix)
     from workers.storage.sql import SqlStorage
 
     return SqlStorage((settings.queue_url or settings.database_url).get_secret_value(), queue)
