@@ -178,7 +178,12 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
         from workers.storage.bullmq import BullMQStorage
 
         return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
-    return storage_from_url((settings.queue_url or settings.database_url).get_secret_value(), queue=queue)
+    url = (settings.queue_url or settings.database_url).get_secret_value()
+    if url.startswith(("redis://", "rediss://")):
+        from workers.storage.redis import RedisStorage
+
+        return RedisStorage(url, queue, prefix=settings.federation_queue_prefix)
+    return storage_from_url(url, queue=queue)
 
 
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})

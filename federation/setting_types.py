@@ -76,13 +76,13 @@ def _queue_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
     if url.startswith("sqlite:"):
         return _database_url(value)
-    if url.startswith(("bullmq+redis://", "bullmq+rediss://")):
+    if url.startswith(("redis://", "rediss://", "bullmq+redis://", "bullmq+rediss://")):
         _redis_url(SecretStr(url.removeprefix("bullmq+")))
         return value
     if url.startswith("file:///") and url.removeprefix("file:///"):
         return value
     raise ValueError(
-        "must be sqlite:///path/to/file.db, file:///path/to/directory or bullmq+redis://host:port;"
+        "must be sqlite:///path/to/file.db, file:///path/to/directory, redis://host:port or bullmq+redis://host:port;"
         " no other queue storage is known"
     )
 

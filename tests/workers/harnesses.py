@@ -17,6 +17,7 @@ from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.file import FileStorage
+from workers.storage.redis import RedisStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Case, Harness, MemoryHarness
 from workers.testing.case import RESTARTS
@@ -98,6 +99,17 @@ class BullMQHarness(Harness):
         self._server.restart()
 
 
+class RedisHarness(BullMQHarness):
+    """`RedisStorage` on a real server in real time."""
+
+    @property
+    def limits(self) -> Limits:
+        return RedisStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return RedisStorage(self._url, queue)
+
+
 @asynccontextmanager
 async def memory(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     async with MemoryHarness() as harness:
@@ -119,14 +131,24 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
             yield harness
 
 
-@asynccontextmanager
-async def bullmq(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+def on_a_server(make: Callable[[str, ValkeyProcess | None], Harness]) -> OpenHarness:
     """On the run's shared server; a case that restarts servers gets one of its own."""
-    with contextlib.ExitStack() as stack:
-        own = stack.enter_context(valkey()) if RESTARTS in case.needs else None
-        url = own.url if own else request.getfixturevalue("redis_url")
-        async with BullMQHarness(url, own) as harness:
-            yield harness
+
+    @asynccontextmanager
+    async def opened(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+        with contextlib.ExitStack() as stack:
+            own = stack.enter_context(valkey()) if RESTARTS in case.needs else None
+            url = own.url if own else request.getfixturevalue("redis_url")
+            async with make(url, own) as harness:
+                yield harness
+
+    return opened
 
 
-HARNESSES: Final[dict[str, OpenHarness]] = {"memory": memory, "file": file, "sqlite": sqlite, "bullmq": bullmq}
+HARNESSES: Final[dict[str, OpenHarness]] = {
+    "memory": memory,
+    "file": file,
+    "sqlite": sqlite,
+    "redis": on_a_server(RedisHarness),
+    "bullmq": on_a_server(BullMQHarness),
+}

@@ -85,6 +85,8 @@ SCHEMES: Final[dict[str, Opener]] = {
     "file": _file,
     "sqlite": _of("sql", "SqlStorage"),
     "sqlite+aiosqlite": _of("sql", "SqlStorage"),
+    "redis": _of("redis", "RedisStorage"),
+    "rediss": _of("redis", "RedisStorage"),
     "bullmq+redis": _of("bullmq", "BullMQStorage"),
     "bullmq+rediss": _of("bullmq", "BullMQStorage"),
     "bullmq+unix": _of("bullmq", "BullMQStorage"),
