@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from workers.clock import Clock
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -27,7 +28,8 @@ from workers.jobs import (
 )
 from workers.storage.base import TOMBSTONE
 from workers.storage.memory import MemoryStorage
-from workers.storage.memory_jobs import Job
+from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_space import MemoryQueue, MemorySpace
 
 APPLIED = SettleOutcome(status=SettleStatus.APPLIED)
 YEARS = timedelta(days=3650)
@@ -38,7 +40,35 @@ async def elsewhere() -> None:
     await asyncio.sleep(0)
 
 
-class NoTokenCheck(MemoryStorage):
+class Fallible(MemoryStorage):
+    """A storage in memory whose inner steps can be overridden, to be wrong in one of them."""
+
+    def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
+        super().__init__(space, queue, clock=clock)
+        for step in ("_settle", "_grant", "_enqueue", "_retry"):
+            setattr(self._queue, step, getattr(self, step))
+
+    @property
+    def _table(self) -> JobTable:
+        return self._queue.table
+
+    def _claimable(self, names: Collection[str]) -> bool:
+        return self._queue.claimable_in(names, self._now()) == timedelta(0)
+
+    def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
+        return MemoryQueue._settle(self._queue, settlement, now)
+
+    def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
+        return MemoryQueue._grant(self._queue, job, worker_id, leases, now)
+
+    def _enqueue(self, new: NewJob, now: datetime) -> EnqueueResult:
+        return MemoryQueue._enqueue(self._queue, new, now)
+
+    def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
+        MemoryQueue._retry(self._queue, job, settlement, now)
+
+
+class NoTokenCheck(Fallible):
     """Whoever settles a running job ends its attempt."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
@@ -48,7 +78,7 @@ class NoTokenCheck(MemoryStorage):
         return super()._settle(settlement, now)
 
 
-class LostWakeUp(MemoryStorage):
+class LostWakeUp(Fallible):
     """Looks first and listens afterwards: what comes in between wakes nobody."""
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
@@ -57,7 +87,7 @@ class LostWakeUp(MemoryStorage):
             await self._queue.sleep(timeout.total_seconds())
 
 
-class ResultAfterState(MemoryStorage):
+class ResultAfterState(Fallible):
     """Completes the job in one step and stores its result in the next."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
@@ -71,7 +101,7 @@ class ResultAfterState(MemoryStorage):
         return outcomes
 
 
-class StateAfterResult(MemoryStorage):
+class StateAfterResult(Fallible):
     """Stores the result in one step and completes the job in the next."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
@@ -89,7 +119,7 @@ class StateAfterResult(MemoryStorage):
         return await super().result(job_id)
 
 
-class ContinuationAfterState(MemoryStorage):
+class ContinuationAfterState(Fallible):
     """Completes the job in one step and enqueues its continuation in the next."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
@@ -102,7 +132,7 @@ class ContinuationAfterState(MemoryStorage):
         return outcomes
 
 
-class ContinuationLost(MemoryStorage):
+class ContinuationLost(Fallible):
     """Forgets the continuation of a job that is not kept."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
@@ -114,7 +144,7 @@ class ContinuationLost(MemoryStorage):
         return outcome
 
 
-class DoubleRecovery(MemoryStorage):
+class DoubleRecovery(Fallible):
     """Finds the expired leases in one step and brings the jobs back in the next, whoever did so meanwhile."""
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
@@ -130,7 +160,7 @@ class DoubleRecovery(MemoryStorage):
         return replace(mine, requeued=mine.requeued + stolen)
 
 
-class ExpiresWithNeighbours(MemoryStorage):
+class ExpiresWithNeighbours(Fallible):
     """One expiry for all results: whatever is settled last sets it."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
@@ -142,7 +172,7 @@ class ExpiresWithNeighbours(MemoryStorage):
         return outcome
 
 
-class SweepsNeighbours(MemoryStorage):
+class SweepsNeighbours(Fallible):
     """Once one result has expired, a sweep takes all of them."""
 
     async def sweep(self, limit: int) -> int:
@@ -152,7 +182,7 @@ class SweepsNeighbours(MemoryStorage):
         return removed
 
 
-class RetentionIgnored(MemoryStorage):
+class RetentionIgnored(Fallible):
     """Keeps every record for ever."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
@@ -163,7 +193,7 @@ class RetentionIgnored(MemoryStorage):
         return outcome
 
 
-class KeepIgnored(MemoryStorage):
+class KeepIgnored(Fallible):
     """A settlement's own retention counts for nothing."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
@@ -172,7 +202,7 @@ class KeepIgnored(MemoryStorage):
         return super()._settle(settlement, now)
 
 
-class AttemptCountedAtTheEnd(MemoryStorage):
+class AttemptCountedAtTheEnd(Fallible):
     """An attempt counts when it is settled: who dies in it was never there."""
 
     def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
@@ -187,14 +217,14 @@ class AttemptCountedAtTheEnd(MemoryStorage):
         return super()._settle(settlement, now)
 
 
-class StallsNotCounted(MemoryStorage):
+class StallsNotCounted(Fallible):
     """A job may kill one worker after another."""
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return await super().recover(limit, max_stalls=1_000_000)
 
 
-class CancelIgnoredWhileScheduled(MemoryStorage):
+class CancelIgnoredWhileScheduled(Fallible):
     """Tells the waiters of a scheduled job that it is cancelled, hides it, and runs it when it is due."""
 
     async def cancel(self, job_id: str) -> CancelResult:
@@ -207,17 +237,18 @@ class CancelIgnoredWhileScheduled(MemoryStorage):
         return CancelResult.CANCELLED
 
 
-class ReleasedToTheEnd(MemoryStorage):
+class ReleasedToTheEnd(Fallible):
     """A released job queues behind all others."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
         job = self._table.find(settlement.claim.job_id, now)
         if isinstance(settlement, Released) and job is not None:
-            job.serial = next(self._table._serials)
+            self._table._next_serial += 1
+            job.serial = self._table._next_serial
         return super()._settle(settlement, now)
 
 
-class EnqueueRace(MemoryStorage):
+class EnqueueRace(Fallible):
     """Looks whether the id is free in one step and inserts in the next."""
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
@@ -231,7 +262,7 @@ class EnqueueRace(MemoryStorage):
         return await super().enqueue(jobs, connection=connection)
 
 
-class OldGenerationLingers(MemoryStorage):
+class OldGenerationLingers(Fallible):
     """A new generation inherits the attempts of the one that failed."""
 
     def _enqueue(self, new: NewJob, now: datetime) -> EnqueueResult:
@@ -243,14 +274,14 @@ class OldGenerationLingers(MemoryStorage):
         return answer
 
 
-class RenewsWhatIsLost(MemoryStorage):
+class RenewsWhatIsLost(Fallible):
     """Tells no worker that its job is somebody else's."""
 
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         return replace(await super().renew(claims), lost={})
 
 
-class RepeatsAreLost(MemoryStorage):
+class RepeatsAreLost(Fallible):
     """Calls a settlement lost whose first answer did not arrive."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
@@ -261,7 +292,7 @@ class RepeatsAreLost(MemoryStorage):
         return outcome
 
 
-class KeyHeldWhileWaiting(MemoryStorage):
+class KeyHeldWhileWaiting(Fallible):
     """A job that waits for its retry keeps the others of its ordering key waiting."""
 
     def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
@@ -270,7 +301,7 @@ class KeyHeldWhileWaiting(MemoryStorage):
             self._table._busy_keys.add(job.new.ordering_key)
 
 
-class SilentCancel(MemoryStorage):
+class SilentCancel(Fallible):
     """Cancels, and leaves those who wait for the job waiting."""
 
     async def cancel(self, job_id: str) -> CancelResult:
@@ -283,7 +314,7 @@ class SilentCancel(MemoryStorage):
         return CancelResult.CANCELLED
 
 
-class SpinningWait(MemoryStorage):
+class SpinningWait(Fallible):
     """Never waits."""
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
