@@ -17,6 +17,7 @@ from federation.settings import Settings
 from workers.jobs import DROP, MAX_DELAY, Retention
 from workers.queue import DEFAULT_NAME, Enqueued, JobSpec, Queue
 from workers.retry import RetryPolicy
+from workers.storage import open_storage as storage_from_url
 from workers.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -174,9 +175,16 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
         from workers.storage.bullmq import BullMQStorage
 
         return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
-    from workers.storage.sql import SqlStorage
+    url = (settings.queue_url or settings.database_url).get_secret_value()
+    if url.startswith(("redis://", "rediss://")):
+        from workers.storage.redis import RedisStorage
 
+<<<<<<< HEAD
     return SqlStorage(parse_url((settings.queue_url or settings.database_url).get_secret_value()), queue)
+=======
+        return RedisStorage(url, queue, prefix=settings.federation_queue_prefix)
+    return storage_from_url(url, queue=queue)
+>>>>>>> main
 
 
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})

@@ -76,11 +76,18 @@ def _queue_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
     if url.startswith(("sqlite:", "postgresql:", "postgresql+", "postgres:")):
         return _database_url(value)
-    if url.startswith(("bullmq+redis://", "bullmq+rediss://")):
+    if url.startswith(("redis://", "rediss://", "bullmq+redis://", "bullmq+rediss://")):
         _redis_url(SecretStr(url.removeprefix("bullmq+")))
         return value
+<<<<<<< HEAD
     raise ValueError(
         "must be sqlite:///path/to/file.db, postgresql://user@host/name or bullmq+redis://host:port;"
+=======
+    if url.startswith("file:///") and url.removeprefix("file:///"):
+        return value
+    raise ValueError(
+        "must be sqlite:///path/to/file.db, file:///path/to/directory, redis://host:port or bullmq+redis://host:port;"
+>>>>>>> main
         " no other queue storage is known"
     )
 

@@ -16,6 +16,7 @@ from workers.retry import RetryPolicy
 
 MAX_ID_BYTES: Final = 512
 MAX_PRIORITY: Final = 2_097_151
+MAX_ATTEMPTS: Final = 1_000_000
 UNCOUNTED_RETRIES: Final = 100
 """Uncounted retries in a row before one is counted after all, so that none can loop for ever."""
 
@@ -82,7 +83,7 @@ class NewJob:
 
     Raises:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority outside 0 ... 2 097 151, a delay
-            outside 0 ... 100 years, a retention that is not positive, fewer than one attempt.
+            outside 0 ... 100 years, a retention that is not positive, attempts outside 1 ... 1 000 000.
     """
 
     id: str
@@ -105,8 +106,8 @@ class NewJob:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
         if not 0 <= self.priority <= MAX_PRIORITY:
             raise ValueError(f"job {self.id!r}: priority must be from 0 to {MAX_PRIORITY}, not {self.priority}")
-        if self.max_attempts < 1:
-            raise ValueError(f"job {self.id!r}: max_attempts must be at least 1, not {self.max_attempts}")
+        if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
+            raise ValueError(f"job {self.id!r}: max_attempts must be from 1 to {MAX_ATTEMPTS}, not {self.max_attempts}")
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)
 

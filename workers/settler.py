@@ -67,13 +67,24 @@ class Settler:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                 group = self._give_up_expired(group)
-            except Exception as error:  # a storage's bug: the leases will run out and the jobs be recovered
-                self._report(error)
-                _give_up(group)
+            except Exception as error:
+                await self._settle_apart(group, error)
                 return
             else:
                 _resolve(group, outcomes)
                 return
+
+    async def _settle_apart(self, group: list[Pending], error: Exception) -> None:
+        """A bug of the storage, or of one settlement: each is tried alone, so that it costs no neighbour anything.
+
+        What fails even so is given up; its lease will run out and the job be recovered.
+        """
+        if len(group) == 1:
+            self._report(error)
+            _give_up(group)
+            return
+        for entry in group:
+            await self._settle_group([entry])
 
     def _give_up_expired(self, group: list[Pending]) -> list[Pending]:
         held = [entry for entry in group if self._holds(entry[0].claim)]

@@ -113,7 +113,7 @@ class DeliveryProcessor:
             async with self._slots.take(delivery.server_url, delivery.delivery_job_id):
                 await self._attempt(job, report)
         except Parked as parked:
-            if self._slots.note_parked(delivery.delivery_job_id):
+            if self._slots.note_parked(delivery.server_url, delivery.delivery_job_id):
                 self._log(job, report, AttemptOutcome.PARKED, "PARKED", parked)
             raise
 

@@ -5,13 +5,16 @@ longer than `QUICK`: a healthy server is kept busy that way. Then the job is par
 a second, and the worker's own slot is free for another server. A server that kept somebody waiting in vain, or took
 longer than `QUICK` over an attempt, is slow: behind its attempts nobody waits, all are parked at once, until one of
 them is quick. So a server that hangs costs each worker slot `QUICK` once.
+
+Each return of a parked job costs the queue a claim. Beyond `RETURNS_PER_SECOND` jobs parked for one server they stay
+away longer, so that a backlog of thousands to a dead server does not crowd out the others by coming and going.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +25,8 @@ from typing import Final
 from federation.delivery.errors import Parked
 
 QUICK: Final = timedelta(milliseconds=250)
+RETURNS_PER_SECOND: Final = 200
+LONGEST_PARKING_SECONDS: Final = 30.0
 MAX_REMEMBERED: Final = 10_000
 
 
@@ -38,7 +43,8 @@ class ServerSlots:
         self._per_server = per_server
         self._servers: dict[str, _Server] = {}  # those with attempts under way
         self._slow: OrderedDict[str, None] = OrderedDict()
-        self._parked: OrderedDict[str, None] = OrderedDict()
+        self._parked: OrderedDict[str, str] = OrderedDict()  # deliveries and their servers
+        self._parked_at: Counter[str] = Counter()  # the same, by server
 
     @asynccontextmanager
     async def take(self, server_url: str, delivery_id: str) -> AsyncIterator[None]:
@@ -52,7 +58,7 @@ class ServerSlots:
             server.used += 1
         else:
             await self._wait(server, server_url)
-        self._parked.pop(delivery_id, None)
+        self._forget_parked(delivery_id)
         started = monotonic()
         try:
             yield
@@ -60,20 +66,23 @@ class ServerSlots:
             self._judge(server_url, timedelta(seconds=monotonic() - started))
             self._release(server, server_url)
 
-    def note_parked(self, delivery_id: str) -> bool:
+    def note_parked(self, server_url: str, delivery_id: str) -> bool:
         """Whether this is the first time the delivery is parked since it last had a slot.
 
         A job waiting behind a hanging server is parked every second; the attempt log wants to know once.
         """
         if delivery_id in self._parked:
             return False
-        _remember(self._parked, delivery_id)
+        self._parked[delivery_id] = server_url
+        self._parked_at[server_url] += 1
+        if len(self._parked) > MAX_REMEMBERED:
+            self._forget_parked(next(iter(self._parked)))
         return True
 
     async def _wait(self, server: _Server, server_url: str) -> None:
         """Return with a slot handed over by an attempt that ended."""
         if server_url in self._slow:
-            raise _parked(server_url)
+            raise self._park(server_url)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         server.waiting.append(turn)
         try:
@@ -83,8 +92,8 @@ class ServerSlots:
             if turn.done() and not turn.cancelled():  # the slot came just as we gave up: it is ours to pass on
                 self._release(server, server_url)
             if isinstance(error, TimeoutError):
-                _remember(self._slow, server_url)
-                raise _parked(server_url) from None
+                self._note_slow(server_url)
+                raise self._park(server_url) from None
             raise
 
     def _release(self, server: _Server, server_url: str) -> None:
@@ -101,15 +110,21 @@ class ServerSlots:
         if took < QUICK:
             self._slow.pop(server_url, None)
         else:
-            _remember(self._slow, server_url)
+            self._note_slow(server_url)
 
+    def _note_slow(self, server_url: str) -> None:
+        self._slow[server_url] = None
+        if len(self._slow) > MAX_REMEMBERED:
+            self._slow.popitem(last=False)
 
-def _remember(names: OrderedDict[str, None], name: str) -> None:
-    names[name] = None
-    if len(names) > MAX_REMEMBERED:
-        names.popitem(last=False)
+    def _forget_parked(self, delivery_id: str) -> None:
+        server_url = self._parked.pop(delivery_id, None)
+        if server_url is not None:
+            self._parked_at[server_url] -= 1
+            if not self._parked_at[server_url]:
+                del self._parked_at[server_url]
 
-
-def _parked(server_url: str) -> Parked:
-    # Spread, so that parked jobs do not all come back in the same moment.
-    return Parked(server_url, timedelta(seconds=random.uniform(0.75, 1.25)))  # noqa: S311 - guards nothing
+    def _park(self, server_url: str) -> Parked:
+        seconds = min(max(1.0, self._parked_at[server_url] / RETURNS_PER_SECOND), LONGEST_PARKING_SECONDS)
+        # Spread, so that parked jobs do not all come back in the same moment.
+        return Parked(server_url, timedelta(seconds=seconds * random.uniform(0.75, 1.25)))  # noqa: S311 - guards nothing

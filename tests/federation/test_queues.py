@@ -25,11 +25,13 @@ from federation.queues import (
     open_storage,
 )
 from federation.settings import Settings
-from workers.jobs import DROP, MAX_DELAY, Claim, EnqueueStatus
+from workers.jobs import DROP, MAX_DELAY, Claim, EnqueueStatus, NewJob
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage
+from workers.storage.redis import RedisStorage
 from workers.storage.sql import SqlStorage
 
 DATA = FederationDeliveryJob(
@@ -270,7 +272,10 @@ def test_job_data_takes_either_spelling_in_python_and_is_camel_case_on_the_wire(
             "redis://two:2/0",
         ),
         ({"QUEUE_URL": "bullmq+rediss://two:2"}, BullMQStorage, "rediss://two:2"),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "redis://two:2/0"}, RedisStorage, None),
+        ({"QUEUE_URL": "rediss://two:2"}, RedisStorage, None),
         ({"DATABASE_URL": "postgresql://db/x", "QUEUE_URL": "sqlite:///queue.db"}, SqlStorage, None),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "file:///var/queues"}, FileStorage, None),
         ({"DATABASE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, BullMQStorage, "redis://one:1"),
         ({"DATABASE_URL": "postgres://db/x"}, SqlStorage, None),
         ({"QUEUE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, SqlStorage, None),
@@ -288,6 +293,22 @@ def test_the_queue_storage_is_picked_by_scheme(
     assert bullmq_url(settings) == redis
 
 
+async def test_queues_on_redis_are_apart_by_their_prefix(redis_url: str, queue_prefix: str) -> None:
+    """Two nodes on one Redis do not get each other's jobs."""
+    mine, theirs = (
+        open_storage(Settings.from_values({"QUEUE_URL": redis_url, "FEDERATION_QUEUE_PREFIX": prefix}), "q")
+        for prefix in (queue_prefix, f"{queue_prefix}-2")
+    )
+    for storage in (mine, theirs):
+        await storage.connect()
+    await mine.enqueue([NewJob(id="a", name="n", payload=b"")])
+    leases = {ANY_NAME: timedelta(seconds=30)}
+    assert await theirs.claim("w", leases=leases, limit=1) == []
+    assert len(await mine.claim("w", leases=leases, limit=1)) == 1
+    for storage in (mine, theirs):
+        await storage.disconnect()
+
+
 def test_a_queue_url_names_the_file_of_the_queue(tmp_path: Path) -> None:
     """Not the application's database."""
     settings = Settings.from_values(
@@ -296,6 +317,21 @@ def test_a_queue_url_names_the_file_of_the_queue(tmp_path: Path) -> None:
     assert f"{tmp_path}/queue.db" in repr(open_storage(settings, "q"))
 
 
+<<<<<<< HEAD
+=======
+def test_a_queue_url_names_the_directory_of_the_queue(tmp_path: Path) -> None:
+    """Its escapes are those of URLs."""
+    settings = Settings.from_values({"QUEUE_URL": "file:///var/my%20queues"})
+    assert repr(open_storage(settings, "q")) == "FileStorage('/var/my queues', queue='q')"
+
+
+def test_postgresql_without_a_redis_has_no_place_for_queues() -> None:
+    """The error says which variable to set."""
+    with pytest.raises(ConfigurationError, match="REDIS_URL: not set"):
+        open_storage(Settings.from_values({"DATABASE_URL": "postgresql://db/x"}), "q")
+
+
+>>>>>>> main
 async def test_producers_and_workers_have_two_connections_of_their_own(redis_url: str, settings: Settings) -> None:
     """Each is made once; without a Redis there is none; beside queues elsewhere it is REDIS_URL's."""
     node = Federation(

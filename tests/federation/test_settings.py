@@ -71,7 +71,12 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("DATABASE_URL", "postgres://u:p@db/x", SecretStr("postgres://u:p@db/x")),
         ("REDIS_URL", "rediss://u:p@r:1/2", SecretStr("rediss://u:p@r:1/2")),
         ("QUEUE_URL", "bullmq+redis://r:1", SecretStr("bullmq+redis://r:1")),
+<<<<<<< HEAD
         ("QUEUE_URL", "postgres://u:p@db/x", SecretStr("postgres://u:p@db/x")),
+=======
+        ("QUEUE_URL", "file:///var/queues", SecretStr("file:///var/queues")),
+        ("QUEUE_URL", "rediss://r:1", SecretStr("rediss://r:1")),
+>>>>>>> main
         ("DEV_ALLOWED_HOSTNAMES", "localhost, http://B.test:1/x,[::1]:2", frozenset({"localhost", "b.test", "::1"})),
         ("FEDERATION_BIND", "0.0.0.0", "0.0.0.0"),
         ("FEDERATION_PORT", "1", 1),
@@ -115,10 +120,13 @@ def test_every_variable_has_a_case_above() -> None:
         ("REDIS_URL", "http://:s3cret@redis"),
         ("REDIS_URL", "redis://u:s3cret@host:port"),
         ("REDIS_URL", "redis:///s3cret"),
-        ("QUEUE_URL", "redis://u:s3cret@host:1"),
+        ("QUEUE_URL", "http://u:s3cret@host:1"),
+        ("QUEUE_URL", "redis://u:s3cret@host:port"),
         ("QUEUE_URL", "bullmq+redis://u:s3cret@host:port"),
         ("QUEUE_URL", "postgresql://u:s3cret@host:port/x"),
         ("QUEUE_URL", "s3cret"),
+        ("QUEUE_URL", "file:///"),
+        ("QUEUE_URL", "file://s3cret/queues"),
         ("DEV_ALLOWED_HOSTNAMES", "fine.example,s3cret host"),
         ("FEDERATION_PORT", "0"),
         ("FEDERATION_PORT", "s3cret"),

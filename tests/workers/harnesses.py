@@ -16,6 +16,8 @@ from tests.servers import ValkeyProcess, valkey
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.file import FileStorage
+from workers.storage.redis import RedisStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Case, Harness, MemoryHarness
 from workers.testing.case import RESTARTS
@@ -51,6 +53,7 @@ class SqliteHarness(Harness):
         self._clock.advance(by)
 
 
+<<<<<<< HEAD
 class PostgresHarness(Harness):
     """`SqlStorage` on a fresh PostgreSQL database, in real time, with leases of 150 ms."""
 
@@ -64,6 +67,31 @@ class PostgresHarness(Harness):
 
     async def make(self, queue: str) -> Storage:
         return SqlStorage(self._url, queue)
+=======
+class FileHarness(Harness):
+    """`FileStorage` on a fresh directory, on a clock the cases move."""
+
+    moment = timedelta(seconds=1)
+    moves_time = True
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._directory = directory
+        self._clock = ManualClock()
+
+    @property
+    def limits(self) -> Limits:
+        return FileStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return FileStorage(self._directory, queue, clock=self._clock)
+
+    def now(self) -> datetime:
+        return self._clock.now()
+
+    async def advance(self, by: timedelta) -> None:
+        self._clock.advance(by)
+>>>>>>> main
 
 
 class BullMQHarness(Harness):
@@ -87,10 +115,28 @@ class BullMQHarness(Harness):
         self._server.restart()
 
 
+class RedisHarness(BullMQHarness):
+    """`RedisStorage` on a real server in real time."""
+
+    @property
+    def limits(self) -> Limits:
+        return RedisStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return RedisStorage(self._url, queue)
+
+
 @asynccontextmanager
 async def memory(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     async with MemoryHarness() as harness:
         yield harness
+
+
+@asynccontextmanager
+async def file(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    with tempfile.TemporaryDirectory(prefix="fd-file-") as directory:
+        async with FileHarness(directory) as harness:
+            yield harness
 
 
 @asynccontextmanager
@@ -101,6 +147,7 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
             yield harness
 
 
+<<<<<<< HEAD
 @asynccontextmanager
 async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """On a database of the case's own."""
@@ -112,12 +159,30 @@ async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[
 
 @asynccontextmanager
 async def bullmq(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+=======
+def on_a_server(make: Callable[[str, ValkeyProcess | None], Harness]) -> OpenHarness:
+>>>>>>> main
     """On the run's shared server; a case that restarts servers gets one of its own."""
-    with contextlib.ExitStack() as stack:
-        own = stack.enter_context(valkey()) if RESTARTS in case.needs else None
-        url = own.url if own else request.getfixturevalue("redis_url")
-        async with BullMQHarness(url, own) as harness:
-            yield harness
+
+    @asynccontextmanager
+    async def opened(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+        with contextlib.ExitStack() as stack:
+            own = stack.enter_context(valkey()) if RESTARTS in case.needs else None
+            url = own.url if own else request.getfixturevalue("redis_url")
+            async with make(url, own) as harness:
+                yield harness
+
+    return opened
 
 
+<<<<<<< HEAD
 HARNESSES: Final[dict[str, OpenHarness]] = {"memory": memory, "sqlite": sqlite, "postgres": postgres, "bullmq": bullmq}
+=======
+HARNESSES: Final[dict[str, OpenHarness]] = {
+    "memory": memory,
+    "file": file,
+    "sqlite": sqlite,
+    "redis": on_a_server(RedisHarness),
+    "bullmq": on_a_server(BullMQHarness),
+}
+>>>>>>> main

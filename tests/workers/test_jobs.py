@@ -10,6 +10,7 @@ import pytest
 from workers.errors import Retry
 from workers.jobs import (
     DROP,
+    MAX_ATTEMPTS,
     MAX_DELAY,
     MAX_PRIORITY,
     MESSAGE_CHARACTERS,
@@ -74,6 +75,7 @@ def test_limits_of_numbers_are_inclusive() -> None:
     assert job(priority=MAX_PRIORITY).priority == 2_097_151
     assert job(delay=MAX_DELAY).delay == MAX_DELAY
     assert job(max_attempts=1).max_attempts == 1
+    assert job(max_attempts=MAX_ATTEMPTS).max_attempts == MAX_ATTEMPTS
 
 
 def test_numbers_outside_are_refused() -> None:
@@ -84,8 +86,9 @@ def test_numbers_outside_are_refused() -> None:
     for delay in (timedelta(microseconds=-1), MAX_DELAY + timedelta(seconds=1)):
         with pytest.raises(ValueError, match="job 'id': delay must be from 0 to 100 years"):
             job(delay=delay)
-    with pytest.raises(ValueError, match="job 'id': max_attempts must be at least 1, not 0"):
-        job(max_attempts=0)
+    for attempts in (0, MAX_ATTEMPTS + 1):
+        with pytest.raises(ValueError, match=f"job 'id': max_attempts must be from 1 to 1000000, not {attempts}"):
+            job(max_attempts=attempts)
 
 
 def test_a_retention_is_drop_or_positive() -> None:

@@ -165,7 +165,7 @@ async def test_names_keys_and_jobs_leave_no_trace() -> None:
         assert len(claims) == 1
         assert await storage.drain() == 2
         await storage.settle([Completed(claim=claim, result=b"", keep=DROP) for claim in claims])
-    table = storage._table
+    table = storage._queue.table
     assert set(await storage.counts()) == set(JobState)
     assert not any((await storage.counts()).values())
     assert (table._jobs, table._ready, table._parked, table._busy_keys) == ({}, {}, {}, set())

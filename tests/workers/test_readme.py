@@ -34,3 +34,27 @@ def test_the_example_runs(tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert "1 {'to': 'bob'}" in finished.stdout
+
+
+def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
+    """The README's way to certify a storage runs as it stands and prints a certificate."""
+    example = re.search(r"## Certify a storage.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    storage = (
+        "from workers.storage.memory import MemoryStorage\n"
+        "from workers.storage.memory_space import MemorySpace\n"
+        "space = MemorySpace()\n"
+        "class MyStorage(MemoryStorage):\n"
+        "    def __init__(self, url, queue): super().__init__(space, queue)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", storage + example[1]],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(README.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "certified: none of" in finished.stdout

@@ -119,22 +119,20 @@ async def test_settlements_are_given_up_when_their_lease_has_ended() -> None:
     assert await steps.state(storage, living.job_id) is JobState.COMPLETED
 
 
-async def test_a_storage_with_a_bug_loses_its_group_only() -> None:
-    """An exception that is none of the contract's gives the group up and is reported; the next group is settled."""
+async def test_one_settlement_a_storage_cannot_take_costs_its_neighbours_nothing() -> None:
+    """An exception that is none of the contract's gives up the one settlement that causes it, and is reported."""
 
     class Buggy(MemoryStorage):
         async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-            if settlements[0].claim.job_id == "0":
+            if any(settlement.claim.job_id == "1" for settlement in settlements):
                 raise ZeroDivisionError
             return await super().settle(settlements)
 
     storage = Buggy()
-    first, second = await claims(storage, 2)
+    held = await claims(storage, 3)
     async with settling(storage) as (settler, errors), asyncio.timeout(PATIENCE):
-        assert await settler.settle(steps.completed(first)) is None
-        outcome = await settler.settle(steps.completed(second))
-    assert outcome is not None
-    assert outcome.status is SettleStatus.APPLIED
+        outcomes = await asyncio.gather(*(settler.settle(steps.completed(claim)) for claim in held))
+    assert [outcome and outcome.status for outcome in outcomes] == [SettleStatus.APPLIED, None, SettleStatus.APPLIED]
     assert [type(error) for error in errors] == [ZeroDivisionError]
 
 

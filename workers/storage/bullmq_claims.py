@@ -51,7 +51,6 @@ from workers.storage.bullmq_codec import (
     whole,
 )
 from workers.storage.bullmq_jobs import NO_ORDERING_KEYS
-from workers.storage.bullmq_lua import Command
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_record import (
     STALLED_REASON_FIELD,
@@ -65,6 +64,7 @@ from workers.storage.bullmq_record import (
     verdict,
 )
 from workers.storage.bullmq_server import Reply, to_the_end
+from workers.storage.redis_server import Command
 from workers.storage.rules import count_retry, stalled_error
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)

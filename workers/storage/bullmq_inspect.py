@@ -9,10 +9,11 @@ from typing import Final
 from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.bullmq_codec import decode_bytes, moment, raw_ids, to_ms, whole
-from workers.storage.bullmq_lua import DELAY_SCALE, Command
+from workers.storage.bullmq_lua import DELAY_SCALE
 from workers.storage.bullmq_queue import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq_record import FIELDS, Record, reading, record, worker_of
 from workers.storage.bullmq_server import Reply
+from workers.storage.redis_server import Command
 from workers.storage.rules import check_cleanable
 
 PAGE: Final = 100
@@ -85,7 +86,8 @@ class Inspector:
             if at >= len(sources) or len(jobs) >= limit:
                 break
             name, command = sources[at]
-            [raws] = await self._ask([(command, self._lua[name], start, start + PAGE - 1)])
+            width = max(PAGE, limit - len(jobs))
+            [raws] = await self._ask([(command, self._lua[name], start, start + width - 1)])
             looked_at = 0
             for found in await self._queue.records(raws, self._queue.now_ms()):
                 if len(jobs) == limit:
@@ -94,7 +96,7 @@ class Inspector:
                 status = found.status()
                 if status is not None and status.state is state:
                     jobs.append(status)
-            at, start = (at + 1, 0) if looked_at == len(raws) < PAGE else (at, start + looked_at)
+            at, start = (at + 1, 0) if looked_at == len(raws) < width else (at, start + looked_at)
         return Page(jobs=tuple(jobs), cursor=f"{at}:{start}" if at < len(sources) else None)
 
     async def workers(self) -> list[WorkerInfo]:

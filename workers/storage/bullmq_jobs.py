@@ -26,10 +26,10 @@ from workers.storage.bullmq_codec import (
     to_ms,
 )
 from workers.storage.bullmq_events import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
-from workers.storage.bullmq_lua import Command
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_record import Record, cancel_mark, reading, record
 from workers.storage.bullmq_server import Reply
+from workers.storage.redis_server import Command
 
 TRANSACTION_JOBS: Final = 500
 """Jobs added in one transaction, during which the server serves nobody else: about 10 ms."""

@@ -17,8 +17,8 @@ from bullmq.queue_keys import QueueKeys
 from bullmq.redis_connection import basePath, loadScript
 
 from workers.errors import StorageError
+from workers.storage.redis_server import Command
 
-Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Options: TypeAlias = Mapping[str, object]
 
 DELAY_SCALE: Final = 0x1000

@@ -32,7 +32,8 @@ from workers.storage.bullmq_codec import (
     to_ms,
     whole,
 )
-from workers.storage.bullmq_lua import Command, QueueScripts
+from workers.storage.bullmq_lua import QueueScripts
+from workers.storage.redis_server import Command
 
 Fields: TypeAlias = Mapping[str, str]
 

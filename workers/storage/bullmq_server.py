@@ -1,172 +1,41 @@
-"""The Redis or Valkey server under BullMQ queues: connections, batches, errors.
-
-Theory of operation. Queues on one target share one connection pool, opened by the first `open` in an event loop and
-closed by the last `close`. A client that is passed in lends its settings only: its own connections stay untouched, and
-its retry policy is left out, because redis-py repeats a batch blindly when a reply is lost, and repeating a claim would
-strand the jobs it claimed. Reads have no socket timeout, so that one pool serves blocking commands too; every call is
-bounded from outside instead, and a connection with an unread reply is thrown away by redis-py.
-
-Scripts are called by hash. A server that lost them (restart, `SCRIPT FLUSH`, failover) answers NOSCRIPT for the calls
-in question and has done nothing for them: they are loaded, and exactly those calls repeated.
-"""
+"""The Redis or Valkey server under BullMQ queues: what BullMQ's scripts need beyond `redis_server`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
-from weakref import WeakKeyDictionary
+from typing import Any, Final
 
 from redis import exceptions
-from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.client import Pipeline
-from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 
-from workers.errors import StorageError, StorageUnavailable, WorkersError
-from workers.storage.bullmq_lua import Command, scripts
+from workers.errors import StorageError, StorageUnavailable
+from workers.storage import redis_server
+from workers.storage.bullmq_lua import scripts
+from workers.storage.redis_server import (
+    ROUNDS,
+    Command,
+    Reply,
+    ask,
+    checked,
+    good,
+    read_replies,
+    to_the_end,
+    translate,
+)
 
-Reply: TypeAlias = Any  # what a script or command answers; each caller knows its own shape
+__all__ = ["Reply", "Server", "ask", "parse_url", "to_the_end", "translate"]
 
 SCHEME: Final = "bullmq+"
-ROUNDS: Final = 10
-"""Tries of an optimistic transaction, and of a call whose scripts get lost again."""
-BLOCKING_SLACK_SECONDS: Final = 5.0
-"""How much later than asked the answer of a blocking command may come."""
-
-CALLS_AT_ONCE: Final = 64
-"""Calls under way on one pool; more wait their turn, so that a burst costs time and not a connection each."""
-CONNECTIONS: Final = 2**31
-"""Of the pool itself: redis-py's 100 would run out by waits and subscriptions, which take no turn."""
-
-_UNAVAILABLE: Final = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.OutOfMemoryError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-    TimeoutError,
-    OSError,
-)
-_REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-_BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE"})
 
 
-def translate(error: BaseException) -> WorkersError:
-    """The error of ours that a server's or connection's error means."""
-    if isinstance(error, _REFUSED):
-        return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
-    # redis-py has no types for these, and leaves the protocol's error code in front of the message.
-    if isinstance(error, _UNAVAILABLE) or str(error).partition(" ")[0] in _BUSY_CODES:
-        return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")
-    return StorageError(f"the Redis server answered with an error: {str(error)[:200]}")
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Errors of redis-py leave the block as `StorageUnavailable` or `StorageError`."""
-    try:
-        yield
-    except (exceptions.RedisError, OSError) as error:
-        raise translate(error) from error
-
-
-class _Pool:
-    """Connections that several queues share, and how many of them do."""
-
-    def __init__(self, pool: ConnectionPool) -> None:
-        self.client = Redis(connection_pool=pool)
-        self.users = 0
-        self.turn = asyncio.Semaphore(CALLS_AT_ONCE)
-        self.loop = asyncio.get_running_loop()
-
-
-_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
-
-
-class Server:
-    """Runs commands on the server at `target`; `timeout` bounds each call."""
+class Server(redis_server.Server):
+    """Runs commands on the server at `target`, whose replies are text; `timeout` bounds each call."""
 
     def __init__(self, target: str | Redis, timeout: timedelta) -> None:
-        self._target = target
-        self._timeout = timeout.total_seconds()
-        self._users = 0
-        self._pool: _Pool | None = None
-        _check_target(target)
-
-    async def open(self) -> None:
-        """The server answers and knows the scripts. Counted: each call wants one `close`."""
-        if self._pool is not None and self._pool.loop.is_closed():
-            self._pool, self._users = None, 0  # that loop ended without a `close`, and its connections with it
-        if self._pool is None:
-            pools = _pools.setdefault(asyncio.get_running_loop(), {})
-            self._pool = pools.setdefault(self._target, _Pool(self._make_pool()))
-        self._pool.users += 1
-        self._users += 1
-        try:
-            await self._load_scripts()
-        except BaseException:
-            await self.close()
-            raise
-
-    @property
-    def in_last_use(self) -> bool:
-        """Whether the next `close` is the last."""
-        return self._users == 1
-
-    async def close(self) -> None:
-        """One use less; connections nobody uses any more are closed."""
-        if self._pool is None:
-            return
-        pool = self._pool
-        pool.users -= 1
-        self._users -= 1
-        if self._users == 0:
-            self._pool = None
-        if pool.users == 0:
-            _pools.get(asyncio.get_running_loop(), {}).pop(self._target, None)
-            await pool.client.connection_pool.disconnect()
-
-    def _make_pool(self) -> ConnectionPool:
-        settings = {
-            "protocol": 2,  # one shape of replies, whatever the server and the client's default
-            "decode_responses": True,
-            "encoding_errors": "surrogateescape",  # other producers' bytes survive the way through text
-            "retry": Retry(NoBackoff(), 0),
-            "retry_on_error": [],
-            "retry_on_timeout": False,
-            "socket_timeout": None,
-            "socket_connect_timeout": self._timeout,
-            "max_connections": CONNECTIONS,
-        }
-        if isinstance(self._target, str):
-            return ConnectionPool.from_url(self._target, **settings)
-        lent = self._target.connection_pool
-        # Maintenance notifications exist in RESP 3 alone; redis-py sets up handlers for them unasked.
-        kept = {name: value for name, value in lent.connection_kwargs.items() if "maint_notifications" not in name}
-        return ConnectionPool(lent.connection_class, **{**kept, **settings})
-
-    async def run(self, commands: Sequence[Command]) -> list[Reply]:
-        """Every command has run, in one round trip, each for itself; one that failed answers a `StorageError`.
-
-        Raises:
-            StorageUnavailable: some may have run, some may not.
-        """
-        replies = await self._pipeline(commands, atomic=False)
-        for _ in range(ROUNDS):
-            lost = [at for at, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
-            if not lost:
-                break
-            await self._load_scripts()
-            again = await self._pipeline([commands[at] for at in lost], atomic=False)
-            for at, reply in zip(lost, again, strict=True):
-                replies[at] = reply
-        return [_checked(reply) for reply in replies]
+        super().__init__(target, timeout, scripts=lambda: tuple(scripts().values()), text=True)
+        if isinstance(target, Redis) and not target.connection_pool.connection_kwargs.get("decode_responses"):
+            raise StorageError("BullMQ needs text replies: create the client with decode_responses=True")
 
     async def run_atomic(self, units: Sequence[Sequence[Command]]) -> list[list[Reply]]:
         """Every command has run, in one transaction; replies by unit, one that failed answers a `StorageError`.
@@ -186,7 +55,7 @@ class Server:
             if not missing:
                 break
             await self._load_scripts()
-        return [[_checked(reply) for reply in answer] for answer in answers]
+        return [[checked(reply) for reply in answer] for answer in answers]
 
     async def transact(
         self, watched: Sequence[str], read: Sequence[Command], decide: Callable[[list[Reply]], Sequence[Command]]
@@ -202,8 +71,8 @@ class Server:
         for _ in range(ROUNDS):
             async with self._call(atomic=True) as pipe:
                 await pipe.watch(*watched)
-                seen = await _read(pipe.connection, read)
-                plan = [] if _lost_script(seen) else decide([_good(reply) for reply in seen])
+                seen = await read_replies(pipe.connection, read)
+                plan = [] if _lost_script(seen) else decide([good(reply) for reply in seen])
                 pipe.multi()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
                 for command in plan:
                     pipe.execute_command(*command)
@@ -212,98 +81,10 @@ class Server:
             await self._load_scripts()
         raise StorageUnavailable(f"other clients changed the same jobs {ROUNDS} times in a row")
 
-    async def run_blocking(self, command: Command, seconds: float) -> Reply:
-        """The answer of a command that blocks up to `seconds` and changes nothing."""
-        async with self._bounded(seconds + BLOCKING_SLACK_SECONDS), self.connection() as connection:
-            return await ask(connection, command)
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AbstractConnection]:
-        """A connection of one's own; errors are translated, and close it."""
-        pool = self._opened().client.connection_pool
-        with translated():
-            async with asyncio.timeout(self._timeout):
-                connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-            try:
-                yield connection
-            except BaseException:
-                await connection.disconnect(nowait=True)
-                raise
-            finally:
-                await pool.release(connection)
-
-    async def _pipeline(self, commands: Sequence[Command], *, atomic: bool) -> list[Reply]:
-        if not commands:
-            return []
-        async with self._call(atomic=atomic) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Reply] = await pipe.execute(raise_on_error=False)
-            return replies
-
-    async def _load_scripts(self) -> None:
-        for reply in await self._pipeline(
-            [("SCRIPT LOAD", script.text) for script in scripts().values()], atomic=False
-        ):
-            _good(reply)
-
-    def _opened(self) -> _Pool:
-        if self._pool is None:
-            raise StorageError("this storage is not connected; await its connect() first")
-        return self._pool
-
-    @asynccontextmanager
-    async def _call(self, *, atomic: bool) -> AsyncIterator[Pipeline]:
-        pool = self._opened()
-        async with self._bounded(), pool.turn, pool.client.pipeline(transaction=atomic) as pipe:
-            yield pipe
-
-    @asynccontextmanager
-    async def _bounded(self, seconds: float | None = None) -> AsyncIterator[None]:
-        with translated():
-            async with asyncio.timeout(seconds or self._timeout):
-                yield
-
 
 def parse_url(url: str) -> tuple[str, str | None]:
     """The server's URL as redis-py takes it, and the queue named by `?queue=`."""
-    parts = urlsplit(url.removeprefix(SCHEME))
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    queue = query.pop("queue", None)
-    return urlunsplit(parts._replace(query=urlencode(query))), queue
-
-
-def _check_target(target: str | Redis) -> None:
-    if isinstance(target, str):
-        try:
-            ConnectionPool.from_url(target)
-        except ValueError:
-            scheme = target.partition(":")[0]
-            raise StorageError(f"not the URL of a Redis server: its scheme is {scheme[:40]!r}") from None
-    elif not isinstance(target, Redis):
-        raise StorageError(f"BullMQ needs a URL or a redis.asyncio.Redis client, not {type(target).__name__}")
-    elif not target.connection_pool.connection_kwargs.get("decode_responses"):
-        raise StorageError("BullMQ needs text replies: create the client with decode_responses=True")
-
-
-async def ask(connection: AbstractConnection, command: Command) -> Reply:
-    """The answer of one command, on a connection of one's own."""
-    return _good((await _read(connection, [command]))[0])
-
-
-async def _read(connection: AbstractConnection | None, commands: Sequence[Command]) -> list[Reply]:
-    """One round trip outside redis-py's pipelines, which cannot batch between WATCH and MULTI."""
-    assert connection is not None
-    if not commands:
-        return []
-    await connection.send_packed_command(connection.pack_commands(commands))
-    replies: list[Reply] = []
-    for _ in commands:
-        try:
-            replies.append(await connection.read_response())
-        except exceptions.ResponseError as error:
-            replies.append(error)
-    return replies
+    return redis_server.parse_url(url.removeprefix(SCHEME))
 
 
 async def _commit(pipe: Any, seen: list[Reply]) -> bool:
@@ -318,33 +99,9 @@ async def _commit(pipe: Any, seen: list[Reply]) -> bool:
     if _lost_script(seen) or _lost_script(replies):
         return False
     for reply in replies:
-        _good(reply)
+        good(reply)
     return True
 
 
 def _lost_script(replies: Sequence[Reply]) -> bool:
     return any(isinstance(reply, exceptions.NoScriptError) for reply in replies)
-
-
-def _checked(reply: Reply) -> Reply:
-    """The reply, an error as a `StorageError` in its place; one that is the whole server's is raised."""
-    if not isinstance(reply, exceptions.RedisError):
-        return reply
-    ours = translate(reply)
-    if isinstance(ours, StorageUnavailable):
-        raise ours from reply
-    return ours
-
-
-def _good(reply: Reply) -> Reply:
-    if isinstance(reply, exceptions.RedisError):
-        raise translate(reply) from reply
-    return reply
-
-
-async def to_the_end(work: Coroutine[object, object, None]) -> None:
-    """Finish `work`, however often this task is cancelled meanwhile; it must be bounded."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.shield(task)

@@ -30,6 +30,10 @@ class Line(Generic[Key]):
         entry = self._present.get(member)
         return None if entry is None else entry[0]
 
+    def members(self) -> list[str]:
+        """Everyone who stands in the line, in no order."""
+        return list(self._present)
+
     def add(self, key: Key, member: str) -> None:
         """`member` stands at `key`, and no longer where it stood before."""
         entry = (key, member)

@@ -13,20 +13,25 @@ key is free again, the first of each name steps back into its ready line, and no
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
-from workers.storage.broadcast import Broadcast
 from workers.storage.line import Line
 from workers.storage.rules import bounded
 
 Place: TypeAlias = tuple[int, datetime, int]
+
+
+class Publisher(Protocol):
+    """Who is told what happens to the jobs."""
+
+    def publish(self, kind: JobEventKind, job_id: str) -> None:
+        """It happened just now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,12 +76,12 @@ class JobTable:
     `on_claimable` is called when a claim, or the time until one, may have changed.
     """
 
-    def __init__(self, broadcast: Broadcast, on_claimable: Callable[[], None]) -> None:
+    def __init__(self, publisher: Publisher, on_claimable: Callable[[], None]) -> None:
         self.by_state: dict[JobState, dict[str, Job]] = {state: {} for state in JobState}
         self._jobs: dict[str, Job] = {}
-        self._broadcast = broadcast
-        self._on_claimable = on_claimable
-        self._serials = itertools.count()
+        self._publisher = publisher
+        self.on_claimable = on_claimable
+        self._next_serial = 0
         self._ready: dict[str, Line[Place]] = {}
         self._parked: dict[str, dict[str, Line[Place]]] = {}
         self._busy_keys: set[str] = set()
@@ -114,7 +119,9 @@ class JobTable:
             self.expire(self._jobs[head[1]])
             yield head[1]
         while (head := self._tombstones.head()) is not None and is_over(head[0], now):
-            yield self._tombstones.pop()[1]
+            job_id = self._tombstones.pop()[1]
+            self.changed(job_id)
+            yield job_id
 
     def claimable(self, names: Collection[str]) -> bool:
         """Whether a job for these names is ready (its ordering key may still turn out to be busy)."""
@@ -127,6 +134,9 @@ class JobTable:
         head = self._delayed.head()
         return None if head is None else head[0][0]
 
+    def changed(self, job_id: str) -> None:
+        """Called for every change that is no event, but for those that the passing of time alone makes."""
+
     # Steps into the queue
 
     def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
@@ -138,12 +148,11 @@ class JobTable:
             self._expiring.discard(new.id)
             del self.by_state[old.state][new.id]
         self._tombstones.discard(new.id)
-        job = Job(
-            new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=next(self._serials)
-        )
+        job = Job(new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=self._next_serial)
+        self._next_serial += 1
         self._jobs[new.id] = self.by_state[state][new.id] = job
         self._line_up(job)
-        self._broadcast.publish(JobEventKind.QUEUED, new.id)
+        self._publisher.publish(JobEventKind.QUEUED, new.id)
 
     def add_again(self, job: Job, now: datetime) -> None:
         """The failed job is queued with fresh attempts."""
@@ -153,6 +162,7 @@ class JobTable:
         """The scheduled or failing job is due now."""
         job.run_at = now
         self._come_due(job)
+        self.changed(job.new.id)
 
     def _come_due(self, job: Job) -> None:
         self._delayed.discard(job.new.id)
@@ -190,7 +200,7 @@ class JobTable:
         job.settled_by = None
         if job.new.ordering_key is not None:
             self._busy_keys.add(job.new.ordering_key)
-        self._broadcast.publish(JobEventKind.ACTIVE, job.new.id)
+        self._publisher.publish(JobEventKind.ACTIVE, job.new.id)
         return job
 
     # Steps out of processing
@@ -210,13 +220,23 @@ class JobTable:
         self._end_attempt(job, Step.RETRY)
         job.run_at = due
         self._line_up(job)
-        self._broadcast.publish(JobEventKind.FAILING, job.new.id)
+        self._publisher.publish(JobEventKind.FAILING, job.new.id)
 
     def requeue(self, job: Job, step: Step) -> None:
         """The attempt is over by release or a lost lease; the job stands where it stood before."""
         self._end_attempt(job, step)
         self._line_up(job)
-        self._broadcast.publish(JobEventKind.QUEUED, job.new.id)
+        self._publisher.publish(JobEventKind.QUEUED, job.new.id)
+
+    def extend(self, job: Job, deadline: datetime) -> None:
+        """The lease of the job's claim ends at `deadline`."""
+        job.deadline = deadline
+        self.changed(job.new.id)
+
+    def request_cancel(self, job: Job) -> None:
+        """The worker of the running job will learn that it is not wanted any more."""
+        job.cancel_requested = True
+        self._publisher.publish(JobEventKind.CANCEL_REQUESTED, job.new.id)
 
     def _end_attempt(self, job: Job, step: Step) -> None:
         self._step(job, step)
@@ -236,24 +256,26 @@ class JobTable:
             self.expire(job)
         else:
             self.keep(job, now + bounded(keep))
-        self._broadcast.publish(JobEventKind.COMPLETED if completed else JobEventKind.FAILED, job.new.id)
+        self._publisher.publish(JobEventKind.COMPLETED if completed else JobEventKind.FAILED, job.new.id)
 
     # Steps out of the table
 
     def keep(self, job: Job, until: datetime) -> None:
         """The finished job's record expires at `until`."""
         self._expiring.add((until,), job.new.id)
+        self.changed(job.new.id)
 
     def expire(self, job: Job) -> None:
         """The finished job's record is gone."""
         self._expiring.discard(job.new.id)
         self._step(job, Step.EXPIRE)
+        self.changed(job.new.id)
 
     def cancel(self, job: Job, now: datetime) -> None:
         """The waiting job is gone; who waited for it is told, and can still read so for an hour."""
         self.drop(job)
         self._tombstones.add((now + TOMBSTONE,), job.new.id)
-        self._broadcast.publish(JobEventKind.CANCELLED, job.new.id)
+        self._publisher.publish(JobEventKind.CANCELLED, job.new.id)
 
     def drop(self, job: Job) -> None:
         """The waiting job is gone without a trace."""
@@ -262,6 +284,7 @@ class JobTable:
         self._delayed.discard(job.new.id)
         if job.new.ordering_key is not None:
             self._unpark(job.new.ordering_key)
+        self.changed(job.new.id)
 
     def _step(self, job: Job, step: Step) -> None:
         target = after(job.state, step)
@@ -277,11 +300,11 @@ class JobTable:
     def _line_up(self, job: Job) -> None:
         if job.state is JobState.QUEUED:
             self._stand(job, self._ready)
-            self._on_claimable()
+            self.on_claimable()
             return
         self._delayed.add((job.run_at,), job.new.id)
         if self.next_due() == job.run_at:
-            self._on_claimable()
+            self.on_claimable()
 
     def _stand(self, job: Job, lines: dict[str, Line[Place]]) -> None:
         job.line = lines.get(job.new.name)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import uuid
-from datetime import datetime
 
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.storage.broadcast import Broadcast
 from workers.storage.memory_jobs import JobTable
+from workers.storage.memory_steps import QueueSteps
 
 
-class MemoryQueue:
+class MemoryQueue(QueueSteps):
     """One queue's jobs, and who waits for them."""
 
     def __init__(self) -> None:
         self.broadcast = Broadcast()
-        self.table = JobTable(self.broadcast, self.wake)
-        self.paused = False
-        self.seen: dict[str, datetime] = {}
-        self.tokens = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+        super().__init__(JobTable(self.broadcast, self.wake))
         self._sleepers: set[asyncio.Future[None]] = set()
 
     def wake(self) -> None:

@@ -6,7 +6,8 @@
 -- milliseconds since 1970.
 --
 -- The tables' statistics may be of a time when the queue was empty, or full; the planner's other choices are switched
--- off because in every statement here the index is the right one, always.
+-- off because in every statement here the index is the right one, always. Where a row is found by its number, the rest
+-- is compared as IS NOT DISTINCT FROM, which no index can serve.
 
 CREATE OR REPLACE FUNCTION workers_now() RETURNS bigint LANGUAGE sql VOLATILE
 AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
@@ -333,7 +334,8 @@ BEGIN
     PERFORM FROM workers_jobs j WHERE j.seq = ANY(p_seqs) ORDER BY j.seq FOR UPDATE;
     RETURN QUERY UPDATE workers_jobs j SET lease_until = workers_now() + a.lease
     FROM unnest(p_seqs, p_tokens, p_ids, p_leases) WITH ORDINALITY AS a (seq, token, id, lease, place)
-    WHERE j.seq = a.seq AND j.queue = p_queue AND j.token = a.token AND j.id = a.id AND j.state = 'processing'
+    WHERE j.seq = a.seq AND (j.queue, j.token, j.id) IS NOT DISTINCT FROM (p_queue, a.token, a.id)
+        AND j.state = 'processing'
     RETURNING a.place, j.cancel_requested;
     PERFORM workers_see(p_queue, p_workers, p_noted);
 END $$;
@@ -365,7 +367,7 @@ BEGIN
         FROM unnest(p_seqs, p_tokens, p_ids, p_kinds, p_keeps, p_delays, p_errors, p_capped, p_results)
             WITH ORDINALITY AS a (seq, token, id, kind, keep, delay, error, capped, result, place)
         JOIN workers_jobs j ON j.seq = a.seq
-        WHERE j.queue = p_queue AND j.token = a.token AND j.id = a.id AND j.state <> 'cancelled'
+        WHERE (j.queue, j.token, j.id) IS NOT DISTINCT FROM (p_queue, a.token, a.id) AND j.state <> 'cancelled'
     LOOP
         place := v_job.place;
         IF v_job.state <> 'processing' THEN

@@ -2,19 +2,31 @@
 
 from workers.testing.case import GUARANTEES, Case, Need, Verdict, run
 from workers.testing.cases import all_cases
-from workers.testing.faults import Faults, counting, faulty
+from workers.testing.certification import CaseResult, Certificate, Finding, certify
+from workers.testing.faults import Fault, Faults, RandomFaults, counting, faulty
 from workers.testing.harness import Harness, MemoryHarness
+from workers.testing.report import as_json, table
+from workers.testing.url_harness import UrlHarness
 
 __all__ = [
     "GUARANTEES",
     "Case",
+    "CaseResult",
+    "Certificate",
+    "Fault",
     "Faults",
+    "Finding",
     "Harness",
     "MemoryHarness",
     "Need",
+    "RandomFaults",
+    "UrlHarness",
     "Verdict",
     "all_cases",
+    "as_json",
+    "certify",
     "counting",
     "faulty",
     "run",
+    "table",
 ]

@@ -34,6 +34,8 @@ class Need:
 
     what: str
     met: Callable[[Harness], bool]
+    declared: bool = True
+    """Whether the storage declares it in its limits; otherwise it is the harness that lacks it."""
 
 
 ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness: harness.limits.atomic_continuation)
@@ -43,8 +45,8 @@ ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.li
 PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
-RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts)
-MOVES_TIME: Final = Need(what="a clock the harness can move", met=lambda harness: harness.moves_time)
+RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts, declared=False)
+MOVES_TIME: Final = Need(what="a clock the harness can move", met=lambda harness: harness.moves_time, declared=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +64,22 @@ class Case:
     def id(self) -> str:
         return f"{self.verb}.{self.name}"
 
-    def declared(self, harness: Harness) -> str | None:
-        """What the storage declared not to keep, of all this case needs; None when the case applies."""
-        missing = [need.what for need in self.needs if not need.met(harness)]
-        return ", ".join(missing) or None
+    def missing(self, harness: Harness) -> tuple[Need, ...]:
+        """What this case needs and does not get; it applies when that is nothing."""
+        return tuple(need for need in self.needs if not need.met(harness))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What running a case showed: kept, or declared away. A broken promise raises instead."""
+    """What running a case showed: kept, or what it needs is missing. A broken promise raises instead."""
 
     case: Case
-    declared: str | None = None
+    missing: tuple[Need, ...] = ()
+
+    @property
+    def declared(self) -> str | None:
+        """What is missing, in words; None when the promise was kept."""
+        return ", ".join(need.what for need in self.missing) or None
 
 
 REGISTRY: Final[list[Case]] = []
@@ -109,7 +115,7 @@ async def run(case: Case, harness: Harness) -> Verdict:
     Raises:
         AssertionError: the storage broke the promise.
     """
-    declared = case.declared(harness)
-    if declared is None:
+    missing = case.missing(harness)
+    if not missing:
         await case.function(harness)
-    return Verdict(case=case, declared=declared)
+    return Verdict(case=case, missing=missing)

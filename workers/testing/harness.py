@@ -86,7 +86,7 @@ class Harness(ABC):
 
 
 class MemoryHarness(Harness):
-    """`MemoryStorage` on a clock that the cases move."""
+    """`MemoryStorage` on a clock that the cases move; storages of one harness share its `space`."""
 
     moment = timedelta(seconds=1)
     moves_time = True
@@ -94,17 +94,18 @@ class MemoryHarness(Harness):
     def __init__(self) -> None:
         super().__init__()
         self._clock = ManualClock()
-        self._space = MemorySpace(self._clock)
+        self.space = MemorySpace(self._clock)
 
     @property
     def limits(self) -> Limits:
         return MemoryStorage.limits
 
     async def make(self, queue: str) -> Storage:
-        return MemoryStorage(self._space, queue)
+        return MemoryStorage(self.space, queue)
 
     def now(self) -> datetime:
         return self._clock.now()
 
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
+        await asyncio.sleep(0)  # a case that advances until something happens must not keep its own timeout from ending

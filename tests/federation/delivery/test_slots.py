@@ -103,20 +103,52 @@ async def test_a_parked_delivery_is_noted_once_until_it_had_a_slot() -> None:
     """However often it is parked, the log hears of it once, and again after a real attempt."""
     slots = ServerSlots(1)
 
-    assert [slots.note_parked("1"), slots.note_parked("1"), slots.note_parked("2")] == [True, False, True]
+    assert [slots.note_parked(B_URL, "1"), slots.note_parked(B_URL, "1"), slots.note_parked(B_URL, "2")] == [
+        True,
+        False,
+        True,
+    ]
     async with slots.take(B_URL, "1"):
         pass
-    assert [slots.note_parked("1"), slots.note_parked("2")] == [True, False]
+    assert [slots.note_parked(B_URL, "1"), slots.note_parked(B_URL, "2")] == [True, False]
 
 
 def test_what_is_remembered_is_bounded() -> None:
     """The oldest parked deliveries are forgotten first."""
     slots = ServerSlots(1)
     for number in range(MAX_REMEMBERED + 1):
-        slots.note_parked(str(number))
+        slots.note_parked(B_URL, str(number))
 
-    assert slots.note_parked("0") is True
-    assert slots.note_parked(str(MAX_REMEMBERED)) is False
+    assert slots.note_parked(B_URL, "0") is True
+    assert slots.note_parked(B_URL, str(MAX_REMEMBERED)) is False
+
+
+async def test_the_more_are_parked_the_longer_they_stay_away() -> None:
+    """Of a large backlog to one server no more than a few hundred come back each second, and none after half a minute;
+    another server's are not affected."""
+    slots = ServerSlots(1)
+    async with slots.take(B_URL, "running"), slots.take(C_URL, "also running"):
+        await _slow_down(slots, B_URL, C_URL)
+        for number in range(1_000):
+            slots.note_parked(B_URL, str(number))
+        assert timedelta(seconds=3.75) <= await _parking(slots, B_URL) <= timedelta(seconds=6.25)
+        assert await _parking(slots, C_URL) <= timedelta(seconds=1.25)
+        for number in range(MAX_REMEMBERED):
+            slots.note_parked(B_URL, f"more {number}")
+        assert timedelta(seconds=22.5) <= await _parking(slots, B_URL) <= timedelta(seconds=37.5)
+
+
+async def _slow_down(slots: ServerSlots, *urls: str) -> None:
+    await asyncio.gather(*(_parking(slots, url) for url in urls))
+
+
+async def _parking(slots: ServerSlots, url: str) -> timedelta:
+    """How long a further delivery to the busy server is sent away."""
+    with pytest.raises(Parked) as parked:
+        async with slots.take(url, "one more"):
+            pass
+    assert parked.value.delay is not None
+    return parked.value.delay
 
 
 async def test_parked_deliveries_arrive_uncounted(site: Site, peer: Peer) -> None:

@@ -419,7 +419,7 @@ asyncio.run(storage.disconnect())
 
 @pytest.mark.parametrize("replace", [True, False], ids=["replaced", "deleted"])
 async def test_a_file_taken_away_is_noticed(storage: SqlStorage, tmp_path: Path, replace: bool) -> None:
-    """Nothing is acknowledged that went into a file nobody can find; the storage works on the new one afterwards."""
+    """Nothing is acknowledged that went into a file nobody can find, and no empty file is left in its place."""
     await storage.enqueue([job("a")])
     (tmp_path / "jobs.db").rename(tmp_path / "old.db")
     if replace:

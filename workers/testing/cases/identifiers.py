@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from workers.jobs import JobState
+from workers.jobs import JobEventKind, JobState
 from workers.testing.case import ORDERING_KEYS, case
 from workers.testing.harness import Harness
-from workers.testing.steps import apply, claim, completed, enqueue, failed, ids, job, status
+from workers.testing.steps import apply, claim, completed, enqueue, expect, failed, ids, job, status
 
 NASTY: Final = (
     *(
@@ -65,7 +65,7 @@ async def any_text_can_be_retried_and_cancelled(harness: Harness) -> None:
     for name in NASTY[::2]:
         async with storage.subscribe(name) as subscription:
             assert (await storage.cancel(name)).value == "cancelled"
-            assert (await subscription.get()).job_id == name
+            assert (await expect(subscription, JobEventKind.CANCELLED))[0].job_id == name
     assert await storage.remove(NASTY[1::2]) == len(NASTY[1::2])
     assert await claim(storage, len(NASTY)) == []
 

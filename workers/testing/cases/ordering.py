@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from workers.jobs import MAX_PRIORITY
 from workers.testing.case import ORDERING_KEYS, PRIORITY_ORDER, case
 from workers.testing.harness import Harness
@@ -52,6 +54,16 @@ async def a_released_job_keeps_its_place(harness: Harness) -> None:
     await enqueue(storage, job("first"), job("second"))
     await apply(storage, released(await claim_one(storage)))
     assert ids(await claim(storage, 10)) == ["first", "second"]
+
+
+@case()
+async def delayed_jobs_come_as_they_are_due(harness: Harness) -> None:
+    """Delayed jobs that are due are claimed in one call, in the order they became due."""
+    storage = await harness.open()
+    delays = {f"job-{number}": harness.moment - number * timedelta(milliseconds=10) for number in range(5)}
+    await enqueue(storage, *(job(name, delay=delay) for name, delay in delays.items()))
+    await harness.advance(harness.moment)
+    assert ids(await claim(storage, 10)) == sorted(delays, reverse=True)
 
 
 @case()

@@ -16,12 +16,14 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.storage.base import Storage
 from workers.testing.case import ATOMIC_CONTINUATION, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     ERROR,
     HOUR,
     apply,
+    background,
     claim,
     claim_one,
     completed,
@@ -283,6 +285,60 @@ async def a_lost_completion_continues_nothing(harness: Harness) -> None:
     await recover(harness, storage, 1)
     assert await settle(storage, Completed(claim=old, result=b"1", then=job("second"))) == TAKEN
     assert await state(storage, "second") is None
+
+
+@case(guarantees=(6,))
+async def a_completion_is_seen_whole(harness: Harness) -> None:
+    """Whoever looks while a job completes sees it running, or all of it: state, result and continuation."""
+    storage = await harness.open()
+    reader = await harness.open(storage.queue)
+    for number in range(20):
+        step = await _last_step(storage, f"first-{number}", f"second-{number}")
+        settling = asyncio.create_task(apply(storage, step))
+        async with background(settling):
+            while not settling.done():
+                await _see_whole(reader, step)
+                await asyncio.sleep(0)
+            await settling
+        assert await state(reader, step.claim.job_id) is JobState.COMPLETED
+        await _see_whole(reader, step)
+
+
+@case(guarantees=(6,))
+async def a_settle_broken_off_can_be_repeated(harness: Harness) -> None:
+    """A completion broken off at any moment did all of it or nothing, and the same again makes it all."""
+    storage = await harness.open()
+    for number in range(24):
+        step = await _last_step(storage, f"first-{number}", f"second-{number}")
+        settling = asyncio.create_task(storage.settle([step]))
+        for _ in range(number):
+            await asyncio.sleep(0 if number < 12 else 0.0001)
+        settling.cancel()
+        await asyncio.gather(settling, return_exceptions=True)
+        await _see_whole(storage, step)
+        assert (await settle(storage, step)).status in (SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED)
+        assert await state(storage, step.claim.job_id) is JobState.COMPLETED
+        await _see_whole(storage, step)
+
+
+async def _last_step(storage: Storage, job_id: str, then_id: str) -> Completed:
+    """A job is running, and this completes it with a continuation for later."""
+    await enqueue(storage, job(job_id))
+    return Completed(claim=await claim_one(storage), result=b"whole", then=job(then_id, delay=HOUR))
+
+
+async def _see_whole(storage: Storage, step: Completed) -> None:
+    """If any of the completion is there, the rest is too. What is read second can only be newer."""
+    job_id = step.claim.job_id
+    outcome = await storage.result(job_id)
+    if outcome is None and await state(storage, job_id) is JobState.COMPLETED:
+        outcome = await storage.result(job_id)
+        assert outcome is not None, "a job is completed and has no result"
+    if outcome is not None:
+        assert outcome == JobOutcome(kind=OutcomeKind.COMPLETED, result=step.result)
+        assert await state(storage, job_id) is JobState.COMPLETED, "a job has its result and is not completed"
+        assert step.then is not None
+        assert await state(storage, step.then.id) is JobState.SCHEDULED, "a job is completed and not continued"
 
 
 @case(guarantees=(8,))

@@ -9,7 +9,7 @@ from typing import Final
 
 from workers.jobs import MAX_DELAY, Claim
 from workers.storage.base import Storage
-from workers.testing.case import NAME_FILTER, case
+from workers.testing.case import NAME_FILTER, ORDERING_KEYS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -17,6 +17,7 @@ from workers.testing.steps import (
     PATIENCE,
     apply,
     background,
+    claim,
     claim_one,
     completed,
     crash,
@@ -139,6 +140,17 @@ async def a_retry_wakes(harness: Harness) -> None:
         await harness.advance(harness.moment)
 
     await _wakes(storage, "again", retry_and_come_due)
+
+
+@case(needs=(ORDERING_KEYS,))
+async def a_freed_ordering_key_wakes(harness: Harness) -> None:
+    """A worker asleep gets the next job of an ordering key when the running one completes."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, *(job(name, ordering_key="key") for name in ("first", "second")))
+    held = await claim_one(other)
+    assert await claim(other, 10) == []
+    await _wakes(storage, "second", lambda: apply(other, completed(held)))
 
 
 @case(guarantees=(5,))

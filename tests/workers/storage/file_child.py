@@ -1,0 +1,107 @@
+"""A second process on the same directory: `python -m tests.workers.storage.file_child VERB DIRECTORY`."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+
+from workers.errors import WorkersError
+from workers.jobs import Completed, NewJob
+from workers.storage import file_journal
+from workers.storage.file import FileStorage
+
+MINUTE = timedelta(minutes=1)
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+async def told() -> None:
+    """The parent wrote a line."""
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+async def complete(storage: FileStorage) -> None:
+    """Every job there is, as soon as the parent says so."""
+    say("ready")
+    await told()
+    for claim in await storage.claim("child", leases={"*": MINUTE}, limit=100):
+        await storage.settle([Completed(claim=claim, result=b"from the child")])
+
+
+async def enqueue(storage: FileStorage) -> None:
+    """One job, as soon as the parent says so."""
+    say("ready")
+    await told()
+    await storage.enqueue([NewJob(id="from the child", name="work", payload=b"{}")])
+
+
+async def race(storage: FileStorage) -> None:
+    """Claims until nothing is left; prints what it got."""
+    say("ready")
+    await told()
+    while claims := await storage.claim("child", leases={"*": MINUTE}, limit=7):
+        print("\n".join(claim.job_id for claim in claims), flush=True)
+
+
+async def churn(storage: FileStorage) -> None:
+    """Enqueues, claims and completes for ever; prints what was acknowledged."""
+    prefix = sys.argv[3]
+    file_journal.SLACK_BYTES = 50_000  # so that some kills hit a compaction
+    say("ready")
+    for number in range(1_000_000):
+        ids = [f"{prefix}-{number}-{part}" for part in range(5)]
+        await storage.enqueue([NewJob(id=job_id, name="work", payload=b"x" * 2_000) for job_id in ids])
+        say(*(f"+{job_id}" for job_id in ids))
+        claims = await storage.claim("child", leases={"*": MINUTE}, limit=2)
+        await storage.settle([Completed(claim=claim, result=claim.job_id.encode()) for claim in claims])
+        say(*(f"={claim.job_id}" for claim in claims))
+
+
+async def hold(storage: FileStorage) -> None:
+    """Claims one job with a short lease, and settles it when the parent says so; prints what became of that."""
+    (claim,) = await storage.claim("child", leases={"*": timedelta(milliseconds=100)}, limit=1)
+    say("claimed")
+    await told()
+    (outcome,) = await storage.settle([Completed(claim=claim, result=b"late")])
+    say(outcome.status.value, outcome.reason and outcome.reason.value)
+
+
+async def fill(storage: FileStorage) -> None:
+    """Enqueues while files may not grow beyond 100 000 bytes; prints what worked, then works on without the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    failed = 0
+    for number in range(30):
+        jobs = [NewJob(id=f"{number}-{part}", name="work", payload=b"x" * 3_000) for part in range(3)]
+        try:
+            await storage.enqueue(jobs)
+        except WorkersError as error:
+            failed += 1
+            say("failed", type(error).__name__, error)
+        else:
+            say("enqueued", number)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    await storage.enqueue([NewJob(id="after", name="work", payload=b"")])
+    say("waiting", sum((await storage.counts()).values()))
+
+
+VERBS: dict[str, Callable[[FileStorage], Awaitable[None]]] = {
+    verb.__name__: verb for verb in (complete, enqueue, race, churn, hold, fill)
+}
+
+
+async def main(verb: str, directory: str) -> None:
+    storage = FileStorage(Path(directory))
+    await storage.connect()
+    await VERBS[verb](storage)
+    await storage.disconnect()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:3]))

@@ -1,0 +1,76 @@
+"""Storages are found by the scheme of their URL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.errors import StorageError
+from workers.storage import open_storage
+from workers.storage.urls import SCHEMES
+from workers.testing.steps import claim_one, enqueue, job
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("memory://", "MemoryStorage"),
+        ("sqlite:///jobs.db", "SqlStorage"),
+        ("sqlite+aiosqlite:///jobs.db", "SqlStorage"),
+        ("bullmq+redis://127.0.0.1:1/0", "BullMQStorage"),
+        ("bullmq+rediss://127.0.0.1:1/0", "BullMQStorage"),
+        ("bullmq+unix:///run/redis.sock", "BullMQStorage"),
+    ],
+)
+def test_the_scheme_picks_the_storage(url: str, kind: str) -> None:
+    """Each scheme opens its storage; the queue is the argument's, else the URL's, else `default`."""
+    storage = open_storage(url)
+    assert (type(storage).__name__, storage.queue) == (kind, "default")
+    assert open_storage(f"{url}?queue=mail").queue == "mail"
+    assert open_storage(f"{url}?queue=mail", queue="post").queue == "post"
+
+
+def test_the_rest_of_the_url_is_kept(tmp_path: Path) -> None:
+    """Only `queue` is taken out of the query, and a path keeps its slashes and its percent signs."""
+    assert repr(open_storage(f"sqlite:///{tmp_path}/50%25.db?mode=rw&queue=a%2Fb")) == repr(
+        open_storage(f"sqlite:///{tmp_path}/50%25.db?mode=rw", queue="a/b")
+    )
+
+
+@pytest.mark.parametrize("url", ["jobs.db", "carrier-pigeon://user:s3cret@host", "", "sqlite:jobs.db", "MEMORY://"])
+def test_an_unknown_scheme_lists_the_known(url: str) -> None:
+    """The error names every scheme there is, and nothing of the URL but its scheme."""
+    with pytest.raises(StorageError) as caught:
+        open_storage(url)
+    assert all(f"{scheme}://" in str(caught.value) for scheme in SCHEMES)
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_one_memory_url_is_one_space() -> None:
+    """Storages on one URL see each other's jobs, those on another do not, and nothing outlives the last of them."""
+    producer, worker, other = open_storage("memory://here"), open_storage("memory://here"), open_storage("memory://")
+    await enqueue(producer, job("job"))
+    assert await other.status(["job"]) == [None]
+    assert (await claim_one(worker)).job_id == "job"
+    del producer, worker
+    assert await open_storage("memory://here").status(["job"]) == [None]
+
+
+def test_a_missing_package_is_named() -> None:
+    """Opening a storage whose package is not installed says which one, and other storages need it not."""
+    program = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "from workers.storage import open_storage\n"
+        "open_storage('memory://')\n"
+        "from workers import StorageError\n"
+        "try: open_storage('sqlite:///x')\n"
+        "except StorageError as error: print(error)\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "SqlStorage needs the package 'sqlalchemy'" in finished.stdout

@@ -1,0 +1,57 @@
+"""The conformance suite catches what it is there for: each of these storages is wrong in one way, and found out."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.workers import broken_storages as broken
+from workers.storage.base import Storage
+from workers.storage.memory import MemoryStorage
+from workers.testing import MemoryHarness, all_cases, certify, steps
+
+CASES = all_cases()
+CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
+    broken.NoTokenCheck: ("settle.an_old_token_has_no_effect", "settle.an_old_token_is_nothing_to_a_new_generation"),
+    broken.LostWakeUp: ("wait.no_wake_up_is_lost_in_a_race",),
+    broken.ResultAfterState: ("settle.a_completion_is_seen_whole",),
+    broken.StateAfterResult: ("settle.a_completion_is_seen_whole",),
+    broken.ContinuationAfterState: (
+        "settle.a_completion_is_seen_whole",
+        "settle.a_settle_broken_off_can_be_repeated",
+    ),
+    broken.ContinuationLost: ("settle.a_continuation_comes_with_the_completion",),
+    broken.DoubleRecovery: ("recover.any_number_of_reapers_recover_a_job_once",),
+    broken.ExpiresWithNeighbours: ("retention.results_expire_one_by_one",),
+    broken.SweepsNeighbours: ("retention.results_expire_one_by_one",),
+    broken.RetentionIgnored: ("retention.results_expire_one_by_one", "retention.an_expired_id_is_free"),
+    broken.KeepIgnored: ("retention.a_settlement_may_choose_the_retention",),
+    broken.AttemptCountedAtTheEnd: ("attempts.an_attempt_counts_when_it_is_claimed",),
+    broken.StallsNotCounted: ("recover.a_job_stalled_too_often_fails",),
+    broken.CancelIgnoredWhileScheduled: ("cancel.a_delayed_job_stays_cancelled_when_due",),
+    broken.ReleasedToTheEnd: ("ordering.a_released_job_keeps_its_place",),
+    broken.EnqueueRace: ("enqueue.a_hundred_producers_insert_an_id_once",),
+    broken.OldGenerationLingers: ("enqueue.a_failed_id_starts_a_new_generation",),
+    broken.RenewsWhatIsLost: ("renew.a_lost_lease_is_reported_with_its_reason",),
+    broken.RepeatsAreLost: ("settle.a_repeated_settle_is_already_applied",),
+    broken.KeyHeldWhileWaiting: ("ordering.a_waiting_retry_does_not_hold_its_key",),
+    broken.SilentCancel: ("cancel.waiters_are_told_at_once",),
+    broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
+}
+"""Each fault, and cases that fail because of it."""
+
+
+@pytest.mark.parametrize("kind", CAUGHT_BY, ids=lambda kind: kind.__name__)
+async def test_the_suite_catches_the_fault(kind: type[MemoryStorage], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case named for the fault fails on the storage that has it."""
+    for module in (steps, *(sys.modules[case.function.__module__] for case in CASES)):
+        monkeypatch.setattr(module, "PATIENCE", 0.5, raising=False)
+
+    class BrokenHarness(MemoryHarness):
+        async def make(self, queue: str) -> Storage:
+            return kind(self.space, queue)
+
+    named = [case for case in CASES if case.id in CAUGHT_BY[kind]]
+    certificate = await certify(BrokenHarness, named, at_once=len(named))
+    assert {result.case.id for result in certificate.broken} == set(CAUGHT_BY[kind])

@@ -1,0 +1,151 @@
+-- ARGV[2]: worker, [3]: 12 random bytes for the tokens, [4]: limit, [5]: `{default lease or 0, name, lease, ...}`.
+-- Answers `{id, record, attempt, lease, ...}`; the token of the n-th is the random bytes and n in two bytes.
+local worker, secret, limit = ARGV[2], ARGV[3], tonumber(ARGV[4])
+local leases, wanted = {}, cmsgpack.unpack(ARGV[5])
+local default_lease = wanted[1]
+for at = 2, #wanted, 2 do
+  leases[wanted[at]] = wanted[at + 1]
+end
+local DUE_AT_ONCE, READ_AT_ONCE, HELD_ROUNDS, ENOUGH_BYTES = 500, 100, 8, 8 * 1024 * 1024
+local CORRUPT = '\0' .. cmsgpack.pack({
+  'CorruptRecord', 'what Redis has in place of the job is no record of this queue; remove it, or retry is impossible', '',
+})
+
+redis.call('ZADD', WORKERS, now, worker)
+if redis.call('HEXISTS', META, 'paused') == 1 then
+  return cmsgpack.pack({})
+end
+ready_what_is_due(math.max(limit, DUE_AT_ONCE))
+
+local function of_name(name, count)
+  local prefix = text(name)
+  return redis.call('ZRANGEBYLEX', READY, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, count)
+end
+
+-- The first ready jobs of each wanted name.
+local function heads(count)
+  local lines = {}
+  if default_lease == 0 then
+    for name in pairs(leases) do
+      local line = of_name(name, count)
+      if #line > 0 then
+        lines[#lines + 1] = line
+      end
+    end
+    return lines
+  end
+  local from = '-'
+  while true do
+    local first = redis.call('ZRANGEBYLEX', READY, from, '+', 'LIMIT', 0, 1)[1]
+    if not first then
+      return lines
+    end
+    local read = read_member(first)
+    if read then
+      lines[#lines + 1] = of_name(read.name, count)
+      from = '(' .. text(read.name) .. '\255'
+    else
+      redis.call('ZREM', READY, first) -- nobody's: no job of ours stands like this
+    end
+  end
+end
+
+-- The first ready jobs of all wanted names.
+local function candidates(count)
+  local merged = {}
+  local lines = heads(count)
+  for _, line in ipairs(lines) do
+    for _, value in ipairs(line) do
+      merged[#merged + 1] = read_member(value)
+    end
+  end
+  if #lines > 1 then
+    table.sort(merged, function(a, b)
+      if a.priority ~= b.priority then
+        return a.priority < b.priority
+      end
+      return a.place < b.place
+    end)
+  end
+  return merged, #lines > 1 and math.min(count, #merged) or #merged
+end
+
+-- A record that is not one of ours fails with that for a reason, and its bytes stay for whoever wants to look.
+local function set_aside(one, record)
+  local head = struct.pack('>BI8I8I4I4I8I8', VERSION, one.place, one.place, one.priority, 1, 0, HOUR)
+  local run = fresh_run(one.place)
+  run.error = CORRUPT
+  record = head .. text(one.name) .. text('') .. text('') .. (record or '')
+  redis.call('HSET', JOBS, one.id, record)
+  conclude(one.id, record, {}, run, STATE.failed, HOUR)
+end
+
+local answer, taken, bytes = {}, 0, 0
+local runs, deadlines, granted = {}, {}, {}
+
+local function grant(one, record, job, run)
+  local lease = leases[one.name] or default_lease
+  taken = taken + 1
+  run.state, run.attempts, run.worker = STATE.processing, run.attempts + 1, worker
+  run.token = secret .. struct.pack('>I2', taken)
+  run.finished, run.expires, run.result = 0, 0, ''
+  runs[#runs + 1] = one.id
+  runs[#runs + 1] = write_run(run)
+  deadlines[#deadlines + 1] = now + lease
+  deadlines[#deadlines + 1] = one.id
+  if job.key ~= '' then
+    redis.call('HSET', BUSY, job.key, one.id)
+    granted[job.key] = true
+  end
+  answer[#answer + 1] = one.id
+  answer[#answer + 1] = record
+  answer[#answer + 1] = run.attempts
+  answer[#answer + 1] = lease
+  bytes = bytes + #record
+  tell(EVENT.active, one.id)
+end
+
+-- Takes what may run, holds what has to stand aside; whether something did.
+local function sort_out(line, count)
+  local ids, gone, aside = {}, {}, false
+  for at = 1, count do
+    ids[at] = line[at].id
+  end
+  local records, packed = fetch(JOBS, ids), fetch(RUNS, ids)
+  for at = 1, count do
+    if bytes > ENOUGH_BYTES then
+      break
+    end
+    local one = line[at]
+    local job, run = read_job(records[at]), packed[at] and read_run(packed[at])
+    gone[#gone + 1] = one.member
+    if not job or (packed[at] and not run) then
+      set_aside(one, records[at])
+      aside = true
+    elseif (run or job).place ~= one.place or (run and run.state > STATE.failing) then
+      aside = true -- the job has left this place: standing here twice must not run it twice
+    elseif job.key ~= '' and (granted[job.key] or is_busy(job.key)) then
+      redis.call('ZADD', HELD, 0, text(job.key) .. one.member)
+      aside = true
+    else
+      grant(one, records[at], job, run or fresh_run(one.place))
+    end
+  end
+  batched('ZREM', READY, gone)
+  return aside
+end
+
+local rounds = 0
+while taken < limit and rounds < HELD_ROUNDS and bytes <= ENOUGH_BYTES do
+  local line, count = candidates(math.min(limit - taken, READ_AT_ONCE))
+  if count == 0 then
+    break
+  end
+  if sort_out(line, count) then
+    rounds = rounds + 1
+  end
+end
+batched('HSET', RUNS, runs)
+batched('ZADD', LEASES, deadlines)
+finish()
+return cmsgpack.pack(answer)

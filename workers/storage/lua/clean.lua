@@ -1,0 +1,16 @@
+-- ARGV[2]: the line, [3]: how many to pass over, [4]: how many to look at, [5]: limit, [6]: ended how long ago.
+-- Answers how many were looked at, and how many are gone.
+local line = BASE .. ':' .. ARGV[2]
+local skipped = redis.call('ZCOUNT', line, '-inf', now) + tonumber(ARGV[3])
+local ids = redis.call('ZRANGE', line, skipped, skipped + tonumber(ARGV[4]) - 1)
+local gone = {}
+for at, packed in ipairs(fetch(RUNS, ids)) do
+  local run = packed and read_run(packed)
+  if #gone < tonumber(ARGV[5]) and run and run.finished <= now - tonumber(ARGV[6]) then
+    gone[#gone + 1] = ids[at]
+  end
+end
+batched('HDEL', JOBS, gone)
+batched('HDEL', RUNS, gone)
+batched('ZREM', line, gone)
+return { #ids, #gone }

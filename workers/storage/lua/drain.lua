@@ -1,0 +1,30 @@
+-- ARGV[2]: limit. Answers how many waiting jobs are gone; fewer than the limit means all.
+local left = tonumber(ARGV[2])
+local keys = {}
+for _, line in ipairs({ READY, HELD, SCHEDULED, FAILING }) do
+  local standing = left > 0 and redis.call('ZRANGE', line, 0, left - 1) or {}
+  local ids = {}
+  for at, value in ipairs(standing) do
+    ids[at] = id_in(line, value)
+    if line == HELD then
+      keys[read_held(value) or ''] = true
+    end
+  end
+  for _, record in ipairs(fetch(JOBS, ids)) do
+    local job = read_job(record)
+    if job and job.key ~= '' then
+      keys[job.key] = true
+    end
+  end
+  batched('HDEL', JOBS, ids)
+  batched('HDEL', RUNS, ids)
+  batched('ZREM', line, standing)
+  left = left - #standing
+end
+for key in pairs(keys) do
+  if not is_busy(key) then
+    free(key)
+  end
+end
+finish()
+return tonumber(ARGV[2]) - left

@@ -1,0 +1,4 @@
+-- ARGV[2]: the jobs.
+local found = add(cmsgpack.unpack(ARGV[2]))
+finish()
+return cmsgpack.pack(found)

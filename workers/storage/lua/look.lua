@@ -1,0 +1,31 @@
+-- ARGV[2...]: the names somebody will sleep for. Answers nothing when a claim for them may succeed; else they are
+-- noted as asleep, and the answer is the time until the next delayed job is due, -1 for none.
+if redis.call('HEXISTS', META, 'paused') == 0 then
+  for at = 2, #ARGV do
+    local name = ARGV[at]
+    local prefix = text(name)
+    local range = name == '*' and { '-', '+' } or { '[' .. prefix, '(' .. prefix .. '\255' }
+    if redis.call('ZRANGEBYLEX', READY, range[1], range[2], 'LIMIT', 0, 1)[1] then
+      return false
+    end
+  end
+end
+local asleep = {}
+for at = 2, #ARGV do
+  asleep[#asleep + 1] = ARGV[at]
+  asleep[#asleep + 1] = '1'
+end
+batched('HSET', SLEEPERS, asleep)
+local due = -1
+if redis.call('HEXISTS', META, 'paused') == 0 then
+  for _, line in ipairs({ SCHEDULED, FAILING }) do
+    local first = tonumber(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2])
+    if first and (due < 0 or first - now < due) then
+      due = math.max(0, first - now)
+    end
+  end
+end
+if due == 0 then
+  return false
+end
+return string.format('%.0f', due)

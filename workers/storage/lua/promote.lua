@@ -1,0 +1,17 @@
+-- ARGV[2]: ids. Answers how many were delayed and are due now.
+local count = 0
+for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local found = lookup(id)
+  if found and (found.state == STATE.scheduled or found.state == STATE.failing) then
+    local job, run = found.job, found.run
+    local standing = member(job.name, job.priority, run.place, id)
+    redis.call('ZREM', SCHEDULED, standing)
+    redis.call('ZREM', FAILING, standing)
+    run.state, run.place = STATE.queued, next_place()
+    redis.call('HSET', RUNS, id, write_run(run))
+    line_up(job, run.place, id)
+    count = count + 1
+  end
+end
+finish()
+return count

@@ -1,0 +1,299 @@
+-- What every script begins with: the queue's keys, how records and lines are written, what is announced at the end.
+-- KEYS[1] is the queue's hash-tagged base, ARGV[1] the database's number. Times are microseconds of the server's clock.
+local BASE = KEYS[1]
+local JOBS, RUNS, META = BASE .. ':jobs', BASE .. ':runs', BASE .. ':meta'
+local READY, HELD, BUSY = BASE .. ':ready', BASE .. ':held', BASE .. ':busy'
+local SCHEDULED, FAILING, LEASES = BASE .. ':scheduled', BASE .. ':failing', BASE .. ':leases'
+local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BASE .. ':cancelled'
+local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
+
+-- A wrong type found in the middle of a step would leave half of it done.
+for kind, keys in pairs({
+  hash = { JOBS, RUNS, META, BUSY, SLEEPERS },
+  zset = { READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS },
+}) do
+  for _, key in ipairs(keys) do
+    local found = redis.call('TYPE', key).ok
+    if found ~= kind and found ~= 'none' then
+      return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. found .. ', not the ' .. kind .. ' of a queue')
+    end
+  end
+end
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+
+local STATE = { queued = 1, failing = 2, processing = 3, completed = 4, failed = 5, cancelled = 6, scheduled = 7 }
+local LINE_OF = { [STATE.completed] = COMPLETED, [STATE.failed] = FAILED, [STATE.cancelled] = CANCELLED }
+local EVENT = { queued = 1, active = 2, completed = 3, failing = 4, failed = 5, cancelled = 6, cancel_requested = 7 }
+
+local HOUR = 3600 * 1000000
+
+-- unpack() has room for some 8 000 values.
+local AT_ONCE = 2000
+
+local function batched(command, key, values)
+  for start = 1, #values, AT_ONCE do
+    redis.call(command, key, unpack(values, start, math.min(start + AT_ONCE - 1, #values)))
+  end
+end
+
+local function fetch(key, ids)
+  local found = {}
+  for start = 1, #ids, AT_ONCE do
+    local stop = math.min(start + AT_ONCE - 1, #ids)
+    local values = redis.call('HMGET', key, unpack(ids, start, stop))
+    for at = 1, stop - start + 1 do
+      found[start + at - 1] = values[at]
+    end
+  end
+  return found
+end
+
+-- Records. A job's is written once: version, place, created, priority, max attempts, keep completed, keep failed, name,
+-- ordering key, then what only clients read: back-off and payload. Its fixed part and the place are in HEAD.
+local VERSION = 1
+local HEAD = '>BI8I8I4I4I8I8I2c0I2c0'
+
+local function read_job(record)
+  if not record or string.byte(record) ~= VERSION then
+    return nil
+  end
+  local good, _, place, created, priority, max_attempts, _, keep_failed, name, key, finish =
+    pcall(struct.unpack, HEAD, record)
+  if not good then
+    return nil
+  end
+  return {
+    place = place, created = created, priority = priority, max_attempts = max_attempts,
+    keep_failed = keep_failed, name = name, key = key, finish = finish,
+  }
+end
+
+-- What changes is beside it, once there is something to say: state, cancel requested, attempts, stalls, uncounted
+-- retries, place, finished, expires, token, worker, error, result.
+local RUN = '>BBI4I4I2I8I8I8c14I2c0I4c0'
+local NO_TOKEN = string.rep('\0', 14)
+
+local function fresh_run(place)
+  return {
+    state = STATE.queued, cancel = 0, attempts = 0, stalls = 0, uncounted = 0, place = place,
+    finished = 0, expires = 0, token = NO_TOKEN, worker = '', error = '', result = '',
+  }
+end
+
+local function read_run(record)
+  local good, state, cancel, attempts, stalls, uncounted, place, finished, expires, token, worker, fault, finish =
+    pcall(struct.unpack, RUN, record)
+  if not good then
+    return nil
+  end
+  return {
+    state = state, cancel = cancel, attempts = attempts, stalls = stalls, uncounted = uncounted, place = place,
+    finished = finished, expires = expires, token = token, worker = worker, error = fault, finish = finish,
+    result = string.sub(record, finish),
+  }
+end
+
+local function write_run(run)
+  return struct.pack(
+    RUN, run.state, run.cancel, run.attempts, run.stalls, run.uncounted, run.place, run.finished, run.expires,
+    run.token, #run.worker, run.worker, #run.error, run.error
+  ) .. run.result
+end
+
+-- Lines. A member says where it stands and whose it is, so that no line needs to look a job up. In READY all scores are
+-- 0 and members stand by name, priority, place; HELD has the ordering key in front of that; SCHEDULED and FAILING are
+-- scored by the place, which is when the job is due.
+local function text(value)
+  return struct.pack('>I2', #value) .. value
+end
+
+local function member(name, priority, place, id)
+  return text(name) .. struct.pack('>I4I8', priority, place) .. id
+end
+
+local function read_member(value)
+  local good, name, priority, place, finish = pcall(struct.unpack, '>I2c0I4I8', value)
+  if not good then
+    return nil
+  end
+  return { name = name, priority = priority, place = place, id = string.sub(value, finish), member = value }
+end
+
+-- What stands in HELD: its ordering key, and what would stand in READY.
+local function read_held(value)
+  local good, key, finish = pcall(struct.unpack, '>I2c0', value)
+  if good then
+    return key, string.sub(value, finish)
+  end
+end
+
+-- The id of whoever stands in a line; nothing for what is not ours.
+local function id_in(line, value)
+  if line == HELD then
+    local _, rest = read_held(value)
+    value = rest or ''
+  elseif line ~= READY and line ~= SCHEDULED and line ~= FAILING then
+    return value
+  end
+  local read = read_member(value)
+  return read and read.id or ''
+end
+
+-- Places grow by at least one for each job, also if the clock stands still or goes back: first come, first served.
+local last_place
+local function next_place()
+  if not last_place then
+    last_place = tonumber(redis.call('HGET', META, 'place') or '0') or 0
+  end
+  last_place = math.max(last_place + 1, now)
+  return last_place
+end
+
+local woken, waking = {}, false
+local function wake(name)
+  woken[name] = true
+  waking = true
+end
+
+local events = {}
+local function tell(kind, id)
+  events[#events + 1] = kind
+  events[#events + 1] = id
+end
+
+-- What is to go, in one call for a whole batch; whoever may meet such an id again does this first.
+local forgotten, unleased = {}, {}
+local function flush()
+  batched('HDEL', JOBS, forgotten)
+  batched('HDEL', RUNS, forgotten)
+  batched('ZREM', LEASES, unleased)
+  forgotten, unleased = {}, {}
+end
+
+-- The last step of every script that changes something.
+local function finish()
+  flush()
+  if last_place then
+    redis.call('HSET', META, 'place', string.format('%.0f', last_place))
+  end
+  if waking then
+    -- Sleepers are named until somebody wakes them; then they look, and say so again before they sleep on.
+    local names = {}
+    for name in pairs(woken) do
+      names[#names + 1] = name
+    end
+    if redis.call('HDEL', SLEEPERS, '*', unpack(names, 1, math.min(#names, AT_ONCE))) > 0 then
+      redis.call('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack(names))
+    end
+  end
+  if #events > 0 then
+    redis.call('PUBLISH', BASE .. ':events@' .. ARGV[1], cmsgpack.pack(events))
+  end
+end
+
+local function line_up(job, place, id)
+  redis.call('ZADD', READY, 0, member(job.name, job.priority, place, id))
+  wake(job.name)
+end
+
+-- Of a key with held jobs one of each name is ready, unless a job of the key is processing.
+local function free(key)
+  local prefix = text(key)
+  local from = '[' .. prefix
+  while true do
+    local held = redis.call('ZRANGEBYLEX', HELD, from, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
+    if not held then
+      return
+    end
+    local first = read_member(string.sub(held, #prefix + 1))
+    redis.call('ZREM', HELD, held)
+    if first then
+      redis.call('ZADD', READY, 0, first.member)
+      wake(first.name)
+      from = '(' .. prefix .. text(first.name) .. '\255'
+    end
+  end
+end
+
+-- A key whose job has vanished without a lease is nobody's.
+local function is_busy(key)
+  local holder = redis.call('HGET', BUSY, key)
+  return holder and redis.call('ZSCORE', LEASES, holder) and true or false
+end
+
+local function step_out(job, place, id)
+  local standing = member(job.name, job.priority, place, id)
+  redis.call('ZREM', READY, standing)
+  redis.call('ZREM', SCHEDULED, standing)
+  redis.call('ZREM', FAILING, standing)
+  if job.key ~= '' then
+    redis.call('ZREM', HELD, text(job.key) .. standing)
+    if not is_busy(job.key) then
+      free(job.key)
+    end
+  end
+end
+
+local function forget(id, line)
+  forgotten[#forgotten + 1] = id
+  if line then
+    redis.call('ZREM', line, id)
+  end
+end
+
+-- The job as it stands now: its record, its run (one without changes if there is none) and its public state; nil for an
+-- unknown, cancelled or expired id.
+local function find(id, record, packed)
+  local job = read_job(record)
+  if not job then
+    return nil
+  end
+  local run = not packed and fresh_run(job.place) or read_run(packed)
+  if not run then
+    return nil
+  end
+  local state = run.state
+  if LINE_OF[state] and (state == STATE.cancelled or run.expires <= now) then
+    return nil
+  end
+  if not packed and job.place > job.created then
+    state = STATE.scheduled
+  end
+  if (state == STATE.scheduled or state == STATE.failing) and run.place <= now then
+    state = STATE.queued
+  end
+  return { job = job, run = run, state = state }
+end
+
+local function lookup(id)
+  flush()
+  local record = redis.call('HGET', JOBS, id)
+  return record and find(id, record, redis.call('HGET', RUNS, id)) or nil, record
+end
+
+-- The job ends in `state`; without `keep` it leaves nothing.
+local function conclude(id, record, job, run, state, keep)
+  run.state, run.cancel, run.worker, run.finished = state, 0, '', now
+  if keep == 0 then
+    forget(id)
+  else
+    run.expires = now + keep
+    redis.call('HSET', RUNS, id, write_run(run))
+    redis.call('ZADD', LINE_OF[state], run.expires, id)
+    if state == STATE.completed then
+      redis.call('HSET', JOBS, id, string.sub(record, 1, job.finish - 1))
+    end
+  end
+  tell(state == STATE.completed and EVENT.completed or EVENT.failed, id)
+end
+
+-- An attempt is over: the lease and the ordering key are free.
+local function let_go(id, job)
+  unleased[#unleased + 1] = id
+  if job.key ~= '' then
+    redis.call('HDEL', BUSY, job.key)
+    free(job.key)
+  end
+end

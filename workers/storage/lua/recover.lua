@@ -1,0 +1,28 @@
+-- ARGV[2]: limit, [3]: stalls allowed. Answers the ids that are queued again, and those that failed.
+local STALLED = '\2'
+local max_stalls = tonumber(ARGV[3])
+local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, ARGV[2])
+local records, packed = fetch(JOBS, ids), fetch(RUNS, ids)
+local requeued, failed = {}, {}
+for at, id in ipairs(ids) do
+  local job, run = read_job(records[at]), packed[at] and read_run(packed[at])
+  if not job or not run or run.state ~= STATE.processing then
+    redis.call('ZREM', LEASES, id) -- nobody's lease: what it was for is gone
+  else
+    run.stalls, run.token = run.stalls + 1, NO_TOKEN
+    if run.stalls > max_stalls or run.attempts >= job.max_attempts then
+      run.error = STALLED .. cmsgpack.pack({ run.worker, run.attempts, job.max_attempts, run.stalls, max_stalls })
+      conclude(id, records[at], job, run, STATE.failed, job.keep_failed)
+      failed[#failed + 1] = id
+    else
+      run.state, run.worker = STATE.queued, ''
+      redis.call('HSET', RUNS, id, write_run(run))
+      line_up(job, run.place, id)
+      tell(EVENT.queued, id)
+      requeued[#requeued + 1] = id
+    end
+    let_go(id, job)
+  end
+end
+finish()
+return cmsgpack.pack({ requeued, failed })

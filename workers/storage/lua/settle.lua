@@ -1,0 +1,114 @@
+-- ARGV[2]: the settlements, each `{id, token, kind, ...}`; [3]: uncounted retries allowed in a row.
+-- Answers a code for each.
+local APPLIED, ALREADY, TAKEN, OVER, UNKNOWN, CORRUPT = 0, 1, 2, 3, 4, 5
+local COMPLETE, RETRY, FAIL = 1, 2, 3
+local settlements = cmsgpack.unpack(ARGV[2])
+
+local function why_not(run, token)
+  if run.token == token and run.state ~= STATE.processing and run.state ~= STATE.cancelled then
+    return ALREADY
+  end
+  if run.state == STATE.cancelled or (LINE_OF[run.state] and run.expires <= now) then
+    return UNKNOWN
+  end
+  return LINE_OF[run.state] and OVER or TAKEN
+end
+
+-- Whether the retry uses the attempt up.
+local function count(run, counted, postponed)
+  if postponed then
+    return false
+  end
+  if counted or run.uncounted >= tonumber(ARGV[3]) then
+    run.uncounted = 0
+    return true
+  end
+  run.uncounted = run.uncounted + 1
+  return false
+end
+
+local function put_back(id, job, run)
+  run.state, run.cancel, run.worker = STATE.queued, 0, ''
+  redis.call('HSET', RUNS, id, write_run(run))
+  line_up(job, run.place, id)
+end
+
+local function retry(id, record, job, run, delay, fault, counted, postponed)
+  if count(run, counted, postponed) then
+    if not counted and run.attempts >= job.max_attempts then
+      run.error = '\1' .. string.sub(fault, 2)
+      return conclude(id, record, job, run, STATE.failed, job.keep_failed)
+    end
+  else
+    run.attempts = run.attempts - 1
+  end
+  run.error, run.place = fault, next_place() + delay
+  if delay > 0 then
+    run.state, run.cancel, run.worker = STATE.failing, 0, ''
+    redis.call('HSET', RUNS, id, write_run(run))
+    redis.call('ZADD', FAILING, run.place, member(job.name, job.priority, run.place, id))
+    wake(job.name)
+  else
+    put_back(id, job, run)
+  end
+  tell(EVENT.failing, id)
+end
+
+local function apply(id, record, job, run, settlement)
+  local kind = settlement[3]
+  if kind == COMPLETE then
+    run.result = settlement[5]
+    conclude(id, record, job, run, STATE.completed, settlement[4])
+  elseif kind == RETRY then
+    retry(id, record, job, run, unpack(settlement, 4, 7))
+  elseif kind == FAIL then
+    run.error = settlement[5]
+    conclude(id, record, job, run, STATE.failed, settlement[4])
+  else
+    run.attempts = run.attempts - 1
+    put_back(id, job, run)
+    tell(EVENT.queued, id)
+  end
+  let_go(id, job)
+  if kind == COMPLETE and settlement[6] then
+    add({ settlement[6] })
+  end
+end
+
+local function settle(settlement, packed, record)
+  local id, token = settlement[1], settlement[2]
+  local run = packed and read_run(packed)
+  if not packed then
+    return record and TAKEN or UNKNOWN
+  elseif not run then
+    return CORRUPT
+  elseif run.token ~= token or run.state ~= STATE.processing then
+    return why_not(run, token)
+  end
+  local job = read_job(record)
+  if not job then
+    return CORRUPT
+  end
+  apply(id, record, job, run, settlement)
+  return APPLIED
+end
+
+local ids, met, outcomes = {}, {}, {}
+for at, settlement in ipairs(settlements) do
+  ids[at] = settlement[1]
+end
+local runs, records = fetch(RUNS, ids), fetch(JOBS, ids)
+for at, settlement in ipairs(settlements) do
+  local id = ids[at]
+  if met[id] then -- what was read before is no longer true
+    flush()
+    runs[at], records[at] = redis.call('HGET', RUNS, id), redis.call('HGET', JOBS, id)
+  end
+  met[id] = true
+  outcomes[at] = settle(settlement, runs[at], records[at])
+  if settlement[6] and settlement[3] == COMPLETE then
+    met[settlement[6][1]] = true
+  end
+end
+finish()
+return cmsgpack.pack(outcomes)

@@ -1,0 +1,21 @@
+-- ARGV[2]: limit, [3]: how long a worker is listed. Answers how many records went.
+local left = tonumber(ARGV[2])
+for _, line in ipairs({ COMPLETED, FAILED, CANCELLED }) do
+  local over = left > 0 and redis.call('ZRANGEBYSCORE', line, '-inf', now, 'LIMIT', 0, left) or {}
+  batched('HDEL', JOBS, over)
+  batched('HDEL', RUNS, over)
+  batched('ZREM', line, over)
+  left = left - #over
+end
+local unseen = left > 0 and redis.call('ZRANGEBYSCORE', WORKERS, '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, left) or {}
+if #unseen > 0 then
+  local busy, gone = holders(), {}
+  for _, worker in ipairs(unseen) do
+    if not busy[worker] then
+      gone[#gone + 1] = worker
+    end
+  end
+  batched('ZREM', WORKERS, gone)
+  left = left - #gone
+end
+return tonumber(ARGV[2]) - left

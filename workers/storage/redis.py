@@ -1,0 +1,300 @@
+"""A queue on Redis or Valkey in a layout of its own: many processes, one script per transition.
+
+Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which puts them in one slot of a cluster:
+
+| key | type | what |
+|---|---|---|
+| `:jobs` | hash by id | what a job was enqueued with, packed; empty for a cancelled one |
+| `:runs` | hash by id | what became of it since, packed; missing while there is nothing to say |
+| `:ready`, `:held` | sorted set | claimable jobs in order; those whose ordering key is busy |
+| `:scheduled`, `:failing` | sorted set | delayed jobs by when they are due |
+| `:leases` | sorted set | processing jobs by the end of their lease |
+| `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
+| `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |
+
+Each transition is one Lua script, so it happens whole or not at all, and a batch is one round trip. A waiting job
+stands in exactly one of the sets, in order of name, priority and place; claims read the first of each name wanted, so
+that their cost does not grow with the backlog. It grows with the number of different names that have jobs ready.
+
+A waiter that finds nothing notes its names in `:sleepers` in the same script. Whoever makes a job of that name
+claimable takes the note away and publishes a wake-up: one message wakes all, and busy workers cause none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Final
+
+from redis.asyncio import Redis
+
+from workers.errors import LossReason, Unsupported, WorkersError
+from workers.jobs import (
+    UNCOUNTED_RETRIES,
+    CancelResult,
+    Claim,
+    EnqueueResult,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    OutcomeKind,
+    Page,
+    Recovery,
+    Released,
+    Renewal,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+    WorkerInfo,
+    check_retention,
+    check_text,
+)
+from workers.storage import redis_codec, redis_inspect
+from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
+from workers.storage.broadcast import BufferedSubscription
+from workers.storage.redis_codec import STATES, duration, pack, unpack
+from workers.storage.redis_lua import QueueScripts, loaded_scripts
+from workers.storage.redis_notices import Notices
+from workers.storage.redis_server import Reply, Server, parse_url, to_the_end
+from workers.storage.rules import check_cleanable
+
+DEFAULT_QUEUE: Final = "default"
+
+AT_ONCE: Final = 1_000
+"""Jobs that one script handles at most, during which the server serves nobody else."""
+LOOK_SECONDS: Final = 10.0
+"""How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
+CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
+
+CANCEL_REQUESTED: Final = 6
+OUTCOMES: Final[Mapping[int, SettleOutcome]] = {
+    0: SettleOutcome(status=SettleStatus.APPLIED),
+    1: SettleOutcome(status=SettleStatus.ALREADY_APPLIED),
+    2: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN),
+    3: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.COMPLETED),
+    4: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND),
+    5: SettleOutcome(status=SettleStatus.ERROR, detail=CORRUPT),
+}
+
+
+class RedisStorage:
+    """One queue on a Redis (6.2 or newer) or Valkey server.
+
+    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client, whose settings are used and whose connections
+    are left alone. A URL may name the queue by `?queue=`, where the argument does not. Storages with other prefixes
+    share nothing. `timeout` bounds each call to the server; past it the verb raises `StorageUnavailable`.
+
+    Of a job that a server forgot in a failover nobody knows; how much survives is for the server's settings to say.
+
+    Raises:
+        StorageError: a target that is no Redis URL.
+    """
+
+    limits: Final = Limits(clock="server", durable=True, processes="many")
+
+    def __init__(
+        self,
+        target: str | Redis,
+        queue: str = DEFAULT_QUEUE,
+        *,
+        prefix: str = "workers",
+        timeout: timedelta = timedelta(seconds=5),
+    ) -> None:
+        if isinstance(target, str):
+            target, named = parse_url(target)
+            queue = named if named and queue == DEFAULT_QUEUE else queue
+        check_text("queue name", queue)
+        self._name = queue
+        self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = QueueScripts(self._server, prefix, queue)
+        self._notices = Notices(self._lua)
+
+    def __repr__(self) -> str:
+        return f"RedisStorage(queue={self._name!r})"
+
+    @property
+    def queue(self) -> str:
+        return self._name
+
+    async def connect(self) -> None:
+        await self._server.open()
+
+    async def disconnect(self) -> None:
+        if self._server.in_last_use:
+            await self._notices.close()
+        await self._server.close()
+
+    # Jobs
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        """See `Storage.enqueue`; a batch of more than 1 000 jobs takes a step for each 1 000."""
+        if connection is not None:
+            raise Unsupported("Redis cannot join a transaction; enqueue without `connection`")
+        results: list[EnqueueResult] = []
+        for start in range(0, len(jobs), AT_ONCE):
+            some = jobs[start : start + AT_ONCE]
+            answer = await self._lua.run("enqueue", pack([redis_codec.encode_job(job) for job in some]))
+            results += map(redis_codec.enqueue_result, some, unpack(answer))
+        return results
+
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released. At most 1 000 at once."""
+        check_text("worker id", worker_id)
+        if not leases or limit < 1:
+            return []
+        call = asyncio.ensure_future(self._claim(worker_id, leases, limit))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await to_the_end(self._give_back(call))
+            raise
+
+    async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        wanted: list[object] = [duration(leases[ANY_NAME]) if ANY_NAME in leases else 0]
+        for name, lease in leases.items():
+            if name != ANY_NAME:
+                wanted += (name.encode(), duration(lease))
+        claims: list[Claim] = []
+        while limit > len(claims):
+            secret = os.urandom(redis_codec.SECRET_BYTES)
+            some = min(limit - len(claims), AT_ONCE)
+            answer = unpack(await self._lua.run("claim", worker_id.encode(), secret, some, pack(wanted)))
+            claims += redis_codec.decode_claims(worker_id, secret, answer)
+            if len(answer) < 4 * AT_ONCE:
+                break
+        return claims
+
+    async def _give_back(self, call: asyncio.Future[list[Claim]]) -> None:
+        with suppress(WorkersError):  # the leases will run out
+            await self.settle([Released(claim=claim) for claim in await call])
+
+    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout.total_seconds()
+        encoded = [name.encode() for name in names]
+        with self._notices.bell(names) as bell:
+            while not bell.is_set():
+                await self._notices.hear_wake_ups()
+                due = await self._lua.run("look", *encoded)
+                left = deadline - clock()
+                if due is None or left <= 0:
+                    return
+                until_due = int(due) / 1e6 if int(due) >= 0 else LOOK_SECONDS
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, until_due, LOOK_SECONDS)):
+                        await bell.wait()
+
+    async def renew(self, claims: Sequence[Claim]) -> Renewal:
+        lost: dict[str, LossReason] = {}
+        cancel_requested: set[str] = set()
+        for start in range(0, len(claims), AT_ONCE):
+            some = claims[start : start + AT_ONCE]
+            held = [(one.job_id.encode(), redis_codec.token_of(one), duration(one.lease)) for one in some]
+            workers = {one.worker_id.encode() for one in some}
+            answer = unpack(await self._lua.run("renew", pack(held), *workers))
+            for at, code in zip(answer[::2], answer[1::2], strict=True):
+                token = some[at - 1].token
+                if code == CANCEL_REQUESTED:
+                    cancel_requested.add(token)
+                else:
+                    lost[token] = OUTCOMES[code].reason or LossReason.ERROR
+        return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        outcomes: list[SettleOutcome] = []
+        for start in range(0, len(settlements), AT_ONCE):
+            some = [redis_codec.encode_settlement(one) for one in settlements[start : start + AT_ONCE]]
+            answer = unpack(await self._lua.run("settle", pack(some), UNCOUNTED_RETRIES))
+            outcomes += [OUTCOMES[code] for code in answer]
+        return outcomes
+
+    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        answer = unpack(await self._lua.run("recover", min(limit, AT_ONCE), max_stalls))
+        requeued, failed = ([one.decode() for one in ids] for ids in answer)
+        return Recovery(requeued=tuple(requeued), failed=tuple(failed))
+
+    async def sweep(self, limit: int) -> int:
+        return await redis_inspect.sweep(self._lua, limit)
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        code = await self._lua.run("cancel", job_id.encode(), duration(TOMBSTONE))
+        if code not in STATES:
+            return CancelResult.NOT_FOUND
+        ended = STATES[code] in (JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)
+        return CancelResult(STATES[code]) if ended else CancelResult.CANCELLED
+
+    # Reading
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        return await redis_inspect.status(self._lua, ids)
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        answer = await self._lua.run("result", job_id.encode())
+        if answer is None:
+            return None
+        code, error, result = unpack(answer)
+        if code == redis_codec.CANCELLED:
+            return JobOutcome(kind=OutcomeKind.CANCELLED)
+        if STATES[code] is JobState.COMPLETED:
+            return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
+        return JobOutcome(kind=OutcomeKind.FAILED, error=redis_codec.decode_error(error))
+
+    async def counts(self) -> dict[JobState, int]:
+        answer: Reply = await self._lua.run("counts")
+        return dict(zip(JobState, answer, strict=True))
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await redis_inspect.workers(self._lua)
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._notices.subscribe(None) as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
+        async with self._notices.subscribe(job_id) as subscription:
+            yield subscription
+
+    # Management
+
+    async def pause(self) -> None:
+        await self._lua.run("pause", 1)
+
+    async def resume(self) -> None:
+        await self._lua.run("pause", 0)
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        return await self._each("retry", ids)
+
+    async def remove(self, ids: Sequence[str]) -> int:
+        return await self._each("remove", ids)
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        return await self._each("promote", ids)
+
+    async def _each(self, script: str, ids: Sequence[str]) -> int:
+        count = 0
+        for start in range(0, len(ids), AT_ONCE):
+            some = [job_id.encode() for job_id in ids[start : start + AT_ONCE]]
+            count += int(await self._lua.run(script, pack(some)))
+        return count
+
+    async def drain(self) -> int:
+        return await redis_inspect.drain(self._lua)
+
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
+        check_cleanable(state)
+        return await redis_inspect.clean(self._lua, state, older_than, limit)
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        check_retention(ttl)
+        return bool(await self._lua.run("keep", job_id.encode(), duration(ttl)))
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return await redis_inspect.page(self._lua, state, cursor, limit)

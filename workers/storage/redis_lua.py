@@ -1,0 +1,75 @@
+"""The Lua of the Redis storage: one script per transition, each put together from the files in `lua`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from workers.storage.redis_server import Reply, Server
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "recover", "retry", "remove", "promote"), ()),
+    **dict.fromkeys(("drain", "clean", "pause", "keep"), ()),
+    "enqueue": ("add",),
+    "settle": ("add",),
+    "claim": ("due",),
+    "read": ("show",),
+    "page": ("show",),
+    "workers": ("holders",),
+    "sweep": ("holders",),
+}
+"""Every script, and the files it needs beside `queue.lua`, which all begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script's text, and the SHA-1 it is called by."""
+
+    text: str = field(repr=False)
+    sha: str
+
+
+@cache
+def scripts() -> Mapping[str, Script]:
+    """Every script, by its name."""
+    return {name: _script(("queue", *parts, name)) for name, parts in PARTS.items()}
+
+
+def loaded_scripts() -> Sequence[Script]:
+    """What a server has to know before it is used."""
+    return tuple(scripts().values())
+
+
+def _script(parts: Sequence[str]) -> Script:
+    folder = files("workers.storage") / "lua"
+    text = "\n".join((folder / f"{part}.lua").read_text() for part in parts)
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class QueueScripts:
+    """The scripts of one queue on one server. All its keys begin with `base`, whose hash tag puts them in one slot."""
+
+    def __init__(self, server: Server, prefix: str, queue: str) -> None:
+        self.server = server
+        tag = _in_a_tag(queue).replace(":", "%3A")  # or it could pass for the end of a longer prefix
+        self.base = f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
+        self._scripts = scripts()
+
+    @property
+    def channels(self) -> tuple[bytes, bytes]:
+        """Where sleepers are woken, and where events are told: per database, because pub/sub knows none."""
+        database = self.server.database
+        return self.base + b":wake@%d" % database, self.base + b":events@%d" % database
+
+    async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
+        """What the script answers; see `Server.call` for errors."""
+        return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
+
+
+def _in_a_tag(text: str) -> str:
+    """The text without braces, which would end the hash tag."""
+    return text.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")

@@ -1,0 +1,93 @@
+"""Opens storages by URL; this table of schemes is the only place that knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Final, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlencode
+from weakref import WeakValueDictionary
+
+from workers.errors import StorageError
+from workers.storage.base import Storage
+from workers.storage.memory import MemoryStorage
+from workers.storage.memory_space import MemorySpace
+
+DEFAULT_QUEUE: Final = "default"
+
+Opener: TypeAlias = Callable[[str, str], Storage]
+
+
+def open_storage(url: str, *, queue: str | None = None) -> Storage:
+    """The storage that `url` names, not connected yet.
+
+    The queue is `queue`, else the URL's `?queue=`, else `default`. Storages on one `memory://` URL share their jobs
+    for as long as one of them is referred to.
+
+    Raises:
+        StorageError: an unknown scheme, a malformed URL, or a package that is not installed; no password is quoted.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        found = f"scheme {scheme[:40]!r}" if separator else "none"
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise StorageError(f"a storage's URL begins with one of {known}, not with {found}")
+    target, named = _without_queue(url)
+    return SCHEMES[scheme](target, queue or named or DEFAULT_QUEUE)
+
+
+def _without_queue(url: str) -> tuple[str, str | None]:
+    """The URL without its `?queue=`, and the queue that names. Nothing else is touched: `sqlite://` counts slashes."""
+    target, _, query = url.partition("?")
+    parameters = parse_qsl(query, keep_blank_values=True)
+    others = urlencode([(name, value) for name, value in parameters if name != "queue"])
+    return f"{target}?{others}" if others else target, dict(parameters).get("queue")
+
+
+def _of(module: str, name: str) -> Opener:
+    """Opens `workers.storage.<module>.<name>(url, queue)`, imported with the packages it needs when first asked for."""
+
+    def opened(url: str, queue: str) -> Storage:
+        try:
+            found = getattr(import_module(f"workers.storage.{module}"), name)
+        except ModuleNotFoundError as error:
+            raise StorageError(
+                f"{name} needs the package {error.name!r}: install this package's extra for it"
+            ) from error
+        storage: Storage = found(url, queue)
+        return storage
+
+    return opened
+
+
+_spaces: WeakValueDictionary[str, MemorySpace] = WeakValueDictionary()
+
+
+def _memory(url: str, queue: str) -> Storage:
+    space = _spaces.get(url)
+    if space is None:
+        space = _spaces[url] = MemorySpace()
+    return MemoryStorage(space, queue)
+
+
+def _file(url: str, queue: str) -> Storage:
+    """The directory in `file:///dir`."""
+    from workers.storage.file import FileStorage
+
+    host, slash, path = url.removeprefix("file://").partition("/")
+    if host or not path:
+        raise StorageError("a directory is named as file:///path/to/directory")
+    return FileStorage(unquote(slash + path), queue)
+
+
+SCHEMES: Final[dict[str, Opener]] = {
+    "memory": _memory,
+    "file": _file,
+    "sqlite": _of("sql", "SqlStorage"),
+    "sqlite+aiosqlite": _of("sql", "SqlStorage"),
+    "redis": _of("redis", "RedisStorage"),
+    "rediss": _of("redis", "RedisStorage"),
+    "bullmq+redis": _of("bullmq", "BullMQStorage"),
+    "bullmq+rediss": _of("bullmq", "BullMQStorage"),
+    "bullmq+unix": _of("bullmq", "BullMQStorage"),
+}

@@ -1,0 +1,55 @@
+"""`python -m workers.testing URL`: is the storage behind this URL one that can be trusted with jobs?"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from workers.errors import WorkersError
+from workers.testing.case import Case
+from workers.testing.cases import all_cases
+from workers.testing.certification import Certificate, certify
+from workers.testing.report import as_json, table
+from workers.testing.url_harness import UrlHarness
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The certificate is printed; 0 if nothing is broken, 1 if something is, 2 if the storage cannot be used at all."""
+    options = _parser().parse_args(arguments)
+    try:
+        certificate = asyncio.run(_certified(options.url, _chosen(options.case)))
+    except (WorkersError, ValueError, RuntimeError) as error:
+        print(f"cannot be certified: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
+        return 2
+    print(as_json(certificate) if options.json else table(certificate))  # noqa: T201 - a command's answer
+    return 1 if certificate.broken else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.testing",
+        description="Run the conformance suite on a storage, in real time, and print which guarantees it keeps.",
+        epilog="Use a database or server that may be thrown away: the cases leave their queues (case-...) behind.",
+    )
+    parser.add_argument("url", help="such as memory://, sqlite:///jobs.db or bullmq+redis://127.0.0.1:6379/0")
+    parser.add_argument("--case", metavar="TEXT", default="", help="only cases whose id contains this, such as settle.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _chosen(text: str) -> tuple[Case, ...]:
+    cases = tuple(case for case in all_cases() if text in case.id)
+    if not cases:
+        raise ValueError(f"no case's id contains {text!r}")
+    return cases
+
+
+async def _certified(url: str, cases: Sequence[Case]) -> Certificate:
+    await UrlHarness(url).prepare()
+    return await certify(lambda: UrlHarness(url), cases)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

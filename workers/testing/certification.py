@@ -1,0 +1,122 @@
+"""Runs the whole suite on one storage, and says which guarantees it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from workers.testing.case import GUARANTEES, Case, run
+from workers.testing.cases import all_cases
+from workers.testing.harness import Harness
+
+OpenHarness: TypeAlias = Callable[[], Harness]
+
+LONGEST_CASE: Final = timedelta(seconds=60)
+"""What a case may take before it counts as broken; those that pass take a second or two."""
+
+_HERE: Final = Path(__file__).parent
+
+
+class Finding(StrEnum):
+    """What the suite found out about a case, or about all cases of a guarantee; the worst comes last."""
+
+    KEPT = "kept"
+    NOT_SHOWN = "not shown"
+    """The harness cannot do what the case needs, as with a server nobody may restart."""
+    LIMIT = "limit"
+    """The storage declares in its limits that it does not keep this."""
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """What one case found; `detail` names the limits, what the harness lacks, or the assertion that failed."""
+
+    case: Case
+    finding: Finding
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What every case found on one storage."""
+
+    results: Sequence[CaseResult]
+
+    @property
+    def broken(self) -> tuple[CaseResult, ...]:
+        """The cases that failed; a storage without any is certified."""
+        return tuple(result for result in self.results if result.finding is Finding.BROKEN)
+
+    def of(self, guarantee: int | None) -> tuple[CaseResult, ...]:
+        """The results of the cases behind a guarantee; None for those behind no numbered one."""
+        if guarantee is None:
+            return tuple(result for result in self.results if not result.case.guarantees)
+        return tuple(result for result in self.results if guarantee in result.case.guarantees)
+
+    def finding(self, guarantee: int | None) -> Finding:
+        """What holds of a guarantee: the worst its cases found, but what only some could not show is kept."""
+        found = Counter(result.finding for result in self.of(guarantee))
+        for worst in (Finding.BROKEN, Finding.LIMIT, Finding.KEPT):
+            if found[worst]:
+                return worst
+        return Finding.NOT_SHOWN
+
+
+async def certify(open_harness: OpenHarness, cases: Iterable[Case] | None = None, *, at_once: int = 1) -> Certificate:
+    """Every case (default: the whole suite) ran on a harness of its own, `at_once` of them beside each other.
+
+    A case that fails by an assertion, by any other exception, or by not ending within a minute is broken.
+
+    Raises:
+        RuntimeError: Python runs without assertions (`-O`): nothing could fail.
+    """
+    if not __debug__:
+        raise RuntimeError("the cases are made of assertions, which `python -O` leaves out; run without it")
+    slots = asyncio.Semaphore(at_once)
+
+    async def tried(case: Case) -> CaseResult:
+        async with slots:
+            return await _result(case, open_harness)
+
+    chosen = all_cases() if cases is None else tuple(cases)
+    return Certificate(results=await asyncio.gather(*(tried(case) for case in chosen)))
+
+
+async def _result(case: Case, open_harness: OpenHarness) -> CaseResult:
+    try:
+        async with asyncio.timeout(LONGEST_CASE.total_seconds()) as limit, open_harness() as harness:
+            verdict = await run(case, harness)
+    except Exception as error:
+        what = f"it did not end within {LONGEST_CASE}" if limit.expired() else _told(error)
+        return CaseResult(case=case, finding=Finding.BROKEN, detail=what)
+    if verdict.declared is None:
+        return CaseResult(case=case, finding=Finding.KEPT)
+    return CaseResult(
+        case=case,
+        finding=Finding.LIMIT if any(need.declared for need in verdict.missing) else Finding.NOT_SHOWN,
+        detail=verdict.declared,
+    )
+
+
+def _told(error: BaseException) -> str:
+    """The assertion that failed with its line in the suite, and what the error says beside it."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(_HERE)
+    ]
+    frame = frames[-1]
+    said = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    return " ".join(f"{Path(frame.filename).name}:{frame.lineno}: {frame.line} {said}".split())
+
+
+def guarantees() -> Iterable[tuple[int | None, str]]:
+    """The guarantees by number, and the rest of the contract under none."""
+    yield from GUARANTEES.items()
+    yield None, "the rest of the contract"

@@ -1,0 +1,336 @@
+"""What a queue should hold after each call: the transition table with time, attempts, tokens and order.
+
+Pure, written from the contract and not from any storage. Where the contract leaves a choice (which of several expired
+leases are recovered first, how jobs due at the same moment are ordered) it takes the storage's answer and checks that
+it was one of those allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from workers.errors import LossReason
+from workers.jobs import (
+    DROP,
+    CancelResult,
+    Claim,
+    Completed,
+    EnqueueResult,
+    EnqueueStatus,
+    ErrorInfo,
+    Failed,
+    JobOutcome,
+    JobState,
+    NewJob,
+    OutcomeKind,
+    Recovery,
+    Renewal,
+    Retention,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+)
+from workers.lifecycle import Step, after
+from workers.storage.base import ANY_NAME, TOMBSTONE
+from workers.storage.rules import count_retry
+
+WAITING = (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
+FINISHED = (JobState.COMPLETED, JobState.FAILED)
+
+
+@dataclass(slots=True, kw_only=True)
+class ExpectedJob:
+    """One generation of a job. `serial` counts enqueues; `moved`: it no longer stands where its enqueue put it."""
+
+    new: NewJob
+    state: JobState
+    created_at: datetime
+    run_at: datetime
+    serial: int
+    moved: bool = False
+    attempts: int = 0
+    stalls: int = 0
+    uncounted: int = 0
+    token: str | None = None
+    settled_by: str | None = None
+    worker_id: str | None = None
+    deadline: datetime | None = None
+    cancel_requested: bool = False
+    expires_at: datetime | None = None
+    finished_at: datetime | None = None
+    error: ErrorInfo | None = None
+    result: bytes = b""
+
+    def must_precede(self, other: ExpectedJob) -> bool:
+        """Whether claiming `other` while this one waits breaks the order: priority, then first come, first served."""
+        if self.new.priority != other.new.priority:
+            return self.new.priority < other.new.priority
+        if self.run_at != other.run_at:
+            return self.run_at < other.run_at
+        return not self.moved and not other.moved and self.serial < other.serial
+
+
+class ExpectedQueue:
+    """The jobs there should be at `now`, which the owner moves."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+        self.paused = False
+        self.jobs: dict[str, ExpectedJob] = {}
+        self._tombstones: dict[str, datetime] = {}
+        self._tokens: set[str] = set()
+        self._applied: set[str] = set()
+        self._serial = 0
+
+    def pass_time(self, by: timedelta) -> None:
+        """It is later; what is due is queued, what is over is gone."""
+        self.now += by
+        for job in list(self.jobs.values()):
+            self._look(job)
+
+    def _look(self, job: ExpectedJob) -> None:
+        if job.state in (JobState.SCHEDULED, JobState.FAILING) and job.run_at <= self.now:
+            self._step(job, Step.COME_DUE)
+        elif job.expires_at is not None and job.expires_at <= self.now:
+            self._step(job, Step.EXPIRE)
+
+    def _step(self, job: ExpectedJob, step: Step) -> None:
+        target = after(job.state, step)
+        if target is None:
+            del self.jobs[job.new.id]
+        else:
+            job.state = target
+
+    # What should be read
+
+    def outcome(self, job_id: str) -> JobOutcome | None:
+        """What `result` should answer."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            until = self._tombstones.get(job_id)
+            return JobOutcome(kind=OutcomeKind.CANCELLED) if until is not None and until > self.now else None
+        if job.state is JobState.COMPLETED:
+            return JobOutcome(kind=OutcomeKind.COMPLETED, result=job.result)
+        return JobOutcome(kind=OutcomeKind.FAILED, error=job.error) if job.state is JobState.FAILED else None
+
+    def counts(self) -> dict[JobState, int]:
+        """What `counts` should answer."""
+        return {state: sum(job.state is state for job in self.jobs.values()) for state in JobState}
+
+    # Enqueue
+
+    def enqueue(self, new: NewJob) -> EnqueueResult:
+        """The job is there; what `enqueue` should answer."""
+        old = self.jobs.get(new.id)
+        if old is not None and old.state is JobState.COMPLETED:
+            return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=old.state, result=old.result)
+        if old is not None and old.state is not JobState.FAILED:
+            return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=old.state)
+        self._begin(new, old, self.now)
+        return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
+
+    def _begin(self, new: NewJob, old: ExpectedJob | None, created_at: datetime) -> ExpectedJob:
+        state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
+        assert state is not None
+        self._serial += 1
+        job = ExpectedJob(new=new, state=state, created_at=created_at, run_at=self.now + new.delay, serial=self._serial)
+        self.jobs[new.id] = job
+        self._tombstones.pop(new.id, None)
+        return job
+
+    # Claim
+
+    def claimed(self, claims: Sequence[Claim], worker_id: str, leases: Mapping[str, timedelta], limit: int) -> None:
+        """The jobs claimed are processing; they must be those that come first, and as many as there could be."""
+        for claim in claims:
+            open_to = self._claimable(leases)
+            job = self.jobs[claim.job_id]
+            assert job in open_to, f"{claim.job_id!r} is {job.state}, and was handed out"
+            earlier = [other.new.id for other in open_to if other.must_precede(job)]
+            assert not earlier, f"{claim.job_id!r} was handed out before {earlier}"
+            self._start(job, claim, worker_id, leases)
+        left = [] if len(claims) == limit else self._claimable(leases)
+        assert not left, f"{[job.new.id for job in left]} could have been handed out"
+        assert len(claims) <= limit, f"{len(claims)} jobs were handed out, more than the limit of {limit}"
+
+    def _claimable(self, names: Collection[str]) -> list[ExpectedJob]:
+        if self.paused:
+            return []
+        busy = {job.new.ordering_key for job in self.jobs.values() if job.state is JobState.PROCESSING} - {None}
+        return [
+            job
+            for job in self.jobs.values()
+            if job.state is JobState.QUEUED
+            and (ANY_NAME in names or job.new.name in names)
+            and job.new.ordering_key not in busy
+        ]
+
+    def _start(self, job: ExpectedJob, claim: Claim, worker_id: str, leases: Mapping[str, timedelta]) -> None:
+        self._step(job, Step.CLAIM)
+        assert claim.token not in self._tokens, "a token was used twice"
+        self._tokens.add(claim.token)
+        lease = leases.get(job.new.name, leases.get(ANY_NAME))
+        assert lease is not None
+        job.attempts += 1
+        job.token, job.settled_by, job.worker_id, job.deadline = claim.token, None, worker_id, self.now + lease
+        expected = (job.new.name, job.new.payload, job.attempts, job.new.max_attempts, worker_id, lease)
+        told = (claim.name, claim.payload, claim.attempt, claim.max_attempts, claim.worker_id, claim.lease)
+        assert told == expected
+
+    # Renew
+
+    def renew(self, claims: Sequence[Claim]) -> Renewal:
+        """The leases that still hold their job last longer; what `renew` should answer."""
+        lost: dict[str, LossReason] = {}
+        requested: set[str] = set()
+        for claim in claims:
+            job = self.jobs.get(claim.job_id)
+            if job is None or job.token != claim.token:
+                lost[claim.token] = _why_lost(job)
+                continue
+            job.deadline = self.now + claim.lease
+            if job.cancel_requested:
+                requested.add(claim.token)
+        return Renewal(lost=lost, cancel_requested=frozenset(requested))
+
+    # Settle
+
+    def settled(self, settlement: Settlement, told: SettleOutcome) -> None:
+        """The attempt is over, if its token holds the job; that it does, or why not, must have been told."""
+        claim = settlement.claim
+        job = self.jobs.get(claim.job_id)
+        if job is None and claim.token in self._applied and told.status is SettleStatus.ALREADY_APPLIED:
+            return  # true of a record that has expired and is not swept yet
+        if job is not None and job.settled_by == claim.token:
+            assert told == SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
+        elif job is None or job.token != claim.token:
+            assert told == SettleOutcome(status=SettleStatus.LOST, reason=_why_lost(job))
+        else:
+            assert told == SettleOutcome(status=SettleStatus.APPLIED)
+            self._applied.add(claim.token)
+            self._settle(job, settlement)
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether the claim may still settle its job."""
+        job = self.jobs.get(claim.job_id)
+        return job is not None and job.token == claim.token
+
+    def _settle(self, job: ExpectedJob, settlement: Settlement) -> None:
+        match settlement:
+            case Completed():
+                job.result = settlement.result
+                self._end(job, Step.COMPLETE, settlement.keep or job.new.keep_completed)
+                if settlement.then is not None:
+                    self.enqueue(settlement.then)
+            case Failed():
+                job.error = settlement.error
+                self._end(job, Step.FAIL, settlement.keep or job.new.keep_failed)
+            case Retried():
+                self._retry(job, settlement)
+            case _:
+                job.attempts -= 1
+                self._end(job, Step.RELEASE)
+
+    def _retry(self, job: ExpectedJob, settlement: Retried) -> None:
+        counted, job.uncounted = count_retry(settlement, job.uncounted)
+        job.error = settlement.error
+        if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
+            job.error = replace(settlement.error, exhausted=True)
+            self._end(job, Step.FAIL, job.new.keep_failed)
+            return
+        job.attempts -= not counted
+        job.run_at, job.moved = self.now + settlement.delay, True
+        self._end(job, Step.RETRY)
+
+    def _end(self, job: ExpectedJob, step: Step, keep: Retention | None = None) -> None:
+        self._step(job, step)
+        by_reaper = step in (Step.STALL, Step.EXHAUST)
+        job.settled_by = None if by_reaper else job.token
+        job.cancel_requested = job.cancel_requested and by_reaper
+        job.token = job.worker_id = job.deadline = None
+        if job.state in FINISHED:
+            job.finished_at = self.now
+            job.expires_at = self.now if keep is DROP or keep is None else self.now + keep
+        self._look(job)
+
+    # Recover
+
+    def recovered(self, recovery: Recovery, limit: int, max_stalls: int) -> None:
+        """The jobs recovered are queued or failed; their leases must have expired, and none be left below the limit."""
+        expired = {job.new.id for job in self.jobs.values() if job.deadline is not None and job.deadline <= self.now}
+        told = (*recovery.requeued, *recovery.failed)
+        assert len(set(told)) == len(told) == min(limit, len(expired)), f"{told} of {expired} were recovered"
+        assert set(told) <= expired
+        for job_id in told:
+            job = self.jobs[job_id]
+            job.stalls += 1
+            gives_up = job.stalls > max_stalls or job.attempts >= job.new.max_attempts
+            assert (job_id in recovery.failed) == gives_up, f"{job_id!r}: stalled {job.stalls} times"
+            if gives_up:
+                job.error = ErrorInfo(type="StalledError", message="", exhausted=job.attempts >= job.new.max_attempts)
+                self._end(job, Step.EXHAUST, job.new.keep_failed)
+            else:
+                self._end(job, Step.STALL)
+
+    # Manage
+
+    def cancel(self, job_id: str) -> CancelResult:
+        """What was waiting is gone with a tombstone; what `cancel` should answer."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return CancelResult.NOT_FOUND
+        if job.state in WAITING:
+            self._step(job, Step.CANCEL)
+            self._tombstones[job_id] = self.now + TOMBSTONE
+            return CancelResult.CANCELLED
+        job.cancel_requested = job.cancel_requested or job.state is JobState.PROCESSING
+        return CancelResult(job.state.value)
+
+    def retry(self, ids: Iterable[str]) -> int:
+        """Failed jobs have a new life; how many."""
+        failed = self._those(ids, (JobState.FAILED,))
+        for job in failed:
+            again = self._begin(replace(job.new, delay=timedelta(0)), job, job.created_at)
+            again.moved = True
+        return len(failed)
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Jobs that are not processing are gone; how many."""
+        removed = self._those(ids, (*WAITING, *FINISHED))
+        for job in removed:
+            self._step(job, Step.EXPIRE if job.state in FINISHED else Step.CANCEL)
+        return len(removed)
+
+    def promote(self, ids: Iterable[str]) -> int:
+        """Delayed jobs are due now; how many."""
+        delayed = self._those(ids, (JobState.SCHEDULED, JobState.FAILING))
+        for job in delayed:
+            job.run_at, job.moved = self.now, True
+            self._step(job, Step.COME_DUE)
+        return len(delayed)
+
+    def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        """A finished job's record lasts from now; whether it was one."""
+        finished = self._those([job_id], FINISHED)
+        for job in finished:
+            job.expires_at = self.now + ttl
+        return bool(finished)
+
+    def clean(self, state: JobState, older_than: timedelta) -> int:
+        """Records that ended long enough ago are gone; how many."""
+        ended = self._those(list(self.jobs), (state,))
+        old = [job for job in ended if job.finished_at is not None and job.finished_at <= self.now - older_than]
+        return self.remove([job.new.id for job in old])
+
+    def _those(self, ids: Iterable[str], states: Collection[JobState]) -> list[ExpectedJob]:
+        found = (self.jobs.get(job_id) for job_id in dict.fromkeys(ids))
+        return [job for job in found if job is not None and job.state in states]
+
+
+def _why_lost(job: ExpectedJob | None) -> LossReason:
+    if job is None:
+        return LossReason.NOT_FOUND
+    return LossReason.COMPLETED if job.state in FINISHED else LossReason.TAKEN

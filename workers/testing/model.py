@@ -1,0 +1,291 @@
+"""Drives a storage and the transition table side by side with calls that hypothesis thinks of.
+
+    class MyMachine(StorageMachine):
+        def open_harness(self) -> Harness:
+            return MyHarness()
+
+    TestMyStorage = MyMachine.TestCase
+
+After each call everything that can be read is compared with what should be there. The harness must be able to move its
+clock: on a real one nobody can say beforehand on which side of a deadline a call arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from datetime import timedelta
+from typing import Final, TypeAlias, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from workers.jobs import (
+    DROP,
+    Claim,
+    Completed,
+    ErrorInfo,
+    Failed,
+    JobState,
+    JobStatus,
+    NewJob,
+    Released,
+    Retention,
+    Retried,
+    Settlement,
+)
+from workers.testing.expected import FINISHED, ExpectedJob, ExpectedQueue
+from workers.testing.harness import Harness
+
+T = TypeVar("T")
+Call: TypeAlias = tuple[str, Mapping[str, object]]
+
+IDS: Final = ("a", "b", "c", "d")
+MINUTE: Final = timedelta(minutes=1)
+NOW: Final = timedelta(0)
+ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
+
+_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=4)
+_id = st.sampled_from(IDS)
+_names = st.sampled_from(("work", "work", "other"))
+_delays = st.sampled_from((NOW, NOW, NOW, timedelta(milliseconds=1), MINUTE, timedelta(minutes=30)))
+_leases = st.sampled_from((MINUTE, timedelta(hours=1)))
+_retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
+_picks = st.integers(min_value=0, max_value=7)
+"""Which claim: up to 4 a live one, if there is any; else any of the last."""
+
+
+def _call(weight: int, verb: str, /, **arguments: st.SearchStrategy[object]) -> list[st.SearchStrategy[Call]]:
+    return [st.tuples(st.just(verb), st.fixed_dictionaries(arguments)) for _ in range(weight)]
+
+
+_calls: Final = st.one_of(
+    *_call(
+        4,
+        "enqueue",
+        ids=_ids,
+        name=_names,
+        delay=_delays,
+        keep=_retentions,
+        priority=st.sampled_from((0, 0, 0, 1)),
+        ordering_key=st.sampled_from((None, None, None, "key")),
+        max_attempts=st.integers(min_value=1, max_value=4),
+    ),
+    *_call(
+        6,
+        "claim",
+        worker=st.sampled_from(("one", "two")),
+        names=st.sampled_from((("*",), ("*",), ("work",), ("other", "*"))),
+        lease=_leases,
+        limit=st.integers(min_value=1, max_value=4),
+    ),
+    *_call(
+        3,
+        "complete",
+        pick=_picks,
+        result=st.sampled_from((b"null", b"", b"1")),
+        keep=st.none() | _retentions,
+        then=st.none() | _id,
+        delay=_delays,
+    ),
+    *_call(2, "fail", pick=_picks, keep=st.none() | _retentions),
+    *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "postponed"))),
+    *_call(2, "release", pick=_picks),
+    *_call(1, "settle_again"),
+    *_call(1, "renew", picks=st.lists(_picks, min_size=1, max_size=4)),
+    *_call(2, "recover", limit=st.sampled_from((1, 100)), max_stalls=st.integers(min_value=0, max_value=2)),
+    *_call(1, "cancel", job_id=_id),
+    *_call(1, "manage", verb=st.sampled_from(("retry", "remove", "promote")), ids=_ids),
+    *_call(1, "update_result_ttl", job_id=_id, ttl=st.sampled_from((MINUTE, timedelta(hours=2)))),
+    *_call(1, "clean", state=st.sampled_from(FINISHED), older_than=_delays),
+    *_call(1, "sweep", limit=st.sampled_from((1, 100))),
+    *_call(1, "pause_or_resume", paused=st.sampled_from((False, False, True))),
+    *_call(3, "let_time_pass", by=st.sampled_from((timedelta(milliseconds=1), MINUTE, MINUTE, timedelta(hours=1)))),
+)
+# One rule for all of them: hypothesis leaves whole rules out of a run, and without a claim a run shows nothing.
+
+
+class StorageMachine(RuleBasedStateMachine):
+    """One storage, from the first call to the last; see the module."""
+
+    @abstractmethod
+    def open_harness(self) -> Harness:
+        """A harness of its own for each run of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.harness = self.open_harness()
+        assert self.harness.moves_time, f"{type(self.harness).__name__} cannot move its clock"
+        self.run(self.harness.__aenter__())
+        self.storage = self.run(self.harness.open())
+        self.expected = ExpectedQueue(self.harness.now())
+        self.claims: list[Claim] = []
+        self.last: Settlement | None = None
+        self.payloads = 0
+
+    def run(self, call: Coroutine[object, object, T]) -> T:
+        """What the call answers."""
+        return self.loop.run_until_complete(call)
+
+    def teardown(self) -> None:
+        self.run(self.harness.__aexit__(None, None, None))
+        self.run(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    @rule(call=_calls)
+    def call(self, call: Call) -> None:
+        verb, arguments = call
+        getattr(self, verb)(**arguments)
+
+    # Calls
+
+    def enqueue(
+        self,
+        ids: list[str],
+        name: str,
+        delay: timedelta,
+        keep: Retention,
+        priority: int,
+        ordering_key: str | None,
+        max_attempts: int,
+    ) -> None:
+        jobs = [
+            NewJob(
+                id=job_id,
+                name=name,
+                payload=self.new_payload(),
+                delay=delay,
+                keep_completed=keep,
+                keep_failed=keep,
+                priority=priority if self.harness.limits.priority_order else 0,
+                ordering_key=ordering_key if self.harness.limits.ordering_keys else None,
+                max_attempts=max_attempts,
+            )
+            for job_id in ids
+        ]
+        assert self.run(self.storage.enqueue(jobs)) == [self.expected.enqueue(new) for new in jobs]
+
+    def new_payload(self) -> bytes:
+        """One that no other job has."""
+        self.payloads += 1
+        return f"{self.payloads}".encode()
+
+    def claim(self, worker: str, names: Sequence[str], lease: timedelta, limit: int) -> None:
+        leases = {name: lease if name == "*" else 2 * lease for name in names}
+        claims = self.run(self.storage.claim(worker, leases=leases, limit=limit))
+        self.expected.claimed(claims, worker, leases, limit)
+        self.claims += claims
+
+    def complete(self, pick: int, result: bytes, keep: Retention | None, then: str | None, delay: timedelta) -> None:
+        following = None if then is None else NewJob(id=then, name="work", payload=self.new_payload(), delay=delay)
+        for held in self.picked(pick):
+            self.settle(Completed(claim=held, result=result, keep=keep, then=following))
+
+    def fail(self, pick: int, keep: Retention | None) -> None:
+        for held in self.picked(pick):
+            self.settle(Failed(claim=held, error=ERROR, keep=keep))
+
+    def retry_later(self, pick: int, delay: timedelta, how: str) -> None:
+        for held in self.picked(pick):
+            self.settle(
+                Retried(claim=held, delay=delay, error=ERROR, counted=how == "counted", postponed=how == "postponed")
+            )
+
+    def release(self, pick: int) -> None:
+        for held in self.picked(pick):
+            self.settle(Released(claim=held))
+
+    def settle_again(self) -> None:
+        if self.last is not None:
+            self.settle(self.last)
+
+    def settle(self, settlement: Settlement) -> None:
+        """The storage answers as the table does."""
+        self.last = settlement
+        (told,) = self.run(self.storage.settle([settlement]))
+        self.expected.settled(settlement, told)
+
+    def picked(self, *picks: int) -> list[Claim]:
+        """Claims, live, settled or lost; none while there was none."""
+        live = [held for held in self.claims if self.expected.holds(held)]
+        choices = [live if live and pick <= 4 else self.claims[-8:] for pick in picks]
+        return [choice[-1 - pick % len(choice)] for choice, pick in zip(choices, picks, strict=True) if choice]
+
+    def renew(self, picks: list[int]) -> None:
+        claims = self.picked(*picks)
+        renewal, expected = self.run(self.storage.renew(claims)), self.expected.renew(claims)
+        assert (dict(renewal.lost), renewal.cancel_requested) == (expected.lost, expected.cancel_requested)
+
+    def recover(self, limit: int, max_stalls: int) -> None:
+        self.expected.recovered(self.run(self.storage.recover(limit, max_stalls=max_stalls)), limit, max_stalls)
+
+    def cancel(self, job_id: str) -> None:
+        assert self.run(self.storage.cancel(job_id)) is self.expected.cancel(job_id)
+
+    def manage(self, verb: str, ids: list[str]) -> None:
+        assert self.run(getattr(self.storage, verb)(ids)) == getattr(self.expected, verb)(ids)
+
+    def update_result_ttl(self, job_id: str, ttl: timedelta) -> None:
+        if self.harness.limits.result_ttl_updates:
+            told = self.run(self.storage.update_result_ttl(job_id, ttl))
+            assert told == self.expected.update_result_ttl(job_id, ttl)
+
+    def clean(self, state: JobState, older_than: timedelta) -> None:
+        assert self.run(self.storage.clean(state, older_than=older_than)) == self.expected.clean(state, older_than)
+
+    def sweep(self, limit: int) -> None:
+        assert self.run(self.storage.sweep(limit)) <= limit
+
+    def pause_or_resume(self, paused: bool) -> None:
+        self.run(self.storage.pause() if paused else self.storage.resume())
+        self.expected.paused = paused
+
+    def let_time_pass(self, by: timedelta) -> None:
+        self.run(self.harness.advance(by))
+        self.expected.pass_time(by)
+
+    # What must hold after each of them
+
+    @invariant()
+    def every_job_is_as_expected(self) -> None:
+        for job_id, found in zip(IDS, self.run(self.storage.status(IDS)), strict=True):
+            job = self.expected.jobs.get(job_id)
+            assert (found is None) == (job is None), f"{job_id!r}: {found}, expected {job}"
+            if found is not None and job is not None:
+                _compare(found, job)
+
+    @invariant()
+    def every_outcome_is_as_expected(self) -> None:
+        for job_id in IDS:
+            found, expected = self.run(self.storage.result(job_id)), self.expected.outcome(job_id)
+            assert (found is None) == (expected is None), f"{job_id!r}: {found}, expected {expected}"
+            if found is not None and expected is not None:
+                assert (found.kind, found.result) == (expected.kind, expected.result)
+                _compare_errors(found.error, expected.error)
+
+    @invariant()
+    def every_state_is_counted(self) -> None:
+        assert self.run(self.storage.counts()) == self.expected.counts()
+
+
+def _compare(found: JobStatus, job: ExpectedJob) -> None:
+    waits = job.state in (JobState.SCHEDULED, JobState.FAILING)
+    told = (found.state, found.attempt, found.max_attempts, found.name, found.priority, found.worker_id)
+    expected = (job.state, job.attempts, job.new.max_attempts, job.new.name, job.new.priority, job.worker_id)
+    assert told == expected, f"{found.id!r}: {told}, expected {expected}"
+    times = (found.created_at, found.next_run_at, found.finished_at)
+    expected_times = (job.created_at, job.run_at if waits else None, job.finished_at)
+    assert times == expected_times, f"{found.id!r}: {times}, expected {expected_times}"
+    if job.state in (JobState.FAILING, JobState.FAILED):
+        _compare_errors(found.last_error, job.error)
+
+
+def _compare_errors(found: ErrorInfo | None, expected: ErrorInfo | None) -> None:
+    """Equal, but that what a storage says of a job it gave up is its own."""
+    if expected is None or expected.type != "StalledError":
+        assert found == expected
+    else:
+        assert found is not None
+        assert (found.type, found.exhausted) == (expected.type, expected.exhausted)

@@ -1,0 +1,63 @@
+"""A certificate as a person or a program reads it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from workers.testing.certification import Certificate, Finding, guarantees
+
+
+def table(certificate: Certificate) -> str:
+    """One line per guarantee; below it what is declared or could not be shown, and why each broken case is broken."""
+    lines = [f"{'':>2}  {'guarantee':<86}  {'finding':<9}  cases"]
+    for number, text in guarantees():
+        finding = certificate.finding(number)
+        lines.append(f"{number or '':>2}  {text:<86}  {finding.value:<9}  {_count(certificate, number)}")
+    lines += _reasons(certificate, Finding.LIMIT, "limit: the storage declares that it does not keep")
+    lines += _reasons(certificate, Finding.NOT_SHOWN, "not shown: this needs")
+    for result in certificate.broken:
+        lines += [f"broken: {result.case.id}: {result.case.promise.splitlines()[0]}", f"    {result.detail}"]
+    lines.append(_verdict(certificate))
+    return "\n".join(lines)
+
+
+def _count(certificate: Certificate, number: int | None) -> str:
+    found = Counter(result.finding for result in certificate.of(number))
+    return ", ".join(f"{found[finding]} {finding.value}" for finding in Finding if found[finding])
+
+
+def _reasons(certificate: Certificate, finding: Finding, introduction: str) -> list[str]:
+    """Each reason once, with the cases it speaks for."""
+    cases: dict[str, list[str]] = {}
+    for result in certificate.results:
+        if result.finding is finding:
+            cases.setdefault(result.detail, []).append(result.case.id)
+    return [f"{introduction} {detail} ({', '.join(names)})" for detail, names in cases.items()]
+
+
+def _verdict(certificate: Certificate) -> str:
+    total, broken = len(certificate.results), len(certificate.broken)
+    return f"BROKEN: {broken} of {total} cases failed" if broken else f"certified: none of {total} cases failed"
+
+
+def as_json(certificate: Certificate) -> str:
+    """The same as one JSON object: `certified`, `guarantees` and `cases`."""
+    found = {
+        "certified": not certificate.broken,
+        "guarantees": [
+            {"guarantee": number, "text": text, "finding": certificate.finding(number).value}
+            for number, text in guarantees()
+        ],
+        "cases": [
+            {
+                "case": result.case.id,
+                "promise": result.case.promise,
+                "guarantees": list(result.case.guarantees),
+                "finding": result.finding.value,
+                "detail": result.detail,
+            }
+            for result in certificate.results
+        ],
+    }
+    return json.dumps(found, indent=2)
