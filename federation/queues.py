@@ -179,12 +179,12 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
     if url.startswith(("redis://", "rediss://")):
         from workers.storage.redis import RedisStorage
 
-<<<<<<< HEAD
-    return SqlStorage(parse_url((settings.queue_url or settings.database_url).get_secret_value()), queue)
-=======
         return RedisStorage(url, queue, prefix=settings.federation_queue_prefix)
-    return storage_from_url(url, queue=queue)
->>>>>>> main
+    if url.startswith("file:"):
+        return storage_from_url(url, queue=queue)
+    from workers.storage.sql import SqlStorage
+
+    return SqlStorage(parse_url(url), queue)
 
 
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})

@@ -79,15 +79,11 @@ def _queue_url(value: SecretStr) -> SecretStr:
     if url.startswith(("redis://", "rediss://", "bullmq+redis://", "bullmq+rediss://")):
         _redis_url(SecretStr(url.removeprefix("bullmq+")))
         return value
-<<<<<<< HEAD
-    raise ValueError(
-        "must be sqlite:///path/to/file.db, postgresql://user@host/name or bullmq+redis://host:port;"
-=======
     if url.startswith("file:///") and url.removeprefix("file:///"):
         return value
     raise ValueError(
-        "must be sqlite:///path/to/file.db, file:///path/to/directory, redis://host:port or bullmq+redis://host:port;"
->>>>>>> main
+        "must be sqlite:///path/to/file.db, postgresql://user@host/name, file:///path/to/directory, redis://host:port"
+        " or bullmq+redis://host:port;"
         " no other queue storage is known"
     )
 

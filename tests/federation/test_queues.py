@@ -317,21 +317,12 @@ def test_a_queue_url_names_the_file_of_the_queue(tmp_path: Path) -> None:
     assert f"{tmp_path}/queue.db" in repr(open_storage(settings, "q"))
 
 
-<<<<<<< HEAD
-=======
 def test_a_queue_url_names_the_directory_of_the_queue(tmp_path: Path) -> None:
     """Its escapes are those of URLs."""
     settings = Settings.from_values({"QUEUE_URL": "file:///var/my%20queues"})
     assert repr(open_storage(settings, "q")) == "FileStorage('/var/my queues', queue='q')"
 
 
-def test_postgresql_without_a_redis_has_no_place_for_queues() -> None:
-    """The error says which variable to set."""
-    with pytest.raises(ConfigurationError, match="REDIS_URL: not set"):
-        open_storage(Settings.from_values({"DATABASE_URL": "postgresql://db/x"}), "q")
-
-
->>>>>>> main
 async def test_producers_and_workers_have_two_connections_of_their_own(redis_url: str, settings: Settings) -> None:
     """Each is made once; without a Redis there is none; beside queues elsewhere it is REDIS_URL's."""
     node = Federation(

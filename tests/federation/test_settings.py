@@ -71,12 +71,9 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("DATABASE_URL", "postgres://u:p@db/x", SecretStr("postgres://u:p@db/x")),
         ("REDIS_URL", "rediss://u:p@r:1/2", SecretStr("rediss://u:p@r:1/2")),
         ("QUEUE_URL", "bullmq+redis://r:1", SecretStr("bullmq+redis://r:1")),
-<<<<<<< HEAD
         ("QUEUE_URL", "postgres://u:p@db/x", SecretStr("postgres://u:p@db/x")),
-=======
         ("QUEUE_URL", "file:///var/queues", SecretStr("file:///var/queues")),
         ("QUEUE_URL", "rediss://r:1", SecretStr("rediss://r:1")),
->>>>>>> main
         ("DEV_ALLOWED_HOSTNAMES", "localhost, http://B.test:1/x,[::1]:2", frozenset({"localhost", "b.test", "::1"})),
         ("FEDERATION_BIND", "0.0.0.0", "0.0.0.0"),
         ("FEDERATION_PORT", "1", 1),

@@ -53,7 +53,6 @@ class SqliteHarness(Harness):
         self._clock.advance(by)
 
 
-<<<<<<< HEAD
 class PostgresHarness(Harness):
     """`SqlStorage` on a fresh PostgreSQL database, in real time, with leases of 150 ms."""
 
@@ -67,7 +66,8 @@ class PostgresHarness(Harness):
 
     async def make(self, queue: str) -> Storage:
         return SqlStorage(self._url, queue)
-=======
+
+
 class FileHarness(Harness):
     """`FileStorage` on a fresh directory, on a clock the cases move."""
 
@@ -91,7 +91,6 @@ class FileHarness(Harness):
 
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
->>>>>>> main
 
 
 class BullMQHarness(Harness):
@@ -147,7 +146,6 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
             yield harness
 
 
-<<<<<<< HEAD
 @asynccontextmanager
 async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """On a database of the case's own."""
@@ -157,11 +155,7 @@ async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[
         yield harness
 
 
-@asynccontextmanager
-async def bullmq(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-=======
 def on_a_server(make: Callable[[str, ValkeyProcess | None], Harness]) -> OpenHarness:
->>>>>>> main
     """On the run's shared server; a case that restarts servers gets one of its own."""
 
     @asynccontextmanager
@@ -175,14 +169,11 @@ def on_a_server(make: Callable[[str, ValkeyProcess | None], Harness]) -> OpenHar
     return opened
 
 
-<<<<<<< HEAD
-HARNESSES: Final[dict[str, OpenHarness]] = {"memory": memory, "sqlite": sqlite, "postgres": postgres, "bullmq": bullmq}
-=======
 HARNESSES: Final[dict[str, OpenHarness]] = {
     "memory": memory,
     "file": file,
     "sqlite": sqlite,
+    "postgres": postgres,
     "redis": on_a_server(RedisHarness),
     "bullmq": on_a_server(BullMQHarness),
 }
->>>>>>> main
