@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import AliasGenerator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from db.url import parse_url
 from federation.errors import ConfigurationError
 from federation.protocol.models import MAX_PAYLOAD_BYTES
 from federation.setting_types import plain
@@ -165,14 +166,10 @@ def bullmq_url(settings: Settings) -> str | None:
 
 
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
-    """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's SQLite file.
+    """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's own database.
 
     `client` is used for BullMQ instead of a connection of its own.
-
-    Raises:
-        ConfigurationError: that database cannot hold queues.
     """
-    settings.require_queues()
     redis_url = bullmq_url(settings)
     if redis_url is not None:
         from workers.storage.bullmq import BullMQStorage
@@ -183,7 +180,11 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
         from workers.storage.redis import RedisStorage
 
         return RedisStorage(url, queue, prefix=settings.federation_queue_prefix)
-    return storage_from_url(url, queue=queue)
+    if url.startswith("file:"):
+        return storage_from_url(url, queue=queue)
+    from workers.storage.sql import SqlStorage
+
+    return SqlStorage(parse_url(url), queue)
 
 
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})

@@ -74,7 +74,7 @@ def _redis_url(value: SecretStr) -> SecretStr:
 
 def _queue_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
-    if url.startswith("sqlite:"):
+    if url.startswith(("sqlite:", "postgresql:", "postgresql+", "postgres:")):
         return _database_url(value)
     if url.startswith(("redis://", "rediss://", "bullmq+redis://", "bullmq+rediss://")):
         _redis_url(SecretStr(url.removeprefix("bullmq+")))
@@ -82,7 +82,8 @@ def _queue_url(value: SecretStr) -> SecretStr:
     if url.startswith("file:///") and url.removeprefix("file:///"):
         return value
     raise ValueError(
-        "must be sqlite:///path/to/file.db, file:///path/to/directory, redis://host:port or bullmq+redis://host:port;"
+        "must be sqlite:///path/to/file.db, postgresql://user@host/name, file:///path/to/directory, redis://host:port"
+        " or bullmq+redis://host:port;"
         " no other queue storage is known"
     )
 

@@ -104,8 +104,11 @@ class Settings(BaseSettings):
                 raise
             # Read again without them, to see what else is wrong.
             settings = cls(**{name: cls.model_fields[name].default for name in malformed})
-        for problem in settings._missing():
-            problems.setdefault(_variable(problem), problem)
+        try:
+            settings.require_identity()
+        except ConfigurationError as error:
+            for problem in error.problems:
+                problems.setdefault(_variable(problem), problem)
         if problems:
             raise ConfigurationError([*problems.values()])
         return settings
@@ -160,25 +163,6 @@ class Settings(BaseSettings):
             problems += error.problems
         if problems:
             raise ConfigurationError(problems)
-
-    def require_queues(self) -> None:
-        """There is a place for the queues.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
-        in_database = self.database_url.get_secret_value().startswith("sqlite")
-        if not (self.queue_url or self.redis_url or in_database):
-            raise ConfigurationError(["REDIS_URL: not set; with this DATABASE_URL the queues need a Redis or Valkey"])
-
-    def _missing(self) -> list[str]:
-        problems: list[str] = []
-        for require in (self.require_identity, self.require_queues):
-            try:
-                require()
-            except ConfigurationError as error:
-                problems += error.problems
-        return problems
 
 
 _KEY_VARIABLES: Final = (

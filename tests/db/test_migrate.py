@@ -24,6 +24,7 @@ from db.engines import migration_engine
 from db.migrate import upgrade
 from db.url import parse_url
 from tests.db.original import TABLES, create_original
+from workers.storage.sql import SqlStorage
 
 _OURS = {"delivery_attempts", "server_health_events", "federation_alembic_version"}
 
@@ -73,6 +74,22 @@ def test_an_empty_database_gets_exactly_the_tables_of_the_models(database_url: s
             *FederationTable.metadata.tables,
             "federation_alembic_version",
         }
+
+
+def test_the_queues_tables_may_lie_beside_ours(database_url: str) -> None:
+    """Whoever makes theirs first: ours come out the same, and theirs are of one prefix, to be left out of a compare."""
+    asyncio.run(SqlStorage(database_url).migrate())
+    upgrade(database_url)
+    with engine_on(database_url) as engine, engine.begin() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "version_table": "federation_alembic_version",
+                "include_name": lambda name, kind, _: kind != "table" or not name.startswith("workers_"),
+            },
+        )
+        assert compare_metadata(context, FederationTable.metadata) == []
+        assert "workers_jobs" in inspect(connection).get_table_names()
 
 
 def test_adopted_migrated_and_modelled_schemas_are_the_same_to_postgres(postgres_url: str) -> None:

@@ -277,12 +277,14 @@ def test_job_data_takes_either_spelling_in_python_and_is_camel_case_on_the_wire(
         ({"DATABASE_URL": "postgresql://db/x", "QUEUE_URL": "sqlite:///queue.db"}, SqlStorage, None),
         ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "file:///var/queues"}, FileStorage, None),
         ({"DATABASE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, BullMQStorage, "redis://one:1"),
+        ({"DATABASE_URL": "postgres://db/x"}, SqlStorage, None),
+        ({"QUEUE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, SqlStorage, None),
     ],
 )
 def test_the_queue_storage_is_picked_by_scheme(
     values: dict[str, object], kind: type, redis: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """QUEUE_URL wins, then REDIS_URL, then the application's SQLite file."""
+    """QUEUE_URL wins, then REDIS_URL, then the application's own database."""
     monkeypatch.chdir(tmp_path)
     settings = Settings.from_values(values)
     storage = open_storage(settings, "some-queue")
@@ -319,12 +321,6 @@ def test_a_queue_url_names_the_directory_of_the_queue(tmp_path: Path) -> None:
     """Its escapes are those of URLs."""
     settings = Settings.from_values({"QUEUE_URL": "file:///var/my%20queues"})
     assert repr(open_storage(settings, "q")) == "FileStorage('/var/my queues', queue='q')"
-
-
-def test_postgresql_without_a_redis_has_no_place_for_queues() -> None:
-    """The error says which variable to set."""
-    with pytest.raises(ConfigurationError, match="REDIS_URL: not set"):
-        open_storage(Settings.from_values({"DATABASE_URL": "postgresql://db/x"}), "q")
 
 
 async def test_producers_and_workers_have_two_connections_of_their_own(redis_url: str, settings: Settings) -> None:

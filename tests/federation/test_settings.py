@@ -71,6 +71,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("DATABASE_URL", "postgres://u:p@db/x", SecretStr("postgres://u:p@db/x")),
         ("REDIS_URL", "rediss://u:p@r:1/2", SecretStr("rediss://u:p@r:1/2")),
         ("QUEUE_URL", "bullmq+redis://r:1", SecretStr("bullmq+redis://r:1")),
+        ("QUEUE_URL", "postgres://u:p@db/x", SecretStr("postgres://u:p@db/x")),
         ("QUEUE_URL", "file:///var/queues", SecretStr("file:///var/queues")),
         ("QUEUE_URL", "rediss://r:1", SecretStr("rediss://r:1")),
         ("DEV_ALLOWED_HOSTNAMES", "localhost, http://B.test:1/x,[::1]:2", frozenset({"localhost", "b.test", "::1"})),
@@ -119,6 +120,7 @@ def test_every_variable_has_a_case_above() -> None:
         ("QUEUE_URL", "http://u:s3cret@host:1"),
         ("QUEUE_URL", "redis://u:s3cret@host:port"),
         ("QUEUE_URL", "bullmq+redis://u:s3cret@host:port"),
+        ("QUEUE_URL", "postgresql://u:s3cret@host:port/x"),
         ("QUEUE_URL", "s3cret"),
         ("QUEUE_URL", "file:///"),
         ("QUEUE_URL", "file://s3cret/queues"),
@@ -170,7 +172,6 @@ def test_everything_malformed_or_missing_is_told_at_once(monkeypatch: pytest.Mon
         "FEDERATION_PUBLIC_KEY",
         "FEDERATION_ENCRYPTION_PUBLIC_KEY",
         "FEDERATION_ENCRYPTION_PRIVATE_KEY",
-        "REDIS_URL",
     }
     assert problems["FEDERATION_ENCRYPTION_PRIVATE_KEY"] == NOTHING_SET
 
@@ -258,16 +259,6 @@ def test_require_identity_wants_the_url_and_all_four_keys() -> None:
         Settings.from_values({}).require_identity()
     assert problems_of(error).keys() == {"BETTER_AUTH_URL", *A.env}
     Settings.from_values(COMPLETE).require_identity()
-
-
-def test_require_queues_wants_a_redis_beside_postgresql() -> None:
-    """An SQLite database holds the queues itself, PostgreSQL does not."""
-    postgres = {"DATABASE_URL": "postgresql://db/x"}
-    with pytest.raises(ConfigurationError, match="REDIS_URL"):
-        Settings.from_values(postgres).require_queues()
-    for place in ({"REDIS_URL": "redis://r:1"}, {"QUEUE_URL": "bullmq+redis://r:1"}):
-        Settings.from_values({**postgres, **place}).require_queues()
-    Settings.from_values({}).require_queues()
 
 
 def test_no_secret_is_in_the_repr() -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from db import DeliveryJob, Server
+from db.migrate import upgrade
 from federation.app import Federation
 from federation.settings import Settings
 from federation.worker_pair import FederationWorkers
@@ -22,6 +23,7 @@ from tests.peer import POSTS_PATH, Peer, acquaint
 from tests.servers import free_port
 from workers import JobState, StorageError
 from workers.storage.base import ANY_NAME
+from workers.storage.sql import SqlStorage
 
 PAYLOAD = (
     '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p","content":"s3cret",'
@@ -65,11 +67,16 @@ async def row(federation: Federation) -> DeliveryJob | None:
 @pytest.fixture
 def storage_settings(request: pytest.FixtureRequest, redis_url: str, queue_prefix: str) -> dict[str, object]:
     """Settings that put the queues where the parameter says."""
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        upgrade(url)
+        asyncio.run(SqlStorage(url).migrate())
+        return {"database_url": url}
     redis: dict[str, object] = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
     return redis if request.param == "bullmq" else {}
 
 
-everywhere = pytest.mark.parametrize("storage_settings", ["sqlite", "bullmq"], indirect=True)
+everywhere = pytest.mark.parametrize("storage_settings", ["sqlite", "postgres", "bullmq"], indirect=True)
 
 
 @pytest.fixture

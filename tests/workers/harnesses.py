@@ -38,7 +38,7 @@ class SqliteHarness(Harness):
 
     @property
     def limits(self) -> Limits:
-        return SqlStorage.limits
+        return SqlStorage(self._url).limits
 
     async def make(self, queue: str) -> Storage:
         return SqlStorage(self._url, queue, clock=self._clock)
@@ -51,6 +51,21 @@ class SqliteHarness(Harness):
 
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
+
+
+class PostgresHarness(Harness):
+    """`SqlStorage` on a fresh PostgreSQL database, in real time, with leases of 150 ms."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    @property
+    def limits(self) -> Limits:
+        return SqlStorage(self._url).limits
+
+    async def make(self, queue: str) -> Storage:
+        return SqlStorage(self._url, queue)
 
 
 class FileHarness(Harness):
@@ -131,6 +146,15 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
             yield harness
 
 
+@asynccontextmanager
+async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    """On a database of the case's own."""
+    url = request.getfixturevalue("postgres_url")
+    await SqlStorage(url).migrate()
+    async with PostgresHarness(url) as harness:
+        yield harness
+
+
 def on_a_server(make: Callable[[str, ValkeyProcess | None], Harness]) -> OpenHarness:
     """On the run's shared server; a case that restarts servers gets one of its own."""
 
@@ -149,6 +173,7 @@ HARNESSES: Final[dict[str, OpenHarness]] = {
     "memory": memory,
     "file": file,
     "sqlite": sqlite,
+    "postgres": postgres,
     "redis": on_a_server(RedisHarness),
     "bullmq": on_a_server(BullMQHarness),
 }

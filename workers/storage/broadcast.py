@@ -44,6 +44,10 @@ class Broadcast:
         for subscription in self._everything | self._of_job.get(job_id, set()):
             subscription.put(event)
 
+    def awaited(self) -> list[str]:
+        """The jobs with subscribers of their own; from any thread."""
+        return list(self._of_job)
+
     @contextmanager
     def everything(self) -> Iterator[BufferedSubscription]:
         """A subscription to every job, until the context ends."""

@@ -1,4 +1,4 @@
-"""A durable queue in an SQLite file, for one machine; jobs can be enqueued in the caller's own transaction."""
+"""A durable queue in an SQL database: an SQLite file or PostgreSQL; jobs can join the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, make_url, text
@@ -35,47 +34,40 @@ from workers.jobs import (
     check_retention,
     check_text,
 )
-from workers.storage import (
-    sql_claim,
-    sql_enqueue,
-    sql_leases,
-    sql_manage,
-    sql_records,
-    sql_schema,
-    sql_settle,
-    sql_sqlite,
-)
+from workers.storage import sql_manage, sql_records, sql_schema
 from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription
-from workers.storage.sql_caller import real_path
+from workers.storage.sql_database import Database, Target
 from workers.storage.sql_rows import Transaction, milliseconds
-from workers.storage.sql_sqlite import POLL, SqliteDatabase
+from workers.storage.sql_sqlite import SqliteTarget
 
 T = TypeVar("T")
 
 _DRAINED_AT_ONCE: Final = 1_000
 _FIND_QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
-_ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) RETURNING id")
+_ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+_POSTGRES_CLOCK = text("SELECT workers_now()")
 
 
 class SqlStorage:
-    """One queue in the `workers_*` tables of an SQLite file, which `migrate` makes.
+    """One queue in the `workers_*` tables of an SQLite file or a PostgreSQL database, which `migrate` makes.
 
-    `target` is a URL (`sqlite:///jobs.db`) or an engine, of which only the URL is used: the storage opens connections
-    of its own, shared by all storages of this process on that file. A step waits `busy_timeout` for other connections'
-    transactions, then raises `StorageUnavailable`; the event loop is never blocked. A commit survives the death of the
-    process; a crash of the operating system may lose the last ones.
+    `target` is a URL (`sqlite:///jobs.db`, `postgresql://user@host/name`) or an engine, of which only the URL is used:
+    the storage opens connections of its own, shared by all storages of this process on that database; on PostgreSQL at
+    most six of them. A step waits `busy_timeout` for other connections' transactions, then raises `StorageUnavailable`;
+    the event loop is never blocked. On SQLite a commit survives the death of the process, and a crash of the operating
+    system may lose the last ones; on PostgreSQL it is as safe as that server's settings make it.
 
-    `enqueue(connection=...)` takes an SQLAlchemy `Connection`, `Session` or their asyncio forms, on the same file. A
-    synchronous one is used in the calling thread. While that transaction is open, every other writing verb in the same
-    task raises `TransactionError`.
+    `enqueue(connection=...)` takes an SQLAlchemy `Connection`, `Session` or their asyncio forms, on the same database.
+    A synchronous one is used in the calling thread. On SQLite, while that transaction is open, every other writing verb
+    in the same task raises `TransactionError`.
+
+    `clock` replaces the machine's on SQLite; PostgreSQL goes by its own.
 
     Raises:
         StorageError: the URL is malformed, or names no SQLite file.
-        Unsupported: another database than SQLite.
+        Unsupported: another database than these, or a `clock` for PostgreSQL.
     """
-
-    limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True)
 
     def __init__(
         self,
@@ -86,52 +78,59 @@ class SqlStorage:
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         check_text("queue name", queue)
-        self._path = _path(target)
+        self._target = _target(target, busy_timeout)
         self._name = queue
+        if clock is not None and self.limits.clock == "server":
+            raise Unsupported("PostgreSQL's own clock decides what is due; leave `clock` out")
         self._clock: Clock = clock or SystemClock()
-        self._busy_timeout = busy_timeout
         self._users = 0
-        self._connected: SqliteDatabase | None = None
+        self._connected: Database | None = None
         self._id = 0
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
 
     def __repr__(self) -> str:
-        return f"SqlStorage('sqlite:///{self._path}', queue={self._name!r})"
+        return f"SqlStorage({self._target.url!r}, queue={self._name!r})"
+
+    @property
+    def limits(self) -> Limits:
+        return self._target.limits
 
     @property
     def queue(self) -> str:
         return self._name
 
     async def migrate(self) -> None:
-        """The file exists and has the tables this version needs; from any older version, and by any number at once.
+        """The database has the tables this version needs; from any older version, and by any number at once.
+
+        Makes the SQLite file, but no PostgreSQL database.
 
         Raises:
-            StorageError: a newer version made the tables, or the file's directory does not exist.
-            StorageUnavailable: another connection held its transaction too long.
+            StorageError: a newer version made the tables, or there is no place for them.
+            StorageUnavailable: the server did not answer, or another connection held its transaction too long.
         """
-        if not Path(self._path).parent.is_dir():
-            raise StorageError(f"directory {str(Path(self._path).parent)!r} does not exist; create it first")
-        await asyncio.to_thread(sql_sqlite.migrate, self._path, self._busy_timeout)
+        await asyncio.to_thread(self._target.migrate)
 
     async def connect(self) -> None:
-        database = sql_sqlite.acquire(self._path, self._busy_timeout)
+        database = self._target.acquire()
         try:
-            found = await asyncio.wrap_future(database.read(self._prepare))
-            self._id = found or await asyncio.wrap_future(database.write(self._register, int))
+            found = await asyncio.wrap_future(database.look(self._transaction, self._prepare))
+            self._id = found or await asyncio.wrap_future(database.change(self._transaction, self._register))
         except BaseException:
-            await sql_sqlite.release(database)
+            await database.release()
             raise
         self._users += 1
         self._connected = database
 
-    def _prepare(self, connection: Connection) -> int:
+    def _prepare(self, transaction: Transaction) -> int:
         """The queue's number, 0 if it has none yet."""
-        sql_schema.check(connection)
-        return int(connection.execute(_FIND_QUEUE, {"name": self._name}).scalar() or 0)
+        sql_schema.check(transaction.connection)
+        name = transaction.encode(self._name)
+        return int(transaction.connection.execute(_FIND_QUEUE, {"name": name}).scalar() or 0)
 
-    def _register(self, connection: Connection) -> int:
-        return self._prepare(connection) or int(connection.execute(_ADD_QUEUE, {"name": self._name}).scalar_one())
+    def _register(self, transaction: Transaction) -> int:
+        transaction.connection.execute(_ADD_QUEUE, {"name": transaction.encode(self._name)})
+        return self._prepare(transaction)
 
     async def disconnect(self) -> None:
         database = self._connected
@@ -140,29 +139,19 @@ class SqlStorage:
         self._users -= 1
         if not self._users:
             self._connected = None
-        await sql_sqlite.release(database)
+        await database.release()
 
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        if connection is None:
-            return await self._write(partial(sql_enqueue.enqueue, jobs=jobs))
-        database = self._database()
-        return await database.callers.join(connection, partial(self._enqueue_with, database, jobs), self._wake)
-
-    def _enqueue_with(
-        self, database: SqliteDatabase, jobs: Sequence[NewJob], connection: Connection
-    ) -> list[EnqueueResult]:
-        transaction = self._transaction(connection)
-        sql_enqueue.lock(transaction)
-        results = sql_enqueue.enqueue(transaction, jobs)
-        database.events.record(transaction, own=False)
-        return results
+        if connection is not None:
+            return await self._database().enqueue_with(connection, self._transaction, jobs)
+        return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""
         check_text("worker id", worker_id)
-        future = self._submit(partial(sql_claim.claim, worker_id=worker_id, leases=dict(leases), limit=limit))
+        future = self._writable().claim(self._transaction, worker_id, dict(leases), limit)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -174,17 +163,19 @@ class SqlStorage:
             return
         released = [Released(claim=claim) for claim in future.result()]
         try:
-            self._submit_from_thread(partial(sql_settle.settle, settlements=released))
+            self._database().settle(self._transaction, released)
         except WorkersError:
             return  # disconnected: the leases will run out
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
-        with self._database().notices.listen(self._id) as ears, ears.bell() as bell:
+        database = self._database()
+        with database.notices.listen(self._id) as ears, ears.bell() as bell:
+            database.hear()
             while True:
                 bell.clear()
-                until_due = await self._read(partial(sql_claim.claimable_in, names=names))
+                until_due = await asyncio.wrap_future(database.claimable_in(self._transaction, names))
                 left = deadline - clock()
                 if until_due is not None and not isinstance(self._clock, ManualClock):
                     left = min(left, until_due.total_seconds())
@@ -197,13 +188,17 @@ class SqlStorage:
                     continue
 
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
-        return await self._write(partial(sql_leases.renew, claims=claims)) if claims else Renewal()
+        if not claims:
+            return Renewal()
+        return await asyncio.wrap_future(self._writable().renew(self._transaction, claims))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-        return await self._write(partial(sql_settle.settle, settlements=settlements)) if settlements else []
+        if not settlements:
+            return []
+        return await asyncio.wrap_future(self._writable().settle(self._transaction, settlements))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        return await self._write(partial(sql_leases.recover, limit=limit, max_stalls=max_stalls))
+        return await asyncio.wrap_future(self._writable().recover(self._transaction, limit, max_stalls))
 
     async def sweep(self, limit: int) -> int:
         return await self._write(partial(sql_records.sweep, limit=limit))
@@ -229,7 +224,7 @@ class SqlStorage:
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
         with database.notices.listen(self._id, subscribe=True) as ears:
-            await self._listen(database)
+            await database.subscribe(self._transaction, self._id)
             with ears.broadcast.everything() as subscription:
                 yield subscription
 
@@ -237,15 +232,9 @@ class SqlStorage:
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
         with database.notices.listen(self._id, subscribe=True) as ears:
-            await self._listen(database)
+            await database.subscribe(self._transaction, self._id)
             with ears.broadcast.of_job(job_id) as subscription:
                 yield subscription
-
-    async def _listen(self, database: SqliteDatabase) -> None:
-        """Other processes' events from now on will be heard."""
-        if not database.events.is_listening(self._id):
-            await self._write(database.events.listen)
-        await asyncio.wrap_future(database.read(database.events.read))
 
     # Management
 
@@ -280,40 +269,29 @@ class SqlStorage:
 
     # Running transitions
 
-    def _database(self) -> SqliteDatabase:
+    def _database(self) -> Database:
         if self._connected is None:
             raise StorageUnavailable(f"{self!r} is not connected; call `await storage.connect()` first")
         return self._connected
 
+    def _writable(self) -> Database:
+        database = self._database()
+        database.refuse_nested()
+        return database
+
     def _transaction(self, connection: Connection) -> Transaction:
-        return Transaction(connection=connection, queue=self._id, now=milliseconds(self._clock.now()))
+        return Transaction(connection=connection, queue=self._id, clock=self._now)
+
+    def _now(self, connection: Connection) -> int:
+        if self.limits.clock == "server":
+            return int(connection.execute(_POSTGRES_CLOCK).scalar_one())
+        return milliseconds(self._clock.now())
 
     async def _read(self, work: Callable[[Transaction], T]) -> T:
-        future = self._database().read(lambda connection: work(self._transaction(connection)))
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(self._database().look(self._transaction, work))
 
     async def _write(self, work: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self._submit(work))
-
-    def _submit(self, work: Callable[[Transaction], T]) -> Future[T]:
-        self._database().callers.refuse_nested()
-        return self._submit_from_thread(work)
-
-    def _submit_from_thread(self, work: Callable[[Transaction], T]) -> Future[T]:
-        database = self._database()
-
-        def run(connection: Connection) -> tuple[T, Transaction]:
-            transaction = self._transaction(connection)
-            result = work(transaction)
-            database.events.record(transaction, own=True)
-            return result, transaction
-
-        def tell(outcome: tuple[T, Transaction]) -> T:
-            result, transaction = outcome
-            database.notices.tell(transaction.queue, transaction.events, wake=transaction.wake)
-            return result
-
-        return database.write(run, tell)
+        return await asyncio.wrap_future(self._writable().change(self._transaction, work))
 
     def _wake(self) -> None:
         if self._connected is not None:
@@ -324,21 +302,17 @@ class SqlStorage:
         return await self._read(partial(sql_records.page, state=state, cursor=cursor, limit=limit))
 
 
-def _path(target: str | URL | Engine | AsyncEngine) -> str:
-    """The one spelling of the SQLite file that `target` names."""
+def _target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:
     try:
         url = target.url if isinstance(target, (Engine, AsyncEngine)) else make_url(target)
     except (ArgumentError, ValueError):
         # Not chained: SQLAlchemy quotes the whole string, password included.
         raise StorageError("the storage's URL cannot be parsed; write sqlite:///path/to/jobs.db") from None
     backend = url.get_backend_name()
-    if backend != "sqlite":
-        raise Unsupported(f"SqlStorage speaks SQLite (sqlite:///path/to/jobs.db), not {backend}")
-    name = url.database or ":memory:"
-    if name == ":memory:":
-        raise StorageError(
-            "an in-memory database has one connection only; use MemoryStorage, or sqlite:///path/to/file"
-        )
-    if name.startswith("file:"):
-        raise StorageError(f"SQLite database {name!r} is not a plain path; write sqlite:///path/to/jobs.db")
-    return real_path(name)
+    if backend == "sqlite":
+        return SqliteTarget.of(url, busy_timeout)
+    if backend == "postgresql":
+        from workers.storage.sql_postgres import PostgresTarget  # its driver is an extra of its own
+
+        return PostgresTarget(url, busy_timeout)
+    raise Unsupported(f"SqlStorage speaks SQLite (sqlite:///path/to/jobs.db) and postgresql://..., not {backend}")

@@ -67,16 +67,9 @@ class Callers:
 
         def run(sync: Connection) -> tuple[T, RootTransaction | None]:
             self._check(sync)
-            try:
-                return work(sync), sync.get_transaction()
-            except DBAPIError as error:
-                raise translate(error, self._database) from error
+            return work(sync), sync.get_transaction()
 
-        session, sync_or_async = await _connection_of(connection)
-        if isinstance(sync_or_async, AsyncConnection):
-            result, transaction = await sync_or_async.run_sync(run)
-        else:
-            result, transaction = run(sync_or_async)
+        session, (result, transaction) = await run_on(connection, run, self._database)
         if transaction is not None:
             self._watch(transaction)
             if session is not None:
@@ -103,6 +96,21 @@ class Callers:
                 self._database,
                 SLOW_TRANSACTION,
             )
+
+
+async def run_on(connection: object, work: Callable[[Connection], T], database: str) -> tuple[Session | None, T]:
+    """`work` was done on the caller's `connection`; and the session, if it is one.
+
+    Raises:
+        TypeError: it is not an SQLAlchemy connection or session.
+    """
+    session, sync_or_async = await _connection_of(connection)
+    try:
+        if isinstance(sync_or_async, AsyncConnection):
+            return session, await sync_or_async.run_sync(work)
+        return session, work(sync_or_async)
+    except DBAPIError as error:
+        raise translate(error, database) from error
 
 
 def real_path(path: str) -> str:

@@ -209,14 +209,19 @@ _UNHOLD = text(
     " AND name = names.name ORDER BY priority, run_at, seq LIMIT 1) FROM names)"
 )
 
+_UNHOLD_POSTGRES: Final = text("SELECT workers_unhold(:queue, CAST(:keys AS text[]))")
+
 
 def unhold(transaction: Transaction, keys: Iterable[str | None]) -> None:
     """Of each key the first held job of every name is ready."""
     distinct = {key for key in keys if key is not None}
-    if distinct:
-        rows = [{"queue": transaction.queue, "key": key} for key in distinct]
-        transaction.connection.execute(_UNHOLD, rows)
-        transaction.wake = True
+    if not distinct:
+        return
+    transaction.wake = True
+    if transaction.dialect == "postgresql":
+        transaction.connection.execute(_UNHOLD_POSTGRES, {"queue": transaction.queue, "keys": list(distinct)})
+    else:
+        transaction.connection.execute(_UNHOLD, [{"queue": transaction.queue, "key": key} for key in distinct])
 
 
 # priority >= 0 is always true, but makes the planner choose the right index.

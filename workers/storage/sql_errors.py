@@ -1,4 +1,4 @@
-"""Database errors as ours: mapped by SQLite's result codes, never by their text."""
+"""Database errors as ours: mapped by SQLite's result codes and PostgreSQL's SQLSTATE, never by their text."""
 
 from __future__ import annotations
 
@@ -34,6 +34,26 @@ _REFUSED: Final[dict[int, str]] = {
 _STALE = "was written to since the caller's transaction first read; roll that back and begin it as a writing one"
 
 
+# By SQLSTATE, or its class; https://www.postgresql.org/docs/current/errcodes-appendix.html
+_UNAVAILABLE_STATES: Final[dict[str, str]] = {
+    "08": "cannot be reached",
+    "40": "undid the step for another one that ran at the same time",
+    "53": "is short of memory, disk or connections",
+    "57": "is shutting down, starting up or cancelled the step",
+    "58": "has a system error",
+    "55P03": _LOCKED,
+    "25006": "is read-only at present",
+}
+_REFUSED_STATES: Final[dict[str, str]] = {
+    "28": "does not let us in; check user and password",
+    "3D000": "does not exist; create it first",
+    "42501": "does not grant what the queue needs; check the user's privileges",
+    "42P01": "does not have the expected tables; run `await storage.migrate()`",
+    "42883": "does not have the expected functions; run `await storage.migrate()`",
+    "25P02": "already failed a statement of the caller's transaction; roll that back",
+}
+
+
 def is_busy(error: DBAPIError) -> bool:
     return _code(error) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -42,6 +62,8 @@ def translate(error: DBAPIError, database: str) -> WorkersError:
     """What `error` means for a caller; `database` is named in it."""
     # A caller's engine may show bound values in its errors, and ours are payloads.
     error.hide_parameters = True
+    if _is_postgres(error):
+        return _translate_postgres(error, database)
     code = _code(error)
     if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
         return StorageUnavailable(f"{database} {_STALE}")
@@ -56,3 +78,27 @@ def _code(error: DBAPIError) -> int:
         # aiosqlite's errors arrive wrapped by SQLAlchemy's adapter.
         code = getattr(error.orig.__cause__, "sqlite_errorcode", None)
     return code if isinstance(code, int) else 0
+
+
+def _is_postgres(error: DBAPIError) -> bool:
+    return hasattr(error.orig, "sqlstate")
+
+
+def _translate_postgres(error: DBAPIError, database: str) -> WorkersError:
+    _shorten(error)
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:  # the connection was lost, or never made
+        return StorageUnavailable(f"{database} cannot be reached")
+    if reason := _UNAVAILABLE_STATES.get(state, _UNAVAILABLE_STATES.get(state[:2])):
+        return StorageUnavailable(f"{database} {reason} (SQLSTATE {state})")
+    reason = _REFUSED_STATES.get(state, _REFUSED_STATES.get(state[:2], "refused"))
+    return StorageError(f"{database} {reason} (SQLSTATE {state})")
+
+
+def _shorten(error: DBAPIError) -> None:
+    """The error says in one line what is wrong: the lines after it (DETAIL, CONTEXT) may quote a payload."""
+    if error.orig is not None:
+        whole = str(error.orig)
+        first_line = whole.partition("\n")[0]
+        error.orig.args = (first_line,)
+        error.args = (str(error.args[0]).replace(whole, first_line),)

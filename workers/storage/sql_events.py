@@ -95,7 +95,7 @@ class EventLog:
 
     def _renew(self, queue: int) -> None:
         def listen(connection: Connection) -> None:
-            self.listen(Transaction(connection=connection, queue=queue, now=time.time_ns() // 1_000_000))
+            self.listen(Transaction(connection=connection, queue=queue, clock=lambda _: time.time_ns() // 1_000_000))
 
         try:
             self._write(listen)

@@ -14,6 +14,7 @@ from workers.storage.rules import stalled_error
 from workers.storage.sql_claim import see, unhold
 from workers.storage.sql_enqueue import delete
 from workers.storage.sql_rows import (
+    SKIP,
     RowState,
     Transaction,
     batches,
@@ -21,6 +22,7 @@ from workers.storage.sql_rows import (
     duration,
     encode_error,
     expanding,
+    locking,
 )
 
 # +queue: no index on the queue alone may look better to the planner than the row numbers.
@@ -32,8 +34,15 @@ _HOLDERS = expanding(
 _EXTEND = expanding("UPDATE workers_jobs SET lease_until = :lease_until WHERE seq IN :seqs", "seqs")
 _STATES = expanding("SELECT id, state, expires_at FROM workers_jobs WHERE queue = :queue AND id IN :ids", "ids")
 _EXPIRED = text(
-    "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key FROM workers_jobs"
+    "SELECT seq, ordering_key FROM workers_jobs"
     " WHERE queue = :queue AND state = 'processing' AND lease_until <= :now ORDER BY lease_until LIMIT :limit"
+)
+_LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
+_STALLED = locking(
+    "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key FROM workers_jobs"
+    " WHERE seq IN :seqs AND state = 'processing' AND lease_until <= :now",
+    SKIP,
+    lists="seqs",
 )
 _REQUEUE = text(
     "UPDATE workers_jobs SET state = 'ready', stalls = stalls + 1, token = NULL, worker = NULL, lease_until = NULL"
@@ -73,9 +82,10 @@ def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
 def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReason]:
     """Why a claim that does not hold its job any more lost it, by job id."""
     reasons = dict.fromkeys(ids, LossReason.NOT_FOUND)
-    for batch in batches(list(reasons)):
+    for batch in batches([transaction.encode(job_id) for job_id in reasons]):
         rows = transaction.connection.execute(_STATES, {"queue": transaction.queue, "ids": list(batch)})
-        for job_id, state, expires_at in rows:
+        for encoded, state, expires_at in rows:
+            job_id = transaction.decode(encoded)
             if expires_at is None:
                 reasons[job_id] = LossReason.TAKEN
             elif state != RowState.CANCELLED and expires_at > transaction.now:
@@ -87,7 +97,7 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
     """See `Storage.recover`."""
     place = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
     requeued, failed, dropped = [], [], []
-    rows = transaction.connection.execute(_EXPIRED, place).all()
+    rows = _stalled_rows(transaction, transaction.connection.execute(_EXPIRED, place).all())
     for row in rows:
         if row.stalls < max_stalls and row.attempts < row.max_attempts:
             requeued.append(row)
@@ -104,21 +114,35 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
                 "seq": row.seq,
                 "now": transaction.now,
                 "expires_at": transaction.now + row.keep_failed,
-                "error": encode_error(_stalled(row, max_stalls)),
+                "error": encode_error(_stalled(row, transaction.decode(row.worker), max_stalls)),
             }
             for row in failed
         ]
         transaction.connection.execute(_GIVE_UP, given_up)
     delete(transaction, [row.seq for row in dropped])
     unhold(transaction, [row.ordering_key for row in rows])
-    transaction.announce(JobEventKind.QUEUED, [row.id for row in requeued])
-    transaction.announce(JobEventKind.FAILED, [row.id for row in failed + dropped])
-    return Recovery(requeued=tuple(row.id for row in requeued), failed=tuple(row.id for row in failed + dropped))
+    again = tuple(transaction.decode(row.id) for row in requeued)
+    gone = tuple(transaction.decode(row.id) for row in failed + dropped)
+    transaction.announce(JobEventKind.QUEUED, again)
+    transaction.announce(JobEventKind.FAILED, gone)
+    return Recovery(requeued=again, failed=gone)
 
 
-def _stalled(row: Row[Any], max_stalls: int) -> ErrorInfo:
+def _stalled_rows(transaction: Transaction, expired: Sequence[Row[Any]]) -> list[Row[Any]]:
+    """The expired jobs, theirs being the ordering keys; the rows are locked after these, as everywhere."""
+    seqs = [row.seq for row in expired]
+    if transaction.dialect == "postgresql" and any(row.ordering_key is not None for row in expired):
+        transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": seqs})
+    rows: list[Row[Any]] = []
+    for batch in batches(seqs):
+        place = {"seqs": list(batch), "now": transaction.now}
+        rows += transaction.connection.execute(_STALLED[transaction.dialect], place)
+    return rows
+
+
+def _stalled(row: Row[Any], worker: str, max_stalls: int) -> ErrorInfo:
     return stalled_error(
-        worker=row.worker,
+        worker=worker,
         attempts=row.attempts,
         max_attempts=row.max_attempts,
         stalls=row.stalls + 1,

@@ -13,12 +13,13 @@ from workers.storage.base import TOMBSTONE
 from workers.storage.rules import check_cleanable
 from workers.storage.sql_claim import unhold
 from workers.storage.sql_enqueue import delete
-from workers.storage.sql_rows import DELAYED, RowState, Transaction, batches, duration, expanding
+from workers.storage.sql_rows import DELAYED, SKIP, WAIT, RowState, Transaction, batches, duration, expanding, locking
 
-_FIND = expanding(
+_FIND = locking(
     "SELECT seq, id, state, run_at, ordering_key FROM workers_jobs WHERE queue = :queue AND id IN :ids"
-    " AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now)",
-    "ids",
+    " AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
+    WAIT,
+    lists="ids",
 )
 _BURY = text(
     "UPDATE workers_jobs SET state = 'cancelled', token = NULL, finished_at = :now, expires_at = :expires_at"
@@ -36,16 +37,17 @@ _LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
 # The last term of each is always true, but makes the planner choose the right index.
 _OF_QUEUE = "SELECT seq, ordering_key FROM workers_jobs WHERE queue = :queue"
 _WAITING: Final = [
-    text(_OF_QUEUE + condition + " AND seq <= :last LIMIT :limit")
+    locking(_OF_QUEUE + condition + " AND seq <= :last LIMIT :limit", SKIP)
     for condition in (
         " AND state = 'ready' AND priority >= 0",
         " AND state = 'held' AND ordering_key >= ''",
         " AND state IN ('scheduled', 'failing') AND run_at >= 0",
     )
 ]
-_OLD = text(
+_OLD = locking(
     "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = :state AND expires_at > :now"
-    " AND finished_at <= :before ORDER BY expires_at LIMIT :limit"
+    " AND finished_at <= :before ORDER BY expires_at LIMIT :limit",
+    SKIP,
 )
 _PAUSE = text("UPDATE workers_queues SET paused = :paused WHERE id = :queue")
 _KEEP = text("UPDATE workers_jobs SET expires_at = :expires_at WHERE seq = :seq")
@@ -54,9 +56,9 @@ _KEEP = text("UPDATE workers_jobs SET expires_at = :expires_at WHERE seq = :seq"
 def _find(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
     """The visible jobs among `ids`."""
     found: list[RowMapping] = []
-    for batch in batches(list(dict.fromkeys(ids))):
+    for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
         place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-        found += transaction.connection.execute(_FIND, place).mappings()
+        found += transaction.connection.execute(_FIND[transaction.dialect], place).mappings()
     return found
 
 
@@ -85,7 +87,7 @@ def retry(transaction: Transaction, ids: Sequence[str]) -> int:
     failed = [row for row in _find(transaction, ids) if row["state"] == RowState.FAILED]
     for batch in batches([row["seq"] for row in failed]):
         transaction.connection.execute(_AGAIN, {"now": transaction.now, "seqs": list(batch)})
-    transaction.announce(JobEventKind.QUEUED, [row["id"] for row in failed])
+    transaction.announce(JobEventKind.QUEUED, [transaction.decode(row["id"]) for row in failed])
     transaction.wake = transaction.wake or bool(failed)
     return len(failed)
 
@@ -117,7 +119,7 @@ def drain(transaction: Transaction, *, last: int, limit: int) -> int:
     """Up to `limit` waiting jobs numbered up to `last` are gone; 0 when none is left."""
     place = {"queue": transaction.queue, "last": last, "limit": limit}
     for statement in _WAITING:
-        waiting = transaction.connection.execute(statement, place).all()
+        waiting = transaction.connection.execute(statement[transaction.dialect], place).all()
         if waiting:
             delete(transaction, [row.seq for row in waiting])
             unhold(transaction, [row.ordering_key for row in waiting])
@@ -130,7 +132,7 @@ def clean(transaction: Transaction, state: JobState, older_than: timedelta, limi
     check_cleanable(state)
     before = transaction.now - duration(older_than)
     place = {"queue": transaction.queue, "now": transaction.now, "state": state.value, "before": before}
-    old = transaction.connection.execute(_OLD, {**place, "limit": limit}).scalars().all()
+    old = transaction.connection.execute(_OLD[transaction.dialect], {**place, "limit": limit}).scalars().all()
     delete(transaction, old)
     return len(old)
 

@@ -82,6 +82,14 @@ class Notices:
         with self._lock:
             return {queue for (queue, _), ears in self._ears.items() if ears.subscribers}
 
+    def awaited(self) -> dict[int, set[str]]:
+        """The jobs with subscribers of their own, by queue."""
+        with self._lock:
+            found: dict[int, set[str]] = {}
+            for (queue, _), ears in self._ears.items():
+                found.setdefault(queue, set()).update(ears.broadcast.awaited())
+            return found
+
     def tell(self, queue: int, events: Events, *, wake: bool) -> None:
         """Whoever listens to `queue` hears of it; from any thread."""
         if not events and not wake:

@@ -13,12 +13,14 @@ from workers.storage.rules import WORKER_RECORD
 from workers.storage.sql_enqueue import delete
 from workers.storage.sql_events import EVENTS_KEPT
 from workers.storage.sql_rows import (
+    SKIP,
     RowState,
     Transaction,
     batches,
     decode_error,
     duration,
     expanding,
+    locking,
     moment,
     optional_moment,
     public_state,
@@ -69,9 +71,10 @@ _CLAIMS = text(
 )
 _SEEN = text("SELECT worker, seen_at FROM workers_seen WHERE queue = :queue ORDER BY worker")
 
-_ENDED = text(
+_ENDED = locking(
     "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = :state AND expires_at <= :now"
-    " ORDER BY expires_at LIMIT :limit"
+    " ORDER BY expires_at LIMIT :limit",
+    SKIP,
 )
 _UNSEEN = text(
     "DELETE FROM workers_seen WHERE queue = :queue AND worker IN ("
@@ -89,18 +92,19 @@ _OLD_EVENTS = text(
 def status(transaction: Transaction, ids: Sequence[str]) -> list[JobStatus | None]:
     """See `Storage.status`."""
     found: dict[str, JobStatus] = {}
-    for batch in batches(ids):
+    for batch in batches([transaction.encode(job_id) for job_id in ids]):
         place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
         for row in transaction.connection.execute(_STATUS, place).mappings():
-            found[row["id"]] = _status(row, transaction.now)
+            status = _status(row, transaction)
+            found[status.id] = status
     return [found.get(job_id) for job_id in ids]
 
 
-def _status(row: RowMapping, now: int) -> JobStatus:
-    state = public_state(row["state"], row["run_at"], now)
+def _status(row: RowMapping, transaction: Transaction) -> JobStatus:
+    state = public_state(row["state"], row["run_at"], transaction.now)
     return JobStatus(
-        id=row["id"],
-        name=row["name"],
+        id=transaction.decode(row["id"]),
+        name=transaction.decode(row["name"]),
         state=state,
         attempt=row["attempts"],
         max_attempts=row["max_attempts"],
@@ -108,14 +112,14 @@ def _status(row: RowMapping, now: int) -> JobStatus:
         priority=row["priority"],
         next_run_at=moment(row["run_at"]) if state in _DELAYED else None,
         finished_at=optional_moment(row["finished_at"]),
-        worker_id=row["worker"],
+        worker_id=None if row["worker"] is None else transaction.decode(row["worker"]),
         last_error=decode_error(row["error"]),
     )
 
 
 def result(transaction: Transaction, job_id: str) -> JobOutcome | None:
     """See `Storage.result`."""
-    place = {"queue": transaction.queue, "now": transaction.now, "id": job_id}
+    place = {"queue": transaction.queue, "now": transaction.now, "id": transaction.encode(job_id)}
     row = transaction.connection.execute(_OUTCOME, place).first()
     if row is None:
         return None
@@ -147,7 +151,7 @@ def page(transaction: Transaction, state: JobState, cursor: str | None, limit: i
     more = len(rows) > limit
     rows = rows[:limit]
     return Page(
-        jobs=tuple(_status(row, transaction.now) for row in rows),
+        jobs=tuple(_status(row, transaction) for row in rows),
         cursor=str(rows[-1]["seq"]) if more and rows else None,
     )
 
@@ -157,7 +161,7 @@ def workers(transaction: Transaction) -> list[WorkerInfo]:
     place = {"queue": transaction.queue}
     claims = {row.worker: row.claims for row in transaction.connection.execute(_CLAIMS, place)}
     return [
-        WorkerInfo(id=worker, seen_at=moment(seen_at), claims=claims.get(worker, 0))
+        WorkerInfo(id=transaction.decode(worker), seen_at=moment(seen_at), claims=claims.get(worker, 0))
         for worker, seen_at in transaction.connection.execute(_SEEN, place)
     ]
 
@@ -167,11 +171,16 @@ def sweep(transaction: Transaction, limit: int) -> int:
     connection, place = transaction.connection, {"queue": transaction.queue, "now": transaction.now}
     left = limit
     for state in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
-        ended = connection.execute(_ENDED, {**place, "state": state.value, "limit": left}).scalars().all()
+        ended = (
+            connection.execute(_ENDED[transaction.dialect], {**place, "state": state.value, "limit": left})
+            .scalars()
+            .all()
+        )
         delete(transaction, ended)
         left -= len(ended)
     before = transaction.now - duration(WORKER_RECORD)
     left -= connection.execute(_UNSEEN, {"queue": transaction.queue, "before": before, "limit": left}).rowcount
     connection.execute(_OLD_LISTENERS, {"now": transaction.now})
-    connection.execute(_OLD_EVENTS, {"before": transaction.now - duration(EVENTS_KEPT), "limit": 10 * limit})
+    if transaction.dialect == "sqlite":  # PostgreSQL carries events itself
+        connection.execute(_OLD_EVENTS, {"before": transaction.now - duration(EVENTS_KEPT), "limit": 10 * limit})
     return limit - left

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection, TextClause, bindparam, text
@@ -48,15 +49,32 @@ class RowState(StrEnum):
 DELAYED: Final = frozenset({RowState.SCHEDULED, RowState.FAILING})
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Transaction:
     """One short transaction on one queue; `events` and `wake` are announced when it has committed."""
 
     connection: Connection
     queue: int
-    now: int
+    clock: Callable[[Connection], int]
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
     wake: bool = False
+
+    @cached_property
+    def now(self) -> int:
+        """The time of the whole transaction, read when first needed: PostgreSQL's clock is a query away."""
+        return self.clock(self.connection)
+
+    @cached_property
+    def dialect(self) -> str:
+        return self.connection.dialect.name
+
+    def encode(self, text: str) -> str:
+        """The text as this database holds it."""
+        return encode_text(text) if self.dialect == "postgresql" else text
+
+    def decode(self, text: str) -> str:
+        """What `encode` was given."""
+        return decode_text(text) if self.dialect == "postgresql" else text
 
     def announce(self, kind: JobEventKind, ids: Iterable[str]) -> None:
         self.events.extend([(kind, job_id) for job_id in ids])
@@ -118,6 +136,16 @@ def decode_backoff(value: str | None) -> RetryPolicy | None:
     )
 
 
+def encode_text(text: str) -> str:
+    """A text without NUL, which PostgreSQL's lacks; different texts stay different."""
+    return text.replace("\x01", "\x01\x02").replace("\x00", "\x01\x01") if "\x00" in text or "\x01" in text else text
+
+
+def decode_text(text: str) -> str:
+    """What `encode_text` was given."""
+    return text.replace("\x01\x01", "\x00").replace("\x01\x02", "\x01") if "\x01" in text else text
+
+
 def encode_token(seq: int, secret: bytes) -> str:
     """The row number finds the job without a search, the random part fences."""
     return f"{seq:x}.{secret.hex()}"
@@ -143,6 +171,19 @@ def public_state(state: str, run_at: int, now: int) -> JobState:
 def expanding(statement: str, name: str) -> TextClause:
     """A statement whose parameter `name` is a list."""
     return text(statement).bindparams(bindparam(name, expanding=True))
+
+
+def locking(statement: str, lock: str, *, lists: str | None = None) -> Mapping[str, TextClause]:
+    """The statement by dialect: on PostgreSQL, where writers run side by side, it locks the rows it finds."""
+    make = (lambda whole: expanding(whole, lists)) if lists else text
+    return {"sqlite": make(statement), "postgresql": make(f"{statement} FOR UPDATE{lock}")}
+
+
+WAIT: Final = ""
+"""For `locking`: rows that somebody else holds are waited for."""
+
+SKIP: Final = " SKIP LOCKED"
+"""For `locking`: rows that somebody else holds are passed over."""
 
 
 def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:

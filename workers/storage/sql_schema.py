@@ -7,11 +7,13 @@ often; its payload lies in `workers_payloads` and is written once, then replaced
 Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
 that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
 deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
-served.
+served; PostgreSQL is told to. There every step is a function (`sql_postgres.sql`), and events need no table.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
+from importlib import resources
 from typing import Final
 
 from sqlalchemy import (
@@ -34,6 +36,9 @@ from workers.errors import StorageError
 VERSION: Final = 1
 
 metadata: Final = MetaData()
+_FUNCTIONS: Final = "sql_postgres.sql"
+_ONLY_SQLITE: Final = frozenset({"workers_events"})
+_IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
 
 # An SQLite row id must be declared INTEGER; it has 64 bits all the same.
 _Sequence = BigInteger().with_variant(Integer(), "sqlite")
@@ -166,10 +171,28 @@ def check(connection: Connection) -> None:
 
 def _create(connection: Connection) -> None:
     # Not create_all: it makes a table's indexes in a random order, and between equals SQLite's planner goes by that.
+    postgres = connection.dialect.name == "postgresql"
     for table in metadata.sorted_tables:
+        if postgres and table.name in _ONLY_SQLITE:
+            continue
         connection.execute(CreateTable(table))
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            connection.execute(CreateIndex(index))
+            connection.execute(CreateIndex(_with_seq(index) if postgres else index))
+    if postgres:
+        # By the driver itself: many statements at once, and percent signs that are no parameters.
+        with closing(connection.connection.cursor()) as cursor:
+            cursor.execute(resources.files(__package__).joinpath(_FUNCTIONS).read_text())
+
+
+def _with_seq(index: Index) -> Index:
+    """The index with the row's number at its end, where equal times have to stay in order."""
+    if index.name not in _IN_CLAIM_ORDER:
+        return index
+    table = index.table
+    assert table is not None
+    columns = [*index.columns, table.c.seq]
+    copy = Table(table.name, MetaData(), *(Column(column.name, column.type) for column in columns))
+    return Index(index.name, *copy.c, postgresql_where=index.dialect_options["postgresql"]["where"])
 
 
 def _version(connection: Connection) -> int:

@@ -23,23 +23,29 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final, TypeVar
 
 from sqlalchemy import URL, Connection, NullPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.storage import sql_schema
-from workers.storage.sql_caller import Callers
+from workers.jobs import Claim, EnqueueResult, NewJob, Recovery, Renewal, Settlement, SettleOutcome
+from workers.storage import sql_claim, sql_enqueue, sql_leases, sql_schema, sql_settle
+from workers.storage.base import Limits
+from workers.storage.sql_caller import Callers, real_path
+from workers.storage.sql_database import Begin
 from workers.storage.sql_errors import is_busy, translate
 from workers.storage.sql_events import EventLog
 from workers.storage.sql_notices import Notices
+from workers.storage.sql_rows import Transaction
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 POLL: Final = timedelta(milliseconds=50)
 _BUSY_PAUSE: Final = (0.000_5, 0.002)
@@ -188,22 +194,77 @@ class SqliteDatabase:
         )
         self.events = EventLog(secrets.token_hex(8), self.notices, self._write_later)
 
-    def write(self, work: Callable[[Connection], T], committed: Callable[[T], U]) -> Future[U]:
-        """`work` in a transaction of its own, rolled back when it raises; then what `committed` makes of its result.
+    # The steps
 
-        Both are called in the writer's thread.
-        """
+    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
+        return self.change(begin, partial(sql_enqueue.enqueue, jobs=jobs))
 
-        def run(connection: Connection) -> U:
+    async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        queue = 0
+
+        def run(sync: Connection) -> list[EnqueueResult]:
+            nonlocal queue
+            transaction = begin(sync)
+            queue = transaction.queue
+            sql_enqueue.lock(transaction)
+            results = sql_enqueue.enqueue(transaction, jobs)
+            self.events.record(transaction, own=False)
+            return results
+
+        return await self.callers.join(connection, run, lambda: self.notices.tell(queue, (), wake=True))
+
+    def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
+        return self.change(begin, partial(sql_claim.claim, worker_id=worker_id, leases=leases, limit=limit))
+
+    def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
+        return self.look(begin, partial(sql_claim.claimable_in, names=names))
+
+    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]:
+        return self.change(begin, partial(sql_leases.renew, claims=claims))
+
+    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
+        return self.change(begin, partial(sql_settle.settle, settlements=settlements))
+
+    def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
+        return self.change(begin, partial(sql_leases.recover, limit=limit, max_stalls=max_stalls))
+
+    # Running them
+
+    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        return self._reader.submit(lambda connection: work(begin(connection)))
+
+    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        def run(connection: Connection) -> T:
             with connection.begin():
-                result = work(connection)
-            return committed(result)
+                transaction = begin(connection)
+                result = work(transaction)
+                self.events.record(transaction, own=True)
+            self.notices.tell(transaction.queue, transaction.events, wake=transaction.wake)
+            return result
 
         return self._writer.submit(run)
 
-    def read(self, work: Callable[[Connection], T]) -> Future[T]:
-        """`work` beside any writer; each statement sees what was committed before it."""
-        return self._reader.submit(work)
+    def refuse_nested(self) -> None:
+        self.callers.refuse_nested()
+
+    def hear(self) -> None:
+        """Nothing to do: the watcher ticks whenever somebody waits."""
+
+    async def subscribe(self, begin: Begin, queue: int) -> None:
+        if not self.events.is_listening(queue):
+            self.refuse_nested()
+            await asyncio.wrap_future(self.change(begin, self.events.listen))
+        await asyncio.wrap_future(self._reader.submit(self.events.read))
+
+    async def release(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+            for key, other in list(_databases.items()):
+                if other is self:
+                    del _databases[key]
+        await self.close()
 
     async def close(self) -> None:
         """Both threads are gone and their connections closed."""
@@ -216,7 +277,11 @@ class SqliteDatabase:
         return connection
 
     def _write_later(self, work: Callable[[Connection], None]) -> None:
-        self.write(work, lambda done: done)
+        def run(connection: Connection) -> None:
+            with connection.begin():
+                work(connection)
+
+        self._writer.submit(run)
 
     def _watch(self, connection: Connection) -> None:
         version = _pragma(connection, "data_version")
@@ -329,13 +394,41 @@ def acquire(path: str, busy_timeout: timedelta) -> SqliteDatabase:
         return database
 
 
-async def release(database: SqliteDatabase) -> None:
-    """One user less; with the last one its threads and connections are gone."""
-    with _lock:
-        database.users -= 1
-        if database.users:
-            return
-        for key, other in list(_databases.items()):
-            if other is database:
-                del _databases[key]
-    await database.close()
+@dataclass(frozen=True, slots=True)
+class SqliteTarget:
+    """An SQLite file."""
+
+    path: str
+    busy_timeout: timedelta
+
+    limits: ClassVar[Limits] = Limits(
+        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True
+    )
+
+    @classmethod
+    def of(cls, url: URL, busy_timeout: timedelta) -> SqliteTarget:
+        """The one spelling of the file that `url` names.
+
+        Raises:
+            StorageError: it names none.
+        """
+        name = url.database or ":memory:"
+        if name == ":memory:":
+            raise StorageError(
+                "an in-memory database has one connection only; use MemoryStorage, or sqlite:///path/to/file"
+            )
+        if name.startswith("file:"):
+            raise StorageError(f"SQLite database {name!r} is not a plain path; write sqlite:///path/to/jobs.db")
+        return cls(real_path(name), busy_timeout)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def acquire(self) -> SqliteDatabase:
+        return acquire(self.path, self.busy_timeout)
+
+    def migrate(self) -> None:
+        if not Path(self.path).parent.is_dir():
+            raise StorageError(f"directory {str(Path(self.path).parent)!r} does not exist; create it first")
+        migrate(self.path, self.busy_timeout)

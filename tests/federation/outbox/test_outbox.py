@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from structlog.testing import capture_logs
 
 from db import Database, DeliveryJob
+from db.migrate import upgrade
 from db.url import parse_url
 from federation.app import Federation
 from federation.delivery.outbox import Outbox
@@ -26,6 +27,7 @@ from workers import JobState, StorageUnavailable
 from workers.jobs import EnqueueStatus
 from workers.storage.base import ANY_NAME
 from workers.storage.memory import MemoryStorage
+from workers.storage.sql import SqlStorage
 
 SERVER = "https://b.example"
 TARGET = f"{SERVER}/api/auth/social/posts"
@@ -76,14 +78,21 @@ async def apart(database: Database) -> AsyncIterator[Place]:
 async def place(
     request: pytest.FixtureRequest, make_settings: MakeSettings, redis_url: str, queue_prefix: str
 ) -> AsyncIterator[Place]:
-    """Both kinds of place by turns, the second one on BullMQ."""
-    redis = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
-    federation = Federation(make_settings(**(redis if request.param == "bullmq" else {})))
+    """Queue and rows in one database, of either kind, or the queue on BullMQ."""
+    settings: dict[str, object] = {}
+    if request.param == "bullmq":
+        settings = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
+    elif request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        upgrade(url)
+        await SqlStorage(url).migrate()
+        settings = {"database_url": url}
+    federation = Federation(make_settings(**settings))
     yield Place(outbox=federation.outbox, database=federation.database, queue=federation.delivery_queue)
     await federation.close()
 
 
-everywhere = pytest.mark.parametrize("place", ["sqlite", "bullmq"], indirect=True)
+everywhere = pytest.mark.parametrize("place", ["sqlite", "postgres", "bullmq"], indirect=True)
 
 
 @pytest.fixture

@@ -1,0 +1,422 @@
+-- The steps of a queue that are one round trip each on PostgreSQL; `migrate` puts them beside the tables.
+--
+-- Theory of operation. Each statement in a function sees what was committed before it (READ COMMITTED), so a step locks
+-- first and looks afterwards. Locks are taken in one order, by everybody: ordering keys (advisory, sorted), then rows by
+-- number. A claim never waits: it passes over rows and keys that somebody holds. Times are the server's, in
+-- milliseconds since 1970.
+--
+-- The tables' statistics may be of a time when the queue was empty, or full; the planner's other choices are switched
+-- off because in every statement here the index is the right one, always. Where a row is found by its number, the rest
+-- is compared as IS NOT DISTINCT FROM, which no index can serve.
+
+CREATE OR REPLACE FUNCTION workers_now() RETURNS bigint LANGUAGE sql VOLATILE
+AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+
+CREATE OR REPLACE FUNCTION workers_key(p_queue integer, p_key text) RETURNS bigint LANGUAGE sql IMMUTABLE
+AS $$ SELECT hashtextextended(p_key, p_queue) $$;
+
+-- Nobody else looks at or changes who waits for the ordering keys of these jobs, until the transaction ends.
+CREATE OR REPLACE FUNCTION workers_lock_keys(p_queue integer, p_seqs bigint[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+    v_key bigint;
+BEGIN
+    FOR v_key IN
+        SELECT DISTINCT workers_key(p_queue, ordering_key) FROM workers_jobs
+        WHERE seq = ANY(p_seqs) AND ordering_key IS NOT NULL ORDER BY 1
+    LOOP
+        PERFORM pg_advisory_xact_lock(v_key);
+    END LOOP;
+END $$;
+
+-- Of each key the first held job of every name is ready; the keys are locked.
+CREATE OR REPLACE FUNCTION workers_unhold(p_queue integer, p_keys text[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+    v_key text;
+    v_name text;
+BEGIN
+    FOR v_key IN SELECT DISTINCT key FROM unnest(p_keys) AS key WHERE key IS NOT NULL LOOP
+        v_name := '';
+        LOOP
+            SELECT name INTO v_name FROM workers_jobs
+            WHERE queue = p_queue AND state = 'held' AND ordering_key = v_key AND name > v_name
+            ORDER BY name LIMIT 1;
+            EXIT WHEN v_name IS NULL;
+            UPDATE workers_jobs SET state = 'ready' WHERE seq = (
+                SELECT seq FROM workers_jobs
+                WHERE queue = p_queue AND state = 'held' AND ordering_key = v_key AND name = v_name
+                ORDER BY priority, run_at, seq LIMIT 1
+            );
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- With the commit, waiters look again (p_wake) and subscribers hear the events, `kind:id` each.
+--
+-- Events are only sent while somebody subscribes to the queue. A subscriber registers under the exclusive lock, for
+-- which it waits until every step that did not see it has committed; who finds it registering sends to be sure. So no
+-- event that is committed after a subscription was confirmed goes unsaid, and no step waits for a subscriber.
+CREATE OR REPLACE FUNCTION workers_tell(p_queue integer, p_events text[], p_wake boolean, p_sure boolean DEFAULT false)
+RETURNS void LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_part text := '';
+    v_event text;
+BEGIN
+    IF p_wake THEN
+        PERFORM pg_notify('workers_wake', p_queue::text);
+    END IF;
+    IF cardinality(p_events) = 0 THEN
+        RETURN;
+    END IF;
+    IF NOT p_sure AND pg_try_advisory_xact_lock_shared(workers_key(p_queue, 'workers_listeners')) THEN
+        IF NOT EXISTS (SELECT FROM workers_listeners WHERE queue = p_queue AND expires_at > workers_now()) THEN
+            RETURN;
+        END IF;
+    END IF;
+    FOREACH v_event IN ARRAY p_events LOOP
+        v_event := replace(replace(v_event, '%', '%25'), ' ', '%20');
+        IF octet_length(v_part) + octet_length(v_event) > 7000 THEN
+            PERFORM pg_notify('workers_events', p_queue || v_part);
+            v_part := '';
+        END IF;
+        v_part := v_part || ' ' || v_event;
+    END LOOP;
+    PERFORM pg_notify('workers_events', p_queue || v_part);
+END $$;
+
+CREATE OR REPLACE FUNCTION workers_listen(p_queue integer, p_process text, p_for bigint) RETURNS void LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(workers_key(p_queue, 'workers_listeners'));
+    INSERT INTO workers_listeners (queue, process, expires_at) VALUES (p_queue, p_process, workers_now() + p_for)
+    ON CONFLICT (queue, process) DO UPDATE SET expires_at = excluded.expires_at;
+END $$;
+
+-- Each job is inserted, or what is there under its id is returned: every id given, once.
+CREATE OR REPLACE FUNCTION workers_enqueue(
+    p_queue integer, p_ids text[], p_names text[], p_delays bigint[], p_priorities integer[], p_max_attempts integer[],
+    p_keep_completed bigint[], p_keep_failed bigint[], p_keys text[], p_backoffs text[], p_payloads bytea[],
+    p_sure boolean
+) RETURNS TABLE (id text, inserted boolean, state text, run_at bigint, now bigint, result bytea) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := workers_now();
+    v_first bigint;
+    v_left text[] := p_ids;
+    v_new text[];
+    v_inserted text[] := '{}';
+    v_stale bigint[];
+BEGIN
+    LOOP
+        SELECT array_agg(j.seq) INTO v_stale FROM (
+            SELECT seq FROM workers_jobs WHERE queue = p_queue AND id = ANY(v_left)
+            AND (state IN ('failed', 'cancelled') OR expires_at <= v_now) ORDER BY seq FOR UPDATE
+        ) j;
+        IF v_stale IS NOT NULL THEN
+            DELETE FROM workers_jobs WHERE seq = ANY(v_stale);
+            DELETE FROM workers_payloads WHERE seq = ANY(v_stale);
+        END IF;
+        WITH asked AS MATERIALIZED (
+            SELECT a.*, nextval('workers_jobs_seq_seq') AS seq FROM (
+                SELECT * FROM unnest(
+                    p_ids, p_names, p_delays, p_priorities, p_max_attempts, p_keep_completed, p_keep_failed, p_keys,
+                    p_backoffs, p_payloads
+                ) WITH ORDINALITY AS a (
+                    id, name, delay, priority, max_attempts, keep_completed, keep_failed, key, backoff, payload, place
+                ) WHERE a.id = ANY(v_left) ORDER BY place
+            ) a
+        ), jobs AS (
+            -- By id, so that batches with ids in common wait for each other and not in a circle.
+            INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,
+                keep_completed, keep_failed, ordering_key, backoff)
+            SELECT a.seq, p_queue, a.id, a.name, CASE WHEN a.delay > 0 THEN 'scheduled' ELSE 'ready' END, a.priority,
+                v_now + a.delay, v_now, a.max_attempts, a.keep_completed, a.keep_failed, a.key, a.backoff
+            FROM asked a ORDER BY a.id
+            ON CONFLICT (queue, id) DO NOTHING RETURNING seq, id
+        ), payloads AS (
+            INSERT INTO workers_payloads (seq, data) SELECT j.seq, a.payload FROM jobs j JOIN asked a USING (seq)
+        )
+        SELECT array_agg(j.id ORDER BY j.seq) INTO v_new FROM jobs j;
+        v_inserted := v_inserted || v_new;
+        RETURN QUERY SELECT n, true, NULL::text, NULL::bigint, v_now, NULL::bytea FROM unnest(v_new) n;
+        v_left := ARRAY(SELECT l FROM unnest(v_left) l EXCEPT SELECT n FROM unnest(v_new) n);
+        EXIT WHEN cardinality(v_left) = 0;
+        v_new := '{}';
+        FOR id, inserted, state, run_at, now, result IN
+            SELECT j.id, false, j.state, j.run_at, v_now,
+                CASE WHEN j.state = 'completed' THEN (SELECT data FROM workers_payloads p WHERE p.seq = j.seq) END
+            FROM workers_jobs j WHERE queue = p_queue AND j.id = ANY(v_left)
+            AND j.state NOT IN ('failed', 'cancelled') AND (expires_at IS NULL OR expires_at > v_now)
+        LOOP
+            v_new := v_new || id;
+            RETURN NEXT;
+        END LOOP;
+        -- Left now: what ended between the insert and the look.
+        v_left := ARRAY(SELECT l FROM unnest(v_left) l EXCEPT SELECT n FROM unnest(v_new) n);
+        EXIT WHEN cardinality(v_left) = 0;
+    END LOOP;
+    IF cardinality(v_inserted) > 0 THEN
+        PERFORM workers_tell(p_queue, ARRAY(SELECT 'queued:' || n FROM unnest(v_inserted) n), true, p_sure);
+    END IF;
+END $$;
+
+-- Up to p_limit ready jobs in order; p_any is the lease of names not listed, NULL when those are not wanted.
+CREATE OR REPLACE FUNCTION workers_candidates(p_queue integer, p_names text[], p_any boolean, p_limit integer)
+RETURNS TABLE (seq bigint, ordering_key text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF p_any THEN
+        RETURN QUERY SELECT j.seq, j.ordering_key FROM workers_jobs j
+        WHERE queue = p_queue AND state = 'ready' ORDER BY priority, run_at, seq LIMIT p_limit FOR UPDATE SKIP LOCKED;
+    ELSIF cardinality(p_names) = 1 THEN
+        RETURN QUERY SELECT j.seq, j.ordering_key FROM workers_jobs j
+        WHERE queue = p_queue AND name = p_names[1] AND state = 'ready'
+        ORDER BY priority, run_at, seq LIMIT p_limit FOR UPDATE SKIP LOCKED;
+    ELSE
+        RETURN QUERY SELECT c.seq, c.ordering_key FROM unnest(p_names) AS wanted, LATERAL (
+            SELECT j.seq, j.ordering_key, j.priority, j.run_at FROM workers_jobs j
+            WHERE queue = p_queue AND name = wanted AND state = 'ready'
+            ORDER BY priority, run_at, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
+        ) c ORDER BY c.priority, c.run_at, c.seq LIMIT p_limit;
+    END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION workers_see(p_queue integer, p_workers text[], p_noted bigint) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+    v_now bigint := workers_now();
+BEGIN
+    INSERT INTO workers_seen (queue, worker, seen_at)
+    SELECT p_queue, w, v_now FROM (SELECT DISTINCT unnest(p_workers) AS w ORDER BY w) asked
+    WHERE NOT EXISTS (
+        SELECT FROM workers_seen s WHERE s.queue = p_queue AND s.worker = w AND v_now - s.seen_at < p_noted
+    )
+    ON CONFLICT (queue, worker) DO UPDATE SET seen_at = excluded.seen_at;
+END $$;
+
+CREATE OR REPLACE FUNCTION workers_claim(
+    p_queue integer, p_worker text, p_names text[], p_leases bigint[], p_any bigint, p_limit integer, p_secret bytea,
+    p_noted bigint
+) RETURNS TABLE (
+    seq bigint, id text, name text, attempts integer, max_attempts integer, created_at bigint, keep_completed bigint,
+    keep_failed bigint, priority integer, backoff text, payload bytea, place integer
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := workers_now();
+    v_job record;
+    v_seen integer;
+    v_seqs bigint[] := '{}';
+    v_held bigint[];
+    v_passed bigint[] := '{}';
+    v_busy text[] := '{}';
+    v_locked text[] := '{}';
+BEGIN
+    PERFORM workers_see(p_queue, ARRAY[p_worker], p_noted);
+    IF p_limit < 1 OR (SELECT paused FROM workers_queues q WHERE q.id = p_queue) <> 0 THEN
+        RETURN;
+    END IF;
+    IF EXISTS (
+        SELECT FROM workers_jobs j
+        WHERE queue = p_queue AND state IN ('scheduled', 'failing') AND run_at <= v_now ORDER BY run_at LIMIT 1
+    ) THEN
+        UPDATE workers_jobs SET state = 'ready' WHERE seq = ANY(ARRAY(
+            SELECT j.seq FROM workers_jobs j
+            WHERE queue = p_queue AND state IN ('scheduled', 'failing') AND run_at <= v_now
+            ORDER BY run_at LIMIT greatest(p_limit, 1000) FOR UPDATE SKIP LOCKED
+        ));
+    END IF;
+    FOR v_round IN 1..8 LOOP
+        v_held := '{}';
+        v_seen := 0;
+        FOR v_job IN
+            SELECT c.seq, c.ordering_key FROM workers_candidates(
+                p_queue, p_names, p_any IS NOT NULL,
+                CASE WHEN v_round = 1 THEN p_limit ELSE p_limit + cardinality(v_passed) + 500 END
+            ) c
+        LOOP
+            v_seen := v_seen + 1;
+            IF v_job.ordering_key IS NULL THEN
+                IF cardinality(v_seqs) < p_limit AND v_job.seq <> ALL(v_seqs) THEN
+                    v_seqs := v_seqs || v_job.seq;
+                END IF;
+            ELSIF v_job.ordering_key = ANY(v_busy) THEN
+                IF v_job.seq <> ALL(v_seqs) THEN
+                    v_held := v_held || v_job.seq;
+                END IF;
+            ELSIF v_job.ordering_key = ANY(v_locked)
+                OR NOT pg_try_advisory_xact_lock(workers_key(p_queue, v_job.ordering_key)) THEN
+                v_locked := v_locked || v_job.ordering_key;
+                v_passed := v_passed || v_job.seq;
+            ELSIF EXISTS (
+                SELECT FROM workers_jobs j
+                WHERE queue = p_queue AND state = 'processing' AND ordering_key = v_job.ordering_key
+            ) THEN
+                v_busy := v_busy || v_job.ordering_key;
+                v_held := v_held || v_job.seq;
+            ELSIF cardinality(v_seqs) < p_limit THEN
+                v_busy := v_busy || v_job.ordering_key;
+                v_seqs := v_seqs || v_job.seq;
+            END IF;
+        END LOOP;
+        UPDATE workers_jobs SET state = 'held' WHERE seq = ANY(v_held);
+        EXIT WHEN cardinality(v_seqs) >= p_limit OR v_seen = 0;
+        EXIT WHEN cardinality(v_held) = 0 AND (v_round > 1 OR cardinality(v_passed) = 0);
+    END LOOP;
+    IF cardinality(v_seqs) = 0 THEN
+        RETURN;
+    END IF;
+    RETURN QUERY UPDATE workers_jobs j SET
+        state = 'processing', attempts = j.attempts + 1, token = p_secret, worker = p_worker,
+        lease_until = v_now + coalesce(p_leases[array_position(p_names, j.name)], p_any)
+    WHERE j.seq = ANY(v_seqs)
+    RETURNING j.seq, j.id, j.name, j.attempts, j.max_attempts, j.created_at, j.keep_completed, j.keep_failed,
+        j.priority, j.backoff, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
+        array_position(v_seqs, j.seq);
+    PERFORM workers_tell(
+        p_queue, ARRAY(SELECT 'active:' || j.id FROM workers_jobs j WHERE j.seq = ANY(v_seqs)), false
+    );
+END $$;
+
+-- Milliseconds until a claim for these names may succeed, 0 for now; NULL while there is nothing to wait for.
+CREATE OR REPLACE FUNCTION workers_claimable_in(p_queue integer, p_names text[], p_any boolean) RETURNS bigint
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+    v_name text;
+BEGIN
+    IF (SELECT paused FROM workers_queues q WHERE q.id = p_queue) <> 0 THEN
+        RETURN NULL;
+    END IF;
+    IF p_any THEN
+        PERFORM FROM workers_jobs WHERE queue = p_queue AND state = 'ready' ORDER BY priority, run_at, seq LIMIT 1;
+        IF FOUND THEN
+            RETURN 0;
+        END IF;
+    ELSE
+        FOREACH v_name IN ARRAY p_names LOOP
+            PERFORM FROM workers_jobs WHERE queue = p_queue AND state = 'ready' AND name = v_name
+            ORDER BY priority, run_at, seq LIMIT 1;
+            IF FOUND THEN
+                RETURN 0;
+            END IF;
+        END LOOP;
+    END IF;
+    RETURN (
+        SELECT greatest(0, run_at - workers_now()) FROM workers_jobs
+        WHERE queue = p_queue AND state IN ('scheduled', 'failing') ORDER BY run_at LIMIT 1
+    );
+END $$;
+
+-- The places of the claims that hold their job, all extended; those asked to cancel.
+CREATE OR REPLACE FUNCTION workers_renew(
+    p_queue integer, p_seqs bigint[], p_tokens bytea[], p_ids text[], p_leases bigint[], p_workers text[],
+    p_noted bigint
+) RETURNS TABLE (place bigint, cancel_requested integer) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM workers_jobs j WHERE j.seq = ANY(p_seqs) ORDER BY j.seq FOR UPDATE;
+    RETURN QUERY UPDATE workers_jobs j SET lease_until = workers_now() + a.lease
+    FROM unnest(p_seqs, p_tokens, p_ids, p_leases) WITH ORDINALITY AS a (seq, token, id, lease, place)
+    WHERE j.seq = a.seq AND (j.queue, j.token, j.id) IS NOT DISTINCT FROM (p_queue, a.token, a.id)
+        AND j.state = 'processing'
+    RETURNING a.place, j.cancel_requested;
+    PERFORM workers_see(p_queue, p_workers, p_noted);
+END $$;
+
+-- What became of each settlement, by its place. p_kinds: completed, failed, retried, postponed, uncounted, released;
+-- p_keeps: NULL drops the record; p_capped: the error of an uncounted retry that is the job's last after all.
+-- Every token comes once.
+CREATE OR REPLACE FUNCTION workers_settle(
+    p_queue integer, p_seqs bigint[], p_tokens bytea[], p_ids text[], p_kinds text[], p_keeps bigint[],
+    p_delays bigint[], p_errors text[], p_capped text[], p_results bytea[], p_uncounted_limit integer
+) RETURNS TABLE (place bigint, outcome text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := workers_now();
+    v_job record;
+    v_dropped bigint[] := '{}';
+    v_applied bigint[] := '{}';
+    v_keys text[] := '{}';
+    v_events text[] := '{}';
+    v_kind text;
+    v_wake boolean := false;
+BEGIN
+    PERFORM workers_lock_keys(p_queue, p_seqs);
+    PERFORM FROM workers_jobs j WHERE j.seq = ANY(p_seqs) ORDER BY j.seq FOR UPDATE;
+    FOR v_job IN
+        SELECT a.*, j.state, j.ordering_key, j.attempts, j.max_attempts, j.uncounted
+        FROM unnest(p_seqs, p_tokens, p_ids, p_kinds, p_keeps, p_delays, p_errors, p_capped, p_results)
+            WITH ORDINALITY AS a (seq, token, id, kind, keep, delay, error, capped, result, place)
+        JOIN workers_jobs j ON j.seq = a.seq
+        WHERE (j.queue, j.token, j.id) IS NOT DISTINCT FROM (p_queue, a.token, a.id) AND j.state <> 'cancelled'
+    LOOP
+        place := v_job.place;
+        IF v_job.state <> 'processing' THEN
+            outcome := 'already_applied';
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+        outcome := 'applied';
+        RETURN NEXT;
+        v_kind := v_job.kind;
+        IF v_kind = 'uncounted' AND v_job.uncounted >= p_uncounted_limit THEN
+            v_kind := CASE WHEN v_job.attempts >= v_job.max_attempts THEN 'capped' ELSE 'retried' END;
+        END IF;
+        IF v_job.ordering_key IS NOT NULL THEN
+            v_keys := v_keys || v_job.ordering_key;
+        END IF;
+        IF v_kind IN ('completed', 'failed', 'capped') THEN
+            v_events := v_events
+                || ((CASE WHEN v_kind = 'completed' THEN 'completed:' ELSE 'failed:' END) || v_job.id);
+            IF v_job.keep IS NULL THEN
+                v_dropped := v_dropped || v_job.seq;
+                CONTINUE;
+            END IF;
+            UPDATE workers_jobs SET
+                state = CASE WHEN v_kind = 'completed' THEN 'completed' ELSE 'failed' END, worker = NULL,
+                lease_until = NULL, cancel_requested = 0, finished_at = v_now, expires_at = v_now + v_job.keep,
+                error = coalesce(CASE WHEN v_kind = 'capped' THEN v_job.capped ELSE v_job.error END, error)
+            WHERE seq = v_job.seq;
+            IF v_kind = 'completed' THEN
+                UPDATE workers_payloads SET data = v_job.result WHERE seq = v_job.seq;
+            END IF;
+            CONTINUE;
+        END IF;
+        v_events := v_events || ((CASE WHEN v_kind = 'released' THEN 'queued:' ELSE 'failing:' END) || v_job.id);
+        v_wake := true;
+        UPDATE workers_jobs SET
+            state = CASE WHEN v_job.delay > 0 THEN 'failing' ELSE 'ready' END, worker = NULL, lease_until = NULL,
+            cancel_requested = 0, attempts = attempts - CASE WHEN v_kind = 'retried' THEN 0 ELSE 1 END,
+            uncounted = CASE v_kind WHEN 'retried' THEN 0 WHEN 'uncounted' THEN uncounted + 1 ELSE uncounted END,
+            run_at = coalesce(v_now + v_job.delay, run_at), error = coalesce(v_job.error, error)
+        WHERE seq = v_job.seq;
+    END LOOP;
+    IF cardinality(v_dropped) > 0 THEN
+        DELETE FROM workers_jobs WHERE seq = ANY(v_dropped);
+        DELETE FROM workers_payloads WHERE seq = ANY(v_dropped);
+    END IF;
+    IF cardinality(v_keys) > 0 THEN
+        PERFORM workers_unhold(p_queue, v_keys);
+        v_wake := true;
+    END IF;
+    PERFORM workers_tell(p_queue, v_events, v_wake);
+END $$;
