@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 
@@ -33,14 +34,22 @@ def postgres_server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """SQLAlchemy URL (psycopg 3) of an empty PostgreSQL database that is dropped after the test."""
+@contextlib.contextmanager
+def postgres_database(server: str, *, template: str | None = None) -> Iterator[str]:
+    """URL (psycopg 3) of a database that is dropped afterwards: empty, or a copy of the database `template` names."""
     name = f"test_{uuid.uuid4().hex}"
-    admin = sqlalchemy.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
+    source = f" TEMPLATE {sqlalchemy.make_url(template).database}" if template else ""
+    admin = sqlalchemy.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
-    yield sqlalchemy.make_url(postgres_server).set(database=name).render_as_string(hide_password=False)
+        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}{source}"))
+    yield sqlalchemy.make_url(server).set(database=name).render_as_string(hide_password=False)
     with admin.connect() as connection:
         connection.execute(sqlalchemy.text(f"DROP DATABASE {name} WITH (FORCE)"))
     admin.dispose()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """SQLAlchemy URL (psycopg 3) of an empty PostgreSQL database that is dropped after the test."""
+    with postgres_database(postgres_server) as url:
+        yield url

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import sys
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -34,15 +33,14 @@ DEADLINE_SECONDS = 90
 LIFE_SECONDS = (0.05, 0.9)
 
 
-@pytest.fixture(params=["sqlite", "bullmq"])
-def environment(request: pytest.FixtureRequest, database_file: Path, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture
+def environment(queue_settings: dict[str, object], database_file: Path) -> dict[str, str]:
     """Settings of a node that delivers to loopback, with leases of a second and attempts to spare."""
-    values = {
+    return {
         "BETTER_AUTH_URL": "https://a.example",
         **A.env,
         "DATABASE_URL": f"sqlite:///{database_file}",
         "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
-        "FEDERATION_QUEUE_PREFIX": f"kill-{uuid.uuid4().hex}",
         "FEDERATION_LEASE": "1s",
         "FEDERATION_DELIVERY_ATTEMPTS": "100",
         "FEDERATION_MAX_STALLS": "100",
@@ -50,10 +48,8 @@ def environment(request: pytest.FixtureRequest, database_file: Path, tmp_path: P
         "FEDERATION_DELIVERY_CONCURRENCY": "20",
         "FEDERATION_PER_SERVER": "20",
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        **{name.upper(): str(value) for name, value in queue_settings.items()},
     }
-    if request.param == "bullmq":
-        values["REDIS_URL"] = request.getfixturevalue("redis_url")
-    return values
 
 
 @pytest.fixture

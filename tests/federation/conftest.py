@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.transport import pooled_transport
 from federation.settings import Settings
+from tests.conftest import postgres_database
 from tests.federation.protocol.vectors import A
 from tests.peer import Peer
 from workers.storage.sql import SqlStorage
@@ -55,14 +56,45 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str) -> Iterator[str]:
+    """The same on PostgreSQL: a template for databases, never to be connected to."""
+    with postgres_database(postgres_server) as url:
+        upgrade(url)
+        asyncio.run(SqlStorage(url).migrate())
+        yield url
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres_server: str, migrated_postgres: str) -> Iterator[str]:
+    """This test's own migrated database on PostgreSQL."""
+    with postgres_database(postgres_server, template=migrated_postgres) as url:
+        yield url
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """URL of a migrated, otherwise empty database; each test that asks for it runs on both kinds."""
     if request.param == "sqlite":
         return f"sqlite:///{request.getfixturevalue('database_file')}"
-    url = str(request.getfixturevalue("postgres_url"))
-    upgrade(url)
-    return url
+    return str(request.getfixturevalue("migrated_postgres_url"))
+
+
+@pytest.fixture(params=["sqlite", "postgres", "file", "redis", "bullmq"])
+def queue_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    """Settings that put the queues on a storage; each test that asks for it runs on every one.
+
+    On SQLite and PostgreSQL the queues lie beside the rows, as they do by default.
+    """
+    if request.param == "sqlite":
+        return {}
+    if request.param == "postgres":
+        return {"database_url": request.getfixturevalue("migrated_postgres_url")}
+    if request.param == "file":
+        return {"queue_url": f"file://{tmp_path / 'queues'}"}
+    redis_url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("queue_prefix")
+    place = {"redis_url": redis_url} if request.param == "bullmq" else {"queue_url": redis_url}
+    return {**place, "federation_queue_prefix": prefix}
 
 
 @pytest.fixture
@@ -75,11 +107,11 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def queue_prefix(redis_url: str) -> AsyncIterator[str]:
-    """A prefix for BullMQ's keys on `redis_url` that is this test's own; its keys are removed afterwards."""
+    """A prefix for queues' keys on `redis_url` that is this test's own; its keys are removed afterwards."""
     prefix = f"t-{uuid.uuid4().hex}"
     yield prefix
     async with Redis.from_url(redis_url) as redis:
-        async for key in redis.scan_iter(f"{prefix}:*"):
+        async for key in redis.scan_iter(f"*{prefix}:*"):
             await redis.delete(key)
 
 

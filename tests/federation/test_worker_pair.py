@@ -12,7 +12,6 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from db import DeliveryJob, Server
-from db.migrate import upgrade
 from federation.app import Federation
 from federation.settings import Settings
 from federation.worker_pair import FederationWorkers
@@ -23,7 +22,6 @@ from tests.peer import POSTS_PATH, Peer, acquaint
 from tests.servers import free_port
 from workers import JobState, StorageError
 from workers.storage.base import ANY_NAME
-from workers.storage.sql import SqlStorage
 
 PAYLOAD = (
     '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p","content":"s3cret",'
@@ -65,21 +63,6 @@ async def row(federation: Federation) -> DeliveryJob | None:
 
 
 @pytest.fixture
-def storage_settings(request: pytest.FixtureRequest, redis_url: str, queue_prefix: str) -> dict[str, object]:
-    """Settings that put the queues where the parameter says."""
-    if request.param == "postgres":
-        url = request.getfixturevalue("postgres_url")
-        upgrade(url)
-        asyncio.run(SqlStorage(url).migrate())
-        return {"database_url": url}
-    redis: dict[str, object] = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
-    return redis if request.param == "bullmq" else {}
-
-
-everywhere = pytest.mark.parametrize("storage_settings", ["sqlite", "postgres", "bullmq"], indirect=True)
-
-
-@pytest.fixture
 async def workers(federation: Federation) -> AsyncIterator[FederationWorkers]:
     """Not yet started."""
     pair = FederationWorkers(federation)
@@ -112,10 +95,9 @@ async def test_stopping_is_idempotent_and_may_come_before_a_start(workers: Feder
     assert all(running.task.done() for running in pair)
 
 
-@everywhere
-async def test_a_workers_life_is_logged(make_settings: MakeSettings, storage_settings: dict[str, object]) -> None:
+async def test_a_workers_life_is_logged(make_settings: MakeSettings, queue_settings: dict[str, object]) -> None:
     """Each of the two says when it is ready and when it has stopped, and of which queue it speaks."""
-    federation = Federation(make_settings(**storage_settings))
+    federation = Federation(make_settings(**queue_settings))
     workers = FederationWorkers(federation)
     with capture_logs() as logs:
         workers.start()
@@ -193,12 +175,11 @@ async def test_a_parked_delivery_is_no_failing_one(make_settings: MakeSettings, 
     assert of(logs, "worker_failing") == []
 
 
-@everywhere
 async def test_a_delivery_whose_worker_disappears_too_often_is_settled(
-    make_settings: MakeSettings, storage_settings: dict[str, object], peer: Peer
+    make_settings: MakeSettings, queue_settings: dict[str, object], peer: Peer
 ) -> None:
     """Its job fails without being run again, so its row is settled by what the worker reports."""
-    federation = Federation(make_settings(federation_max_stalls=0, federation_lease="200ms", **storage_settings))
+    federation = Federation(make_settings(federation_max_stalls=0, federation_lease="200ms", **queue_settings))
     await acquaint(federation, peer)
     delivery_id = await owe(federation, peer)
     (claim,) = await federation.delivery_queue.storage.claim(
@@ -225,12 +206,11 @@ async def test_a_delivery_whose_worker_disappears_too_often_is_settled(
     await federation.close()
 
 
-@everywhere
 async def test_a_delivery_is_delivered_and_its_row_gone(
-    make_settings: MakeSettings, storage_settings: dict[str, object], peer: Peer
+    make_settings: MakeSettings, queue_settings: dict[str, object], peer: Peer
 ) -> None:
     """The pair does what it is for."""
-    federation = Federation(make_settings(**storage_settings))
+    federation = Federation(make_settings(**queue_settings))
     await acquaint(federation, peer)
     workers = FederationWorkers(federation)
     workers.start()

@@ -7,8 +7,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from federation.app import Federation
+from federation.settings import Settings
+from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.peer import Peer, acquaint
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Settings:
+    """With the queue on each storage for tests marked so: `usefixtures("queue_settings")`."""
+    everywhere = "queue_settings" in request.fixturenames
+    return make_settings(**(request.getfixturevalue("queue_settings") if everywhere else {}))
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Engine, event, select, text
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError, SQLAlchemyError
 
 from db import Database, DeliveryJob, Follow
-from db.migrate import upgrade
 from federation.app import Federation
 from federation.delivery.ledger import MAX_ERROR_CHARACTERS, MAX_GROUP, FollowAnswer, Ledger
 
@@ -139,9 +138,8 @@ async def test_an_id_without_a_utf8_form_does_not_fail_its_neighbours(ledger: Le
 
 
 @pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Database]:
-    await asyncio.to_thread(upgrade, postgres_url)
-    database = Database(postgres_url)
+async def postgres(migrated_postgres_url: str) -> AsyncIterator[Database]:
+    database = Database(migrated_postgres_url)
     yield database
     await database.close()
 

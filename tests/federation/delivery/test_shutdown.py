@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import Exchange, Received, hang
 from tests.peer import Peer
 from workers import JobState
+
+pytestmark = pytest.mark.usefixtures("queue_settings")
 
 
 async def test_a_delivery_cut_off_by_a_stop_is_made_again(site: Site, peer: Peer) -> None:

@@ -151,6 +151,7 @@ async def _parking(slots: ServerSlots, url: str) -> timedelta:
     return parked.value.delay
 
 
+@pytest.mark.usefixtures("queue_settings")
 async def test_parked_deliveries_arrive_uncounted(site: Site, peer: Peer) -> None:
     """Six at once for a server of three slots: three wait about a second and are delivered at their first attempt."""
     go_on = asyncio.Event()
@@ -178,18 +179,15 @@ async def test_parked_deliveries_arrive_uncounted(site: Site, peer: Peer) -> Non
     assert {(entry.error_code, entry.http_status, entry.request_bytes) for entry in parked} == {("PARKED", None, None)}
 
 
-@pytest.mark.parametrize("queue", ["sqlite", "bullmq"])
 async def test_a_hanging_server_delays_the_others_by_less_than_two_seconds(
-    make_settings: MakeSettings, peer: Peer, request: pytest.FixtureRequest, queue: str
+    make_settings: MakeSettings, peer: Peer, queue_settings: dict[str, object]
 ) -> None:
     """200 deliveries to a healthy server, behind 200 to one that never answers, are done within 2 s more than alone."""
-    redis = {"redis_url": request.getfixturevalue("redis_url")} if queue == "bullmq" else {}
     settings = make_settings(
         federation_delivery_concurrency=10,
         federation_per_server=3,
-        federation_queue_prefix=f"fair-{time.time_ns()}",
         federation_lease="30s",
-        **redis,
+        **queue_settings,
     )
     federation = Federation(settings)
     await acquaint(federation, peer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import text
 
 from db import AttemptOutcome
@@ -12,6 +13,7 @@ from tests.peer import Peer, acquaint
 from workers import JobState
 
 
+@pytest.mark.usefixtures("queue_settings")
 async def test_a_job_without_its_row_is_delivered(site: Site, peer: Peer) -> None:
     """A crash after the row's end and before the job's runs the job again: it is delivered, and completes."""
     delivery = await site.owe_post(peer)
@@ -23,6 +25,7 @@ async def test_a_job_without_its_row_is_delivered(site: Site, peer: Peer) -> Non
     assert len(peer.applied) == 1
 
 
+@pytest.mark.usefixtures("queue_settings")
 async def test_a_repeated_delivery_answers_as_before(site: Site, peer: Peer) -> None:
     """The same job twice, as after a crash: both complete, the peer has applied it once."""
     data = job_data("row-1", peer.url, payload=post_payload("post-1"))

@@ -25,13 +25,10 @@ QUICK = {
 }
 
 
-@pytest.fixture(params=["sqlite", "bullmq"])
-async def federation(
-    request: pytest.FixtureRequest, make_settings: MakeSettings, redis_url: str, queue_prefix: str
-) -> AsyncIterator[Federation]:
+@pytest.fixture
+async def federation(make_settings: MakeSettings, queue_settings: dict[str, object]) -> AsyncIterator[Federation]:
     """A node with workers at work; a delivery is tried once, probes come quickly."""
-    redis = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
-    node = Federation(make_settings(**QUICK, **(redis if request.param == "bullmq" else {})))
+    node = Federation(make_settings(**QUICK, **queue_settings))
     workers = FederationWorkers(node)
     workers.start()
     yield node

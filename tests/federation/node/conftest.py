@@ -17,7 +17,6 @@ import structlog.testing
 from sqlalchemy import select
 
 from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
-from db.migrate import upgrade
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
@@ -122,9 +121,7 @@ async def serving(database_url: str) -> AsyncIterator[Node]:
 def database_url(request: pytest.FixtureRequest) -> str:
     if getattr(request, "param", "sqlite") == "sqlite":
         return f"sqlite:///{request.getfixturevalue('database_file')}"
-    url = str(request.getfixturevalue("postgres_url"))
-    upgrade(url)
-    return url
+    return str(request.getfixturevalue("migrated_postgres_url"))
 
 
 @pytest.fixture

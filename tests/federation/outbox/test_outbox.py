@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from structlog.testing import capture_logs
 
 from db import Database, DeliveryJob
-from db.migrate import upgrade
 from db.url import parse_url
 from federation.app import Federation
 from federation.delivery.outbox import Outbox
@@ -27,7 +26,6 @@ from workers import JobState, StorageUnavailable
 from workers.jobs import EnqueueStatus
 from workers.storage.base import ANY_NAME
 from workers.storage.memory import MemoryStorage
-from workers.storage.sql import SqlStorage
 
 SERVER = "https://b.example"
 TARGET = f"{SERVER}/api/auth/social/posts"
@@ -75,24 +73,11 @@ async def apart(database: Database) -> AsyncIterator[Place]:
 
 
 @pytest.fixture
-async def place(
-    request: pytest.FixtureRequest, make_settings: MakeSettings, redis_url: str, queue_prefix: str
-) -> AsyncIterator[Place]:
-    """Queue and rows in one database, of either kind, or the queue on BullMQ."""
-    settings: dict[str, object] = {}
-    if request.param == "bullmq":
-        settings = {"redis_url": redis_url, "federation_queue_prefix": queue_prefix}
-    elif request.param == "postgres":
-        url = request.getfixturevalue("postgres_url")
-        upgrade(url)
-        await SqlStorage(url).migrate()
-        settings = {"database_url": url}
-    federation = Federation(make_settings(**settings))
+async def place(make_settings: MakeSettings, queue_settings: dict[str, object]) -> AsyncIterator[Place]:
+    """The queue on each storage: with the rows in one database, or apart from them."""
+    federation = Federation(make_settings(**queue_settings))
     yield Place(outbox=federation.outbox, database=federation.database, queue=federation.delivery_queue)
     await federation.close()
-
-
-everywhere = pytest.mark.parametrize("place", ["sqlite", "postgres", "bullmq"], indirect=True)
 
 
 @pytest.fixture
@@ -104,7 +89,6 @@ async def engine(apart: Place, database_url: str) -> AsyncIterator[AsyncEngine]:
     await own.dispose()
 
 
-@everywhere
 async def test_a_transaction_commits_row_and_job_together(place: Place) -> None:
     """The row says what is owed, the job carries the row's id and the same payload."""
     async with place.outbox.transaction() as session:
@@ -125,7 +109,6 @@ async def test_a_transaction_commits_row_and_job_together(place: Place) -> None:
     }
 
 
-@everywhere
 async def test_a_transaction_that_raises_leaves_neither_row_nor_job(place: Place) -> None:
     """Nothing of it is ever seen."""
     with suppress(Interrupted):
@@ -137,7 +120,6 @@ async def test_a_transaction_that_raises_leaves_neither_row_nor_job(place: Place
     assert await place.jobs() == set()
 
 
-@everywhere
 async def test_many_deliveries_of_one_transaction_are_all_there_afterwards(place: Place) -> None:
     """As a post to many servers makes them."""
     async with place.outbox.transaction() as session:
@@ -145,7 +127,6 @@ async def test_many_deliveries_of_one_transaction_are_all_there_afterwards(place
     assert await place.jobs() == (await place.rows()).keys() == ids
 
 
-@everywhere
 async def test_a_savepoint_rolled_back_takes_its_deliveries_with_it(place: Place) -> None:
     """What was enqueued before and after it stays."""
     async with place.outbox.transaction() as session:
@@ -160,7 +141,6 @@ async def test_a_savepoint_rolled_back_takes_its_deliveries_with_it(place: Place
     assert await place.jobs() == (await place.rows()).keys() == {before, kept}
 
 
-@everywhere
 async def test_adding_the_job_of_a_row_again_is_harmless(place: Place) -> None:
     """As a sweeper would that saw the row before its job."""
     async with place.outbox.transaction() as session:
@@ -170,7 +150,6 @@ async def test_adding_the_job_of_a_row_again_is_harmless(place: Place) -> None:
     assert await place.jobs() == {delivery_id}
 
 
-@everywhere
 async def test_the_first_use_of_the_queue_may_be_in_a_transaction_that_has_written(place: Place) -> None:
     """Nothing waits for a lock that the transaction itself holds."""
     async with asyncio.timeout(5), place.outbox.transaction() as session:
@@ -261,7 +240,6 @@ async def test_a_queue_that_is_down_after_the_commit_is_logged_and_the_delivery_
         await federation.close()
 
 
-@everywhere
 @pytest.mark.parametrize(
     ("name", "target", "server", "payload"),
     [
@@ -296,7 +274,6 @@ async def test_what_cannot_be_delivered_is_refused_before_anything_is_written(
     assert await place.jobs() == set()
 
 
-@everywhere
 async def test_the_server_of_a_delivery_is_named_in_its_canonical_form(place: Place) -> None:
     """Other spellings of one server make no second server of it."""
     async with place.outbox.transaction() as session:

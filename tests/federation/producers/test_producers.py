@@ -14,7 +14,6 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import BlacklistedServer, DeliveryJob, Follow, Post, Server, User, create_host_tables, new_id
-from db.migrate import upgrade
 from federation.app import Federation
 from federation.delivery.producers import ServerRefused
 from federation.errors import ConfigurationError
@@ -36,11 +35,10 @@ async def node(request: pytest.FixtureRequest, make_settings: MakeSettings) -> A
     servers: dict[str, object] = {}
     if getattr(request, "param", "sqlite") == "postgres":
         servers = {
-            "database_url": request.getfixturevalue("postgres_url"),
+            "database_url": request.getfixturevalue("migrated_postgres_url"),
             "redis_url": request.getfixturevalue("redis_url"),
             "federation_queue_prefix": f"t-{new_id()}",
         }
-        upgrade(str(servers["database_url"]))
     federation = Federation(make_settings(**servers))
     async with federation.database.transaction() as session:
         await (await session.connection()).run_sync(create_host_tables)
