@@ -159,16 +159,26 @@ def settlement_of_failure(
     """What a handler's exception means for its job: again after some time, or failed for good."""
     if isinstance(error, UnrecoverableError | StalledError):
         return Failed(claim=claim, error=ErrorInfo.of(error))
-    counted = not isinstance(error, Retry) or error.counted
-    if counted and claim.attempt >= claim.max_attempts:
+    if ends_the_job(error, claim.attempt, claim.max_attempts):
         return Failed(claim=claim, error=ErrorInfo.of(error, exhausted=True))
     return Retried(
         claim=claim,
         delay=_delay(claim, error, policy, now or datetime.now(UTC)),
         error=ErrorInfo.of(error),
-        counted=counted,
+        counted=_is_counted(error),
         postponed=isinstance(error, Retry) and error.postponed,
     )
+
+
+def ends_the_job(error: BaseException, attempt: int, max_attempts: int) -> bool:
+    """Whether the job fails for good when this attempt raises `error`."""
+    if isinstance(error, UnrecoverableError | StalledError):
+        return True
+    return _is_counted(error) and attempt >= max_attempts
+
+
+def _is_counted(error: BaseException) -> bool:
+    return not isinstance(error, Retry) or error.counted
 
 
 def _delay(claim: Claim, error: BaseException, policy: RetryPolicy, now: datetime) -> timedelta:

@@ -2,9 +2,9 @@
 
 Theory of operation. One loop claims: it fills all free slots with one call, starts an attempt per claim, and waits for
 a slot while full, for the storage's hint while there is nothing to do. The reaper runs beside it; around both, for as
-long as any attempt lives, the settler and the lease keeper. An attempt lives in `_attempts` from its claim until its
-settlement is answered, so its lease is renewed all that time. Only the claim loop adds attempts, only an attempt
-removes itself.
+long as any attempt lives, the settler, the lease keeper and the listener for cancel requests. An attempt lives in
+`_attempts` from its claim until its settlement is answered, so its lease is renewed all that time. Only the claim loop
+adds attempts, only an attempt removes itself.
 
 Stopping has three phases: claim no more; wait `grace` for running handlers; cancel the rest and release their jobs,
 uncounted. What has not ended 5 s later is abandoned and its ids are logged: the lease will run out and another worker
@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import Final, Literal
 
 from workers.attempt import Attempt, Ending, Runner
+from workers.cancels import CancelListener
 from workers.errors import LossReason, StorageUnavailable
 from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
@@ -94,6 +95,7 @@ class Worker:
             on_cancel=self._cancel,
             report=self._report,
         )
+        self._cancels = CancelListener(storage, look=self._leases.renew_job, report=self._report)
         self._settler = Settler(storage, holds=self._leases.holds, report=self._report)
         self._reaper = Reaper(
             storage, interval=lease / 2, max_stalls=max_stalls, observers=self._observers, name=self.worker_id
@@ -144,6 +146,7 @@ class Worker:
                 tasks = [
                     side.create_task(self._settler.run(), name="settle"),
                     side.create_task(self._leases.run(), name="renew-leases"),
+                    side.create_task(self._cancels.run(), name="hear-cancels"),
                 ]
                 try:
                     async with asyncio.TaskGroup() as intake:

@@ -180,6 +180,13 @@ class Storage(Protocol):
     def events(self) -> AbstractAsyncContextManager[Subscription]:
         """Every job's changes, from the moment the context is entered."""
 
+    def cancel_requests(self) -> AbstractAsyncContextManager[Subscription]:
+        """Requests to cancel running jobs, and no other event, from the moment the context is entered.
+
+        For workers, who would hear of them by `renew` in the end: it costs nothing while nobody cancels. A request may
+        be told twice, and one made while a connection is lost not at all.
+        """
+
     def subscribe(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
         """One job's changes, from the moment the context is entered; several waiters are independent.
 

@@ -218,6 +218,13 @@ class FileStorage:
             yield subscription
 
     @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        listening = self._lane().notices.listen(QUEUE_NUMBER, for_cancels=True)
+        with listening as ears, ears.broadcast.cancel_requests() as subscription:
+            await self._hear()
+            yield subscription
+
+    @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         with self._ears() as ears, ears.broadcast.of_job(job_id) as subscription:
             await self._hear()

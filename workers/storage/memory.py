@@ -141,6 +141,11 @@ class MemoryStorage:
             yield subscription
 
     @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        with self._queue.broadcast.cancel_requests() as subscription:
+            yield subscription
+
+    @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         with self._queue.broadcast.of_job(job_id) as subscription:
             yield subscription

@@ -256,6 +256,11 @@ class RedisStorage:
             yield subscription
 
     @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._notices.cancel_requests() as subscription:
+            yield subscription
+
+    @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         async with self._notices.subscribe(job_id) as subscription:
             yield subscription

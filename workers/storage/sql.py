@@ -229,6 +229,16 @@ class SqlStorage:
                 yield subscription
 
     @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        database = self._database()
+        with (
+            database.notices.listen(self._id, for_cancels=True) as ears,
+            ears.broadcast.cancel_requests() as subscription,
+        ):
+            await database.hear_cancels()
+            yield subscription
+
+    @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
         with database.notices.listen(self._id, subscribe=True) as ears:

@@ -67,6 +67,9 @@ class Database(Protocol):
     async def subscribe(self, begin: Begin, queue: int) -> None:
         """Every event of the queue that is committed from now on reaches `notices`."""
 
+    async def hear_cancels(self) -> None:
+        """Every request to cancel a running job that is committed from now on reaches `notices`."""
+
     async def release(self) -> None:
         """One user less; with the last one its threads and connections are gone."""
 

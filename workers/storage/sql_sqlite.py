@@ -254,6 +254,9 @@ class SqliteDatabase:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
+        await self.hear_cancels()
+
+    async def hear_cancels(self) -> None:
         await asyncio.wrap_future(self._reader.submit(self.events.read))
 
     async def release(self) -> None:

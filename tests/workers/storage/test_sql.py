@@ -333,6 +333,20 @@ async def test_another_processs_completion_is_told_to_a_subscriber(storage: SqlS
     assert outcome.result == b"from the child"
 
 
+async def test_another_processs_cancel_request_is_told(storage: SqlStorage, url: str) -> None:
+    """Who listens for cancel requests alone hears of one from another process, and has no other event written down."""
+    await storage.enqueue([job("a"), job("b")])
+    await claim(storage)
+    async with child("cancel", url, argument="a") as process, storage.cancel_requests() as requests:
+        go(process)
+        heard = await asyncio.wait_for(requests.get(), PATIENCE)
+    assert (heard.kind, heard.job_id) == (JobEventKind.CANCEL_REQUESTED, "a")
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        assert database.execute("SELECT kind FROM workers_events").fetchall() == [("cancel_requested",)]
+        assert database.execute("SELECT count(*) FROM workers_listeners").fetchone() == (0,)
+    database.close()
+
+
 async def test_events_are_written_down_for_other_processes_only(storage: SqlStorage, url: str) -> None:
     """With no other process listening, events cost no row."""
     async with storage.events():

@@ -197,6 +197,20 @@ async def test_a_subscription_survives_the_listener(storage: SqlStorage, admin: 
     assert (heard.kind, heard.job_id) == (JobEventKind.QUEUED, "a")
 
 
+async def test_cancel_requests_are_heard_after_the_listener_was_dropped(
+    storage: SqlStorage, admin: psycopg.Connection
+) -> None:
+    """After a reconnection requests arrive as before, and nobody is registered for other events."""
+    await storage.enqueue([job("a")])
+    await claim(storage)
+    async with storage.cancel_requests() as requests:
+        await drop_listener(admin)
+        async with storage.cancel_requests():  # confirmed, so the listener is back
+            await storage.cancel("a")
+            assert (await asyncio.wait_for(requests.get(), PATIENCE)).job_id == "a"
+    assert admin.execute("SELECT count(*) FROM workers_listeners").fetchone() == (0,)
+
+
 async def test_queues_of_a_process_share_one_listener(
     storage: SqlStorage, postgres_url: str, admin: psycopg.Connection
 ) -> None:
