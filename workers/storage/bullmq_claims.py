@@ -133,7 +133,7 @@ class Claims:
     ) -> tuple[list[BullMQClaim], int]:
         """Claims from one pipeline, and how many more jobs were waiting after it."""
         now_ms = self._queue.now_ms()
-        longest = to_ms(max(leases.values()))
+        longest = _lock_ms(max(leases.values()))
         nonce = secrets.token_hex(8)
         tokens = [f"{worker_id}:{nonce}{number:x}" for number in range(count)]
         commands = [self._lua.claim(token, longest, now_ms) for token in tokens]
@@ -160,7 +160,7 @@ class Claims:
         for claim in claims:
             by_lease.setdefault(claim.lease, []).append(claim)
         return [
-            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], to_ms(lease))
+            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], _lock_ms(lease))
             for lease, group in by_lease.items()
         ]
 
@@ -378,3 +378,8 @@ def _own(claim: Claim) -> BullMQClaim:
 
 def _raw(claim: Claim) -> str:
     return _own(claim).raw
+
+
+def _lock_ms(lease: timedelta) -> int:
+    """A lock lasts a millisecond at least: Redis refuses a shorter one."""
+    return max(1, to_ms(lease))

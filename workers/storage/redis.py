@@ -60,7 +60,7 @@ from workers.storage.redis_codec import STATES, duration, pack, unpack
 from workers.storage.redis_lua import QueueScripts, loaded_scripts
 from workers.storage.redis_notices import Notices
 from workers.storage.redis_server import Reply, Server, parse_url, to_the_end
-from workers.storage.rules import check_cleanable
+from workers.storage.rules import bounded_count, check_claim, check_cleanable
 
 DEFAULT_QUEUE: Final = "default"
 
@@ -143,7 +143,7 @@ class RedisStorage:
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if cancelled meanwhile, what it claimed is released. At most 1 000 at once."""
-        check_text("worker id", worker_id)
+        check_claim(worker_id, leases)
         if not leases or limit < 1:
             return []
         call = asyncio.ensure_future(self._claim(worker_id, leases, limit))
@@ -213,7 +213,7 @@ class RedisStorage:
         return outcomes
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        answer = unpack(await self._lua.run("recover", min(limit, AT_ONCE), max_stalls))
+        answer = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
         requeued, failed = ([one.decode() for one in ids] for ids in answer)
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 

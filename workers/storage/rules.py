@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from workers.jobs import MAX_DELAY, UNCOUNTED_RETRIES, ErrorInfo, JobState, Retried
+from workers.errors import StorageError
+from workers.jobs import MAX_DELAY, UNCOUNTED_RETRIES, ErrorInfo, JobState, Retried, check_text
 
 WORKER_RECORD: Final = timedelta(hours=1)
 """How long a worker without claims is listed after it was last seen."""
+
+_MOST: Final = (1 << 31) - 1
+_CURSOR_DIGITS: Final = 19
 
 
 def bounded(duration: timedelta) -> timedelta:
     """The duration within 0 and 100 years: a handler may ask for any delay, and every date must stay one."""
     return min(max(duration, timedelta(0)), MAX_DELAY)
+
+
+def bounded_count(limit: int) -> int:
+    """The limit within 0 and what every server can count to: less than nothing is nothing, any number will do."""
+    return min(max(limit, 0), _MOST)
 
 
 def count_retry(settlement: Retried, uncounted: int) -> tuple[bool, int]:
@@ -37,6 +47,35 @@ def stalled_error(
         message=f"{holder} vanished or lost its lease ({spent}): find what stops it, then retry the job",
         exhausted=attempts >= max_attempts,
     )
+
+
+def check_claim(worker_id: str, leases: Mapping[str, timedelta]) -> None:
+    """Accept a worker and names of 1 to 512 bytes, and leases above 0 of at most 100 years.
+
+    A lease that is over as it begins would hand the job to the next worker, and the next, until it counts as stalled.
+    """
+    check_text("worker id", worker_id)
+    for name, lease in leases.items():
+        check_text("job name", name)
+        if not timedelta(0) < lease <= MAX_DELAY:
+            raise ValueError(f"the lease of {name!r} must be above 0 and at most 100 years, not {lease}")
+
+
+def read_cursor(cursor: str | None) -> int:
+    """The number after which a page begins, -1 for the first page.
+
+    Raises:
+        StorageError: `list` never gave this cursor.
+    """
+    if cursor is None:
+        return -1
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < _CURSOR_DIGITS):
+        raise foreign_cursor(cursor)
+    return int(cursor)
+
+
+def foreign_cursor(cursor: str) -> StorageError:
+    return StorageError(f"cursor {cursor!r} is not one that list() gave; begin again without one")
 
 
 def check_cleanable(state: JobState) -> None:
