@@ -31,6 +31,7 @@ from workers.jobs import (
     NewJob,
     new_id,
 )
+from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.queue import Enqueued, JobSpec, Queue, content_id
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
@@ -44,6 +45,7 @@ __all__ = [
     "CancelResult",
     "Claim",
     "Clock",
+    "ConditionalKvStore",
     "CorruptPayloadError",
     "EnqueueStatus",
     "Enqueued",
@@ -57,10 +59,12 @@ __all__ = [
     "JobState",
     "JobStatus",
     "JsonSerde",
+    "KvStore",
     "LeaseLost",
     "Limits",
     "LossReason",
     "ManualClock",
+    "MemoryKvStore",
     "Middleware",
     "NewJob",
     "Observer",
