@@ -34,6 +34,7 @@ from workers.jobs import (
     NewJob,
     new_id,
 )
+from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.queue import Enqueued, JobSpec, Queue, content_id
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
@@ -47,6 +48,7 @@ __all__ = [
     "CancelResult",
     "Claim",
     "Clock",
+    "ConditionalKvStore",
     "CorruptPayloadError",
     "EnqueueStatus",
     "Enqueued",
@@ -63,10 +65,12 @@ __all__ = [
     "JobStatus",
     "JobTimeoutError",
     "JsonSerde",
+    "KvStore",
     "LeaseLost",
     "Limits",
     "LossReason",
     "ManualClock",
+    "MemoryKvStore",
     "Middleware",
     "NewJob",
     "Observer",
