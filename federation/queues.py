@@ -15,8 +15,9 @@ from federation.protocol.models import MAX_PAYLOAD_BYTES
 from federation.setting_types import plain
 from federation.settings import Settings
 from workers.jobs import DROP, MAX_DELAY, Retention
-from workers.queue import DEFAULT_NAME, Enqueued, JobSpec, Queue
+from workers.queue import Queue
 from workers.retry import RetryPolicy
+from workers.specs import DEFAULT_NAME, Enqueued, JobSpec
 from workers.storage import open_storage as storage_from_url
 from workers.storage.base import Storage
 

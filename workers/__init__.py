@@ -1,10 +1,12 @@
 """At-least-once background jobs with leases, for idempotent handlers, on a storage of your choice."""
 
+from workers.chains import Chain, Continuation, continue_with
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import (
     CorruptPayloadError,
     HandlerTimeout,
     JobCancelledError,
+    JobEndedError,
     JobFailedError,
     JobGoneError,
     JobTimeoutError,
@@ -35,10 +37,11 @@ from workers.jobs import (
     new_id,
 )
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
-from workers.queue import Enqueued, JobSpec, Queue, content_id
+from workers.queue import Queue, content_id
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
+from workers.specs import Enqueued, JobSpec
 from workers.storage.base import Limits, Storage
 from workers.worker import Worker
 
@@ -46,9 +49,11 @@ __all__ = [
     "DROP",
     "AttemptContext",
     "CancelResult",
+    "Chain",
     "Claim",
     "Clock",
     "ConditionalKvStore",
+    "Continuation",
     "CorruptPayloadError",
     "EnqueueStatus",
     "Enqueued",
@@ -57,6 +62,7 @@ __all__ = [
     "HandlerTimeout",
     "Job",
     "JobCancelledError",
+    "JobEndedError",
     "JobFailedError",
     "JobGoneError",
     "JobOutcome",
@@ -95,5 +101,6 @@ __all__ = [
     "WorkerEventKind",
     "WorkersError",
     "content_id",
+    "continue_with",
     "new_id",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
+from workers.chains import Continuation
 from workers.errors import (
     CorruptPayloadError,
     HandlerTimeout,
@@ -18,7 +19,7 @@ from workers.errors import (
     UnrecoverableError,
 )
 from workers.handlers import AttemptContext, Handler, HandlerTable, Middleware, Signal, SignalReason, call, make_job
-from workers.jobs import Claim, Completed, ErrorInfo, Failed, Released, Retried, Settlement
+from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
 from workers.retry import RetryPolicy
 from workers.serde import Serde
 
@@ -87,7 +88,7 @@ class Runner:
             attempt.phase = Phase.RUNNING
             result = await self._bounded(handler, context)
             attempt.phase = Phase.ENDED
-            settlement: Settlement | None = Completed(claim=attempt.claim, result=self._encode(result))
+            settlement: Settlement | None = self._success(attempt.claim, result)
             error = None
         except GeneratorExit:  # the loop is being torn down: awaiting anything more is an error
             raise
@@ -125,6 +126,14 @@ class Runner:
             if scope.expired():
                 raise HandlerTimeout(f"the handler ran longer than {handler.timeout}") from error
             raise
+
+    def _success(self, claim: Claim, result: object) -> Completed | Continued:
+        if not isinstance(result, Continuation):
+            return Completed(claim=claim, result=self._encode(result))
+        try:
+            return result.settlement(claim, self.payload_serde)
+        except (TypeError, ValueError) as error:
+            raise UnrecoverableError(f"job {claim.job_id!r} cannot be continued: {error}") from error
 
     def _encode(self, result: object) -> bytes:
         try:

@@ -121,4 +121,8 @@ class JobTimeoutError(WorkersError):
 
 
 class JobGoneError(WorkersError):
-    """The job that was waited for is over, but its record is gone, and its result with it."""
+    """The job is not there: it never was, or its record is gone, and its result with it."""
+
+
+class JobEndedError(WorkersError):
+    """The job had ended already, so it cannot be ended in another way."""

@@ -15,14 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerEventKind(StrEnum):
-    """`failing`: an attempt failed and will be repeated; `failed`: the job failed for good; `drained`: the last
-    claim left nothing, and all jobs claimed have ended; `error`: the storage failed a call, which says nothing about
-    any job.
+    """`continued`: an attempt succeeded, and the job goes on as the next link of its chain; `failing`: one failed and
+    will be repeated; `failed`: the job failed for good; `drained`: the last claim left nothing, and all jobs claimed
+    have ended; `error`: the storage failed a call, which says nothing about any job.
     """
 
     READY = "ready"
     ACTIVE = "active"
     COMPLETED = "completed"
+    CONTINUED = "continued"
     FAILING = "failing"
     FAILED = "failed"
     STALLED = "stalled"

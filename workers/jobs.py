@@ -17,6 +17,7 @@ from workers.retry import RetryPolicy
 MAX_ID_BYTES: Final = 512
 MAX_PRIORITY: Final = 2_097_151
 MAX_ATTEMPTS: Final = 1_000_000
+MAX_CHAIN_INDEX: Final = 1_000_000
 UNCOUNTED_RETRIES: Final = 100
 """Uncounted retries in a row before one is counted after all, so that none can loop for ever."""
 
@@ -79,12 +80,12 @@ class NewJob:
 
     `delay` counts from the storage's clock; `backoff` (default: the handler's or worker's) wins over both of those.
     `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts.
-    Of one `ordering_key` never two jobs run at once.
+    Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is.
 
     Raises:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
             0 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are no
-            whole number within 1 ... 1 000 000.
+            whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000.
         TypeError: a payload that is not bytes, an id or name that is not text.
     """
 
@@ -98,6 +99,7 @@ class NewJob:
     priority: int = 0
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
+    chain_index: int = 0
 
     def __post_init__(self) -> None:
         check_text("job id", self.id)
@@ -110,6 +112,7 @@ class NewJob:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
         _check_whole(f"job {self.id!r}: priority", self.priority, 0, MAX_PRIORITY)
         _check_whole(f"job {self.id!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
+        _check_whole(f"job {self.id!r}: chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)
 
@@ -134,6 +137,7 @@ class Claim:
     keep_failed: Retention
     priority: int = 0
     backoff: RetryPolicy | None = None
+    chain_index: int = 0
     stalled: ErrorInfo | None = None
     """Set where a storage tells only at the claim that the job stalled too often: settle it as failed, run nothing."""
 
@@ -146,6 +150,25 @@ class Completed:
     result: bytes = field(repr=False)
     keep: Retention | None = None
     then: NewJob | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """The attempt succeeded and its job goes on as `then`, the next link of its chain, under the same id.
+
+    The record keeps its id and its date, and gets everything else from `then`, with fresh attempts; it stands behind
+    the jobs that wait already.
+
+    Raises:
+        ValueError: `then` has another id.
+    """
+
+    claim: Claim
+    then: NewJob
+
+    def __post_init__(self) -> None:
+        if self.then.id != self.claim.job_id:
+            raise ValueError(f"job {self.claim.job_id!r} cannot be continued as {self.then.id!r}: a chain has one id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +201,7 @@ class Released:
     claim: Claim
 
 
-Settlement: TypeAlias = Completed | Retried | Failed | Released
+Settlement: TypeAlias = Completed | Continued | Retried | Failed | Released
 
 
 class SettleStatus(StrEnum):
@@ -271,6 +294,7 @@ class JobStatus:
     max_attempts: int
     created_at: datetime
     priority: int = 0
+    chain_index: int = 0
     next_run_at: datetime | None = None
     finished_at: datetime | None = None
     worker_id: str | None = None

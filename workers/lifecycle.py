@@ -3,8 +3,9 @@
 Theory of operation. A job is in exactly one state, or it is nowhere (`None`). Each row of `TRANSITIONS` is one atomic
 step of a storage. `completed` and `failed` have no way out but a new generation: enqueueing a failed id again, or an
 operator's retry. Only the holder of the claim's token may take the steps that leave `processing`, except `STALL` and
-`EXHAUST`, which the reaper takes when the lease has expired. `scheduled` and `failing` become claimable by the passing
-of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`.
+`EXHAUST`, which the reaper takes when the lease has expired, and `REMOVE` and `COMPLETE_FROM_OUTSIDE`, by which a
+client takes the job from its worker. `scheduled` and `failing` become claimable by the passing of time alone
+(`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ class Step(StrEnum):
     COME_DUE = "due"
     CLAIM = "claim"
     COMPLETE = "settle(completed)"
+    CONTINUE = "settle(continued)"
+    CONTINUE_LATER = "settle(continued with delay)"
     RETRY = "settle(retried)"
     FAIL = "settle(failed)"
     RELEASE = "release"
     STALL = "lease expired"
     EXHAUST = "lease expired too often"
     CANCEL = "cancel"
+    REMOVE = "remove"
+    COMPLETE_FROM_OUTSIDE = "complete"
     EXPIRE = "retention over"
 
 
@@ -43,6 +48,8 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.FAILING, Step.COME_DUE): S.QUEUED,
     (S.QUEUED, Step.CLAIM): S.PROCESSING,
     (S.PROCESSING, Step.COMPLETE): S.COMPLETED,
+    (S.PROCESSING, Step.CONTINUE): S.QUEUED,
+    (S.PROCESSING, Step.CONTINUE_LATER): S.SCHEDULED,
     (S.PROCESSING, Step.RETRY): S.FAILING,
     (S.PROCESSING, Step.FAIL): S.FAILED,
     (S.PROCESSING, Step.RELEASE): S.QUEUED,
@@ -51,6 +58,11 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.QUEUED, Step.CANCEL): None,
     (S.SCHEDULED, Step.CANCEL): None,
     (S.FAILING, Step.CANCEL): None,
+    (S.PROCESSING, Step.REMOVE): None,
+    (S.QUEUED, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
+    (S.SCHEDULED, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
+    (S.FAILING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
+    (S.PROCESSING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.COMPLETED, Step.EXPIRE): None,
     (S.FAILED, Step.EXPIRE): None,
 }

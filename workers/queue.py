@@ -5,62 +5,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+from workers.chains import Chain
+from workers.errors import JobEndedError, JobGoneError
 from workers.events import Observer
 from workers.handlers import Handler, HandlerFunction, Middleware
 from workers.jobs import (
     CancelResult,
     EnqueueResult,
-    EnqueueStatus,
     JobState,
     JobStatus,
     NewJob,
-    Retention,
     new_id,
 )
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
+from workers.specs import DEFAULT_NAME, Enqueued, JobSpec, as_delay, as_ttl
 from workers.storage.base import ANY_NAME, Storage
-from workers.waiting import enqueue_and_wait, result_of
+from workers.waiting import enqueue_and_wait, result_of, wait_for_end
 from workers.worker import Worker
-
-DEFAULT_NAME = "default"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """A job to enqueue; what is None is the queue's default.
-
-    `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above zero;
-    `keep_completed` and `keep_failed` set them apart.
-    """
-
-    payload: object = field(repr=False)
-    id: str | None = None
-    name: str = DEFAULT_NAME
-    delay: timedelta | None = None
-    at: datetime | None = None
-    max_attempts: int | None = None
-    result_ttl: timedelta | int | None = None
-    keep_completed: Retention | None = None
-    keep_failed: Retention | None = None
-    priority: int = 0
-    ordering_key: str | None = None
-    backoff: RetryPolicy | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enqueued:
-    """What one enqueue did. For a completed job `result` is its decoded result; see `EnqueueStatus`."""
-
-    id: str
-    status: EnqueueStatus
-    existing_state: JobState | None = None
-    result: object = field(default=None, repr=False)
 
 
 class Queue:
@@ -89,7 +55,7 @@ class Queue:
         self._payload_serde = payload_serde or JsonSerde()
         self._result_serde = result_serde or JsonSerde()
         self._max_attempts = max_attempts
-        self._result_ttl = _as_ttl(result_ttl)
+        self._result_ttl = as_ttl(result_ttl)
         self._retry = retry
         self._concurrency = concurrency
         self._lease = visibility_timeout
@@ -174,8 +140,6 @@ class Queue:
             JobGoneError: it ended, and nothing of it was kept.
             StorageUnavailable: nobody knows whether it was enqueued; calling again with the same id is safe.
         """
-        if timeout <= timedelta(0):
-            raise ValueError(f"the timeout must be above zero, not {timeout}")
         spec = JobSpec(
             payload=payload,
             id=id,
@@ -210,7 +174,7 @@ class Queue:
             ValueError: a duration that is not above zero.
             Unsupported: the storage keeps all records alike; see `limits.result_ttl_updates`.
         """
-        ttl = _as_ttl(ttl)
+        ttl = as_ttl(ttl)
         await self._connect()
         return await self.storage.update_result_ttl(job_id, ttl)
 
@@ -228,6 +192,91 @@ class Queue:
         """How many jobs are in each state, every state present."""
         await self._connect()
         return await self.storage.counts()
+
+    # Chains
+
+    async def start_job_chain(
+        self,
+        name: str,
+        payload: object,
+        *,
+        id: str | None = None,  # noqa: A002 - the contract's word
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        max_attempts: int | None = None,
+        result_ttl: timedelta | int | None = None,
+        priority: int = 0,
+        ordering_key: str | None = None,
+        backoff: RetryPolicy | None = None,
+        connection: object | None = None,
+    ) -> Enqueued:
+        """The first link of a chain is enqueued, as by `enqueue`; its id is the chain's.
+
+        A handler that returns `continue_with(...)` adds the next link; one that returns anything else completes the
+        chain with it. A link that fails for good fails the chain.
+        """
+        return await self.enqueue(
+            payload,
+            id=id,
+            name=name,
+            delay=delay,
+            at=at,
+            max_attempts=max_attempts,
+            result_ttl=result_ttl,
+            priority=priority,
+            ordering_key=ordering_key,
+            backoff=backoff,
+            connection=connection,
+        )
+
+    async def get_job_chain(self, chain_id: str) -> Chain | None:
+        """The chain as it stands, None when the queue does not know it (any more)."""
+        status = await self.get_status(chain_id)
+        if status is None:
+            return None
+        outcome = await self.storage.result(chain_id) if status.state is JobState.COMPLETED else None
+        encoded = None if outcome is None else outcome.result
+        return Chain.of(status, None if encoded is None else self._result_serde.loads(encoded))
+
+    async def delete_job_chains(self, chain_ids: Sequence[str], *, connection: object | None = None) -> int:
+        """These chains are gone without a trace, whatever they were doing; how many.
+
+        A running handler is told by its signal, and whatever it does has no effect any more: its lease is lost with
+        `not_found`.
+        """
+        await self._connect()
+        return await self.storage.remove(chain_ids, running=True, connection=connection)
+
+    async def complete_job_chain(self, chain_id: str, result: object, *, connection: object | None = None) -> None:
+        """The chain is completed with `result`, from outside of any worker.
+
+        A running handler is told by its signal, and loses its lease with `already_completed`. Of two that complete a
+        chain, or one and its last handler, the first wins.
+
+        Raises:
+            JobGoneError: there is no such chain.
+            JobEndedError: it had ended.
+            Unsupported: see `limits.outside_endings`.
+        """
+        encoded = self._result_serde.dumps(result)
+        await self._connect()
+        state = await self.storage.complete(chain_id, encoded, connection=connection)
+        if state is None:
+            raise JobGoneError(f"there is no chain {chain_id!r}: it never was, or its record is over")
+        if state in (JobState.COMPLETED, JobState.FAILED):
+            raise JobEndedError(f"chain {chain_id!r} had {state.value} before")
+
+    async def wait_for_job_chain_completion(self, chain_id: str, timeout: timedelta = timedelta(seconds=30)) -> object:
+        """The decoded result of the chain, as soon as its last link has completed.
+
+        Raises:
+            JobGoneError: there is no such chain, or nothing of it was kept.
+            JobFailedError, JobCancelledError, JobTimeoutError: as `enqueue_and_wait`.
+        """
+        await self._connect()
+        return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
+
+    # Working
 
     def execute(self, handlers: HandlerFunction | Handler | Mapping[str, HandlerFunction | Handler]) -> None:
         """`start` will run these handlers; a single one takes every name."""
@@ -288,12 +337,12 @@ class Queue:
                 self._connected = True
 
     def _new_job(self, spec: JobSpec) -> NewJob:
-        ttl = self._result_ttl if spec.result_ttl is None else _as_ttl(spec.result_ttl)
+        ttl = self._result_ttl if spec.result_ttl is None else as_ttl(spec.result_ttl)
         return NewJob(
             id=new_id() if spec.id is None else spec.id,
             name=spec.name,
             payload=self._payload_serde.dumps(spec.payload),
-            delay=_as_delay(spec),
+            delay=as_delay(spec),
             max_attempts=self._max_attempts if spec.max_attempts is None else spec.max_attempts,
             keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,
             keep_failed=ttl if spec.keep_failed is None else spec.keep_failed,
@@ -314,25 +363,3 @@ class Queue:
 def content_id(payload: object, *, serde: Serde | None = None) -> str:
     """An id that is the same for the same payload: SHA-256 over its encoding (JSON with sorted keys), in hex."""
     return hashlib.sha256((serde or JsonSerde(sort_keys=True)).dumps(payload)).hexdigest()
-
-
-def _as_ttl(value: timedelta | int) -> timedelta:
-    if isinstance(value, bool) or not isinstance(value, int | timedelta):
-        raise ValueError(f"result_ttl is a timedelta or whole milliseconds, not {value!r}")
-    try:
-        ttl = value if isinstance(value, timedelta) else timedelta(milliseconds=value)
-    except OverflowError:
-        raise ValueError(f"result_ttl is out of range: {value} ms") from None
-    if ttl <= timedelta(0):
-        raise ValueError(f"result_ttl must be above zero, not {value!r}")
-    return ttl
-
-
-def _as_delay(spec: JobSpec) -> timedelta:
-    if spec.at is None:
-        return spec.delay or timedelta(0)
-    if spec.delay is not None:
-        raise ValueError("a job takes delay or at, not both")
-    if spec.at.tzinfo is None:
-        raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
-    return max(spec.at - datetime.now(UTC), timedelta(0))

@@ -1,13 +1,15 @@
-"""Waits for the end of a job that is enqueued meanwhile.
+"""Waits for the end of a job.
 
-Theory of operation. The waiter subscribes before it enqueues, so no end slips by. An event is a hint: an end is only
-what the storage's `result` says, because a new generation of the id may have begun since the event. Events can be lost
-with a connection, so a waiter that hears nothing for long looks at the result unasked.
+Theory of operation. The waiter subscribes before it enqueues or looks, so no end slips by. An event is a hint: an end
+is only what the storage's `result` says, because a new generation of the id may have begun since the event. Events can
+be lost with a connection, so a waiter that hears nothing for long looks at the result unasked.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -23,17 +25,35 @@ LOOK_AGAIN_SECONDS: Final = 1.0
 
 async def enqueue_and_wait(storage: Storage, job: NewJob, timeout: timedelta) -> bytes:
     """The result of the job with this id, whoever enqueued it first; see `Queue.enqueue_and_wait`."""
+    async with _within(timeout, job.id), storage.subscribe(job.id) as events:
+        [enqueued] = await storage.enqueue([job])
+        if enqueued.status is EnqueueStatus.COMPLETED and enqueued.result is not None:
+            return enqueued.result
+        return result_of(job.id, await _end(storage, job.id, events))
+
+
+async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> bytes:
+    """The result of the job, as soon as there is one; see `Queue.wait_for_job_chain_completion`."""
+    async with _within(timeout, job_id), storage.subscribe(job_id) as events:
+        outcome = await storage.result(job_id)
+        if outcome is None and (await storage.status([job_id]))[0] is None:
+            outcome = await storage.result(job_id)  # it may have ended between the two looks
+            if outcome is None:
+                raise JobGoneError(f"there is no job {job_id!r}: it never was, or its record is over")
+        return result_of(job_id, outcome or await _end(storage, job_id, events))
+
+
+@asynccontextmanager
+async def _within(timeout: timedelta, job_id: str) -> AsyncIterator[None]:
+    if timeout <= timedelta(0):
+        raise ValueError(f"the timeout must be above zero, not {timeout}")
     try:
         async with asyncio.timeout(timeout.total_seconds()) as bound:
-            async with storage.subscribe(job.id) as events:
-                [enqueued] = await storage.enqueue([job])
-                if enqueued.status is EnqueueStatus.COMPLETED and enqueued.result is not None:
-                    return enqueued.result
-                return result_of(job.id, await _end(storage, job.id, events))
+            yield
     except TimeoutError:
         if not bound.expired():
             raise
-        raise JobTimeoutError(f"job {job.id!r} did not end within {timeout}; it goes on without its waiter") from None
+        raise JobTimeoutError(f"job {job_id!r} did not end within {timeout}; it goes on without its waiter") from None
 
 
 async def _end(storage: Storage, job_id: str, events: Subscription) -> JobOutcome:

@@ -26,7 +26,7 @@ from workers.cancels import CancelListener
 from workers.errors import LossReason, StorageUnavailable
 from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
-from workers.jobs import Claim, Completed, Failed, Released, Retried, SettleStatus, check_text, new_id
+from workers.jobs import Claim, Completed, Continued, Failed, Released, Retried, SettleStatus, check_text, new_id
 from workers.leases import LeaseKeeper
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
@@ -293,6 +293,9 @@ class Worker:
         match ending.settlement:
             case Completed():
                 kind = WorkerEventKind.COMPLETED
+            case Continued():
+                kind = WorkerEventKind.CONTINUED
+                self._found_all = False
             case Failed():
                 kind = WorkerEventKind.FAILED
             case Retried():

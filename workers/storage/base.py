@@ -20,6 +20,7 @@ from workers.jobs import (
     Page,
     Recovery,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -59,6 +60,8 @@ class Limits:
     result_ttl_updates: bool = True
     atomic_continuation: bool = True
     """Whether `Completed.then` appears in the very step that completes; otherwise it may show early."""
+    outside_endings: bool = True
+    """Whether `complete` works, and `remove` with `running`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
 
@@ -118,11 +121,14 @@ class Storage(Protocol):
         is: a claim may be lost between two renewals.
         """
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
         """Each attempt is over as said, if its token still holds the job; outcomes in the order of `settlements`.
 
         State, result and expiry are stored in one step. `already_applied`: this token settled the job before, as when
-        the reply to the first call was lost. `lost`: another claim, or none, holds it; nothing changed.
+        the reply to the first call was lost. `lost`: another claim, or none, holds it; nothing changed. `connection` as
+        in `enqueue`: the settlements then hold with that transaction, or not at all.
         """
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
@@ -162,8 +168,20 @@ class Storage(Protocol):
     async def retry(self, ids: Sequence[str]) -> int:
         """Failed jobs among `ids` are queued again with fresh attempts; how many."""
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        """Jobs among `ids` that are not processing are gone without a trace; how many."""
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        """Jobs among `ids` are gone without a trace, those that are processing only with `running`; how many.
+
+        The worker of a running one is told as of a cancel, and finds its claim lost with `not_found`.
+        """
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        """A job that had not ended is completed with `result`, by nobody's attempt; the state it was in, None: unknown.
+
+        Nothing happens to one that had ended. The worker of a running one is told as of a cancel, and finds its claim
+        lost with `already_completed`. `keep` overrides the job's own retention.
+        """
 
     async def promote(self, ids: Sequence[str]) -> int:
         """Scheduled or failing jobs among `ids` are due now; how many."""

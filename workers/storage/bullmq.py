@@ -47,7 +47,7 @@ from workers.storage.bullmq_processor import as_processor
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_server import Server, parse_url
 from workers.storage.bullmq_wait import Waiter
-from workers.storage.rules import check_claim
+from workers.storage.rules import check_claim, refuse_transaction
 
 __all__ = ["BullMQStorage", "as_processor"]
 
@@ -124,8 +124,7 @@ class BullMQStorage:
         await self._server.close()
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        if connection is not None:
-            raise Unsupported("BullMQ cannot join a transaction; enqueue without `connection`")
+        refuse_transaction(connection, "BullMQStorage")
         return await self._jobs.enqueue(jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

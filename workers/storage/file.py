@@ -57,7 +57,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from workers.clock import Clock, ManualClock, SystemClock
-from workers.errors import StorageUnavailable, Unsupported, WorkersError
+from workers.errors import StorageUnavailable, WorkersError
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -70,6 +70,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -80,6 +81,7 @@ from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription
 from workers.storage.file_lane import POLL, QUEUE_NUMBER, Lane
 from workers.storage.file_state import FileState
+from workers.storage.rules import refuse_transaction
 from workers.storage.sql_notices import Ears
 
 T = TypeVar("T")
@@ -141,8 +143,7 @@ class FileStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        if connection is not None:
-            raise Unsupported("FileStorage cannot join a transaction; enqueue without `connection`")
+        refuse_transaction(connection, "FileStorage")
         return await self._write(lambda state, now: state.enqueue(jobs, now))
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -185,7 +186,10 @@ class FileStorage:
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         return await self._write(lambda state, now: state.renew(claims, now)) if claims else Renewal()
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "FileStorage")
         return await self._write(lambda state, now: state.settle(settlements, now)) if settlements else []
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
@@ -248,8 +252,15 @@ class FileStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._write(lambda state, now: state.retry(ids, now))
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._write(lambda state, now: state.remove(ids, now))
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.remove(ids, running, now))
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.complete(job_id, result, keep, now))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(lambda state, now: state.promote(ids, now))

@@ -1,7 +1,7 @@
 """The entries of a journal: one line of JSON values for each thing that changed, its first value says which kind.
 
     ["q", queue]                                 whose journal this is
-    ["j", events, id, <job>, <state>]            a job is here for the first time
+    ["j", events, id, <job>, <state>]            a job is here for the first time, or goes on as another one
     ["s", events, id, <state>]                   a known job changed
     ["g", events, id]                            a job, or its tombstone, is gone
     ["t", events, id, until]                     a job was cancelled
@@ -258,6 +258,7 @@ def _new_values(new: NewJob) -> tuple[object, ...]:
         new.ordering_key,
         backoff
         and (backoff.initial // _MICROSECOND, backoff.multiplier, backoff.maximum // _MICROSECOND, backoff.jitter),
+        new.chain_index,
     )
 
 
@@ -273,6 +274,7 @@ def _new(job_id: str, values: Iterator[object], blobs: _Blobs) -> NewJob:
         priority=_integer(next(values)),
         ordering_key=_optional_text(next(values)),
         backoff=_backoff(next(values)),
+        chain_index=_integer(next(values)),
     )
 
 

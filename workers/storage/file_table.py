@@ -47,6 +47,10 @@ class FileTable(JobTable):
         super().add(new, now, created_at=created_at)
         self._changes.added.add(new.id)
 
+    def continue_with(self, job: Job, new: NewJob, now: datetime) -> None:
+        super().continue_with(job, new, now)
+        self._changes.added.add(new.id)
+
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
 

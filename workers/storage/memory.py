@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from workers.clock import Clock, ManualClock
-from workers.errors import Unsupported
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -25,6 +24,7 @@ from workers.jobs import (
     Page,
     Recovery,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -33,6 +33,7 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory_space import MemorySpace
+from workers.storage.rules import refuse_transaction
 
 
 class MemoryStorage:
@@ -65,8 +66,7 @@ class MemoryStorage:
         """There is nothing to close."""
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        if connection is not None:
-            raise Unsupported("MemoryStorage cannot join a transaction; enqueue without `connection`")
+        refuse_transaction(connection, "MemoryStorage")
         return self._queue.enqueue(jobs, self._now())
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -87,7 +87,10 @@ class MemoryStorage:
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         return self._queue.renew(claims, self._now())
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "MemoryStorage")
         return self._queue.settle(settlements, self._now())
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
@@ -120,8 +123,15 @@ class MemoryStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return self._queue.retry(ids, self._now())
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return self._queue.remove(ids, self._now())
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.remove(ids, running, self._now())
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.complete(job_id, result, keep, self._now())
 
     async def promote(self, ids: Sequence[str]) -> int:
         return self._queue.promote(ids, self._now())

@@ -215,6 +215,22 @@ class JobTable:
         self._end_attempt(job, step)
         self._finish(job, now, job.new.keep_failed if keep is None else keep)
 
+    def continue_with(self, job: Job, new: NewJob, now: datetime) -> None:
+        """The attempt is over, and the job goes on as `new` behind those that wait."""
+        self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
+        job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
+        job.attempts = job.stalls = job.uncounted = 0
+        job.last_error = None
+        self._next_serial += 1
+        self._line_up(job)
+        self._publisher.publish(JobEventKind.QUEUED, new.id)
+
+    def complete_from_outside(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
+        """The job that had not ended has, by nobody's attempt."""
+        self._take(job, Step.COMPLETE_FROM_OUTSIDE)
+        job.result = result
+        self._finish(job, now, job.new.keep_completed if keep is None else keep)
+
     def retry_later(self, job: Job, error: ErrorInfo, due: datetime) -> None:
         job.last_error = error
         self._end_attempt(job, Step.RETRY)
@@ -278,13 +294,22 @@ class JobTable:
         self._publisher.publish(JobEventKind.CANCELLED, job.new.id)
 
     def drop(self, job: Job) -> None:
-        """The waiting job is gone without a trace."""
-        self._step(job, Step.CANCEL)
+        """The job that had not ended is gone without a trace."""
+        self._take(job, Step.CANCEL if job.waits else Step.REMOVE)
+        self.changed(job.new.id)
+
+    def _take(self, job: Job, step: Step) -> None:
+        """The job is out of its line, or its claim void, whose worker is told to look."""
+        if job.state is JobState.PROCESSING:
+            self._end_attempt(job, step)
+            job.settled_by = None
+            self._publisher.publish(JobEventKind.CANCEL_REQUESTED, job.new.id)
+            return
+        self._step(job, step)
         self._step_out(job)
         self._delayed.discard(job.new.id)
         if job.new.ordering_key is not None:
             self._unpark(job.new.ordering_key)
-        self.changed(job.new.id)
 
     def _step(self, job: Job, step: Step) -> None:
         target = after(job.state, step)

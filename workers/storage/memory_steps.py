@@ -19,6 +19,7 @@ from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
+    Continued,
     EnqueueResult,
     EnqueueStatus,
     Failed,
@@ -30,6 +31,7 @@ from workers.jobs import (
     Page,
     Recovery,
     Renewal,
+    Retention,
     Retried,
     Settlement,
     SettleOutcome,
@@ -118,6 +120,7 @@ class QueueSteps:
             keep_failed=new.keep_failed,
             priority=new.priority,
             backoff=new.backoff,
+            chain_index=new.chain_index,
         )
 
     def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:
@@ -159,6 +162,8 @@ class QueueSteps:
                 self.table.complete(job, now, settlement.result, settlement.keep)
                 if settlement.then is not None:
                     self._enqueue(settlement.then, now)
+            case Continued():
+                self.table.continue_with(job, settlement.then, now)
             case Retried():
                 self._retry(job, settlement, now)
             case Failed():
@@ -267,8 +272,17 @@ class QueueSteps:
             self.table.add_again(job, now)
         return len(failed)
 
-    def remove(self, ids: Sequence[str], now: datetime) -> int:
-        removed = [job for job in self._found(ids, now) if job.state is not JobState.PROCESSING]
+    def complete(self, job_id: str, result: bytes, keep: Retention | None, now: datetime) -> JobState | None:
+        job = self.table.find(job_id, now)
+        if job is None:
+            return None
+        state = job.state
+        if not job.finished:
+            self.table.complete_from_outside(job, now, result, keep)
+        return state
+
+    def remove(self, ids: Sequence[str], running: bool, now: datetime) -> int:
+        removed = [job for job in self._found(ids, now) if running or job.state is not JobState.PROCESSING]
         for job in removed:
             if job.finished:
                 self.table.expire(job)
@@ -335,6 +349,7 @@ def _status(job: Job) -> JobStatus:
         max_attempts=job.new.max_attempts,
         created_at=job.created_at,
         priority=job.new.priority,
+        chain_index=job.new.chain_index,
         next_run_at=job.run_at if delayed else None,
         finished_at=job.finished_at,
         worker_id=job.worker_id,

@@ -31,7 +31,7 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.errors import LossReason, Unsupported, WorkersError
+from workers.errors import LossReason, WorkersError
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -60,7 +60,7 @@ from workers.storage.redis_codec import STATES, duration, pack, unpack
 from workers.storage.redis_lua import QueueScripts, loaded_scripts
 from workers.storage.redis_notices import Notices
 from workers.storage.redis_server import Reply, Server, parse_url, to_the_end
-from workers.storage.rules import bounded_count, check_claim, check_cleanable
+from workers.storage.rules import bounded_count, check_claim, check_cleanable, refuse_transaction
 
 DEFAULT_QUEUE: Final = "default"
 
@@ -132,8 +132,7 @@ class RedisStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         """See `Storage.enqueue`; a batch of more than 1 000 jobs takes a step for each 1 000."""
-        if connection is not None:
-            raise Unsupported("Redis cannot join a transaction; enqueue without `connection`")
+        refuse_transaction(connection, "RedisStorage")
         results: list[EnqueueResult] = []
         for start in range(0, len(jobs), AT_ONCE):
             some = jobs[start : start + AT_ONCE]

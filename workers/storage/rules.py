@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from workers.errors import StorageError
+from workers.errors import StorageError, Unsupported
 from workers.jobs import MAX_DELAY, UNCOUNTED_RETRIES, ErrorInfo, JobState, Retried, check_text
 
 WORKER_RECORD: Final = timedelta(hours=1)
@@ -14,6 +14,12 @@ WORKER_RECORD: Final = timedelta(hours=1)
 
 _MOST: Final = (1 << 31) - 1
 _CURSOR_DIGITS: Final = 19
+
+
+def refuse_transaction(connection: object | None, storage: str) -> None:
+    """Accept None: this storage is in no SQL database."""
+    if connection is not None:
+        raise Unsupported(f"{storage} cannot join a transaction; leave `connection` out")
 
 
 def bounded(duration: timedelta) -> timedelta:

@@ -42,6 +42,7 @@ ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness
 BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.limits.bounded_recovery)
 NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
+OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.limits.outside_endings)
 PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -12,6 +13,7 @@ from workers.jobs import (
     DROP,
     Claim,
     Completed,
+    Continued,
     ErrorInfo,
     Failed,
     JobEvent,
@@ -82,6 +84,23 @@ def retried(claim: Claim, delay: timedelta = timedelta(0), *, counted: bool = Tr
 
 def dropped(claim: Claim) -> Completed:
     return completed(claim, keep=DROP)
+
+
+def continued(
+    claim: Claim,
+    *,
+    name: str = NAME,
+    payload: bytes = b"{}",
+    delay: timedelta = timedelta(0),
+    keep: Retention = HOUR,
+    priority: int = 0,
+    ordering_key: str | None = None,
+) -> Continued:
+    """The job goes on as the next link of its chain."""
+    then = job(
+        claim.job_id, name=name, payload=payload, delay=delay, keep=keep, priority=priority, ordering_key=ordering_key
+    )
+    return Continued(claim=claim, then=replace(then, chain_index=claim.chain_index + 1))
 
 
 def released(claim: Claim) -> Released:

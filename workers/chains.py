@@ -1,0 +1,110 @@
+"""Chains: jobs that follow each other under one id.
+
+Theory of operation. A chain is one job whose handler, instead of returning a result, returns what the job goes on as.
+The settlement replaces name, payload and attempts in the record and queues it again, in one step: there is never a
+moment in which one link is done and the next one is not there, and a repeated settlement changes nothing, because the
+token that made it no longer holds the job. So a chain costs what its jobs cost, is waited for as a job is, and is
+cancelled, inspected and kept as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from workers.jobs import Claim, Continued, ErrorInfo, JobState, JobStatus, NewJob
+from workers.retry import RetryPolicy
+from workers.serde import Serde
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What the running job goes on as; made by `continue_with`."""
+
+    name: str
+    payload: object = field(repr=False)
+    delay: timedelta = timedelta(0)
+    max_attempts: int | None = None
+    priority: int | None = None
+    ordering_key: str | None = None
+    backoff: RetryPolicy | None = None
+
+    def settlement(self, claim: Claim, serde: Serde) -> Continued:
+        """The end of the claimed link; what is None stays as it is, but for the ordering key.
+
+        Raises:
+            ValueError: an argument of `continue_with` is out of its range, or the payload cannot be encoded.
+            TypeError: a payload of a type the serde does not know.
+        """
+        then = NewJob(
+            id=claim.job_id,
+            name=self.name,
+            payload=serde.dumps(self.payload),
+            delay=self.delay,
+            max_attempts=claim.max_attempts if self.max_attempts is None else self.max_attempts,
+            keep_completed=claim.keep_completed,
+            keep_failed=claim.keep_failed,
+            priority=claim.priority if self.priority is None else self.priority,
+            ordering_key=self.ordering_key,
+            backoff=self.backoff or claim.backoff,
+            chain_index=claim.chain_index + 1,
+        )
+        return Continued(claim=claim, then=then)
+
+
+def continue_with(
+    name: str,
+    payload: object,
+    *,
+    delay: timedelta = timedelta(0),
+    max_attempts: int | None = None,
+    priority: int | None = None,
+    ordering_key: str | None = None,
+    backoff: RetryPolicy | None = None,
+) -> Continuation:
+    """To be returned by a handler: its job goes on as the next link of its chain, with fresh attempts.
+
+    `max_attempts`, `priority` and `backoff` are this link's unless given; an `ordering_key` is not passed on.
+    """
+    return Continuation(
+        name=name,
+        payload=payload,
+        delay=delay,
+        max_attempts=max_attempts,
+        priority=priority,
+        ordering_key=ordering_key,
+        backoff=backoff,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A chain as it stands: its current or last link, and once it has ended its result or error.
+
+    `index` counts links from 0; `attempt` counts those of the current one.
+    """
+
+    id: str
+    name: str
+    index: int
+    state: JobState
+    attempt: int
+    created_at: datetime
+    finished_at: datetime | None = None
+    result: object = field(default=None, repr=False)
+    error: ErrorInfo | None = None
+
+    @classmethod
+    def of(cls, status: JobStatus, result: object = None) -> Chain:
+        """The chain whose job has this status, with the decoded result of a completed one."""
+        return cls(
+            id=status.id,
+            name=status.name,
+            index=status.chain_index,
+            state=status.state,
+            attempt=status.attempt,
+            created_at=status.created_at,
+            finished_at=status.finished_at,
+            result=result,
+            error=status.last_error,
+        )

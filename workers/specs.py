@@ -1,0 +1,76 @@
+"""What an application says of a job, and what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from workers.jobs import EnqueueStatus, JobState, Retention
+from workers.retry import RetryPolicy
+
+DEFAULT_NAME: Final = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job to enqueue; what is None is the queue's default.
+
+    `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above zero;
+    `keep_completed` and `keep_failed` set them apart.
+    """
+
+    payload: object = field(repr=False)
+    id: str | None = None
+    name: str = DEFAULT_NAME
+    delay: timedelta | None = None
+    at: datetime | None = None
+    max_attempts: int | None = None
+    result_ttl: timedelta | int | None = None
+    keep_completed: Retention | None = None
+    keep_failed: Retention | None = None
+    priority: int = 0
+    ordering_key: str | None = None
+    backoff: RetryPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enqueued:
+    """What one enqueue did. For a completed job `result` is its decoded result; see `EnqueueStatus`."""
+
+    id: str
+    status: EnqueueStatus
+    existing_state: JobState | None = None
+    result: object = field(default=None, repr=False)
+
+
+def as_ttl(value: timedelta | int) -> timedelta:
+    """The retention in a timedelta or whole milliseconds.
+
+    Raises:
+        ValueError: anything else, or not above zero.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | timedelta):
+        raise ValueError(f"result_ttl is a timedelta or whole milliseconds, not {value!r}")
+    try:
+        ttl = value if isinstance(value, timedelta) else timedelta(milliseconds=value)
+    except OverflowError:
+        raise ValueError(f"result_ttl is out of range: {value} ms") from None
+    if ttl <= timedelta(0):
+        raise ValueError(f"result_ttl must be above zero, not {value!r}")
+    return ttl
+
+
+def as_delay(spec: JobSpec) -> timedelta:
+    """How long from now the job is to wait.
+
+    Raises:
+        ValueError: it has both `delay` and `at`, or an `at` without a time zone.
+    """
+    if spec.at is None:
+        return spec.delay or timedelta(0)
+    if spec.delay is not None:
+        raise ValueError("a job takes delay or at, not both")
+    if spec.at.tzinfo is None:
+        raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
+    return max(spec.at - datetime.now(UTC), timedelta(0))

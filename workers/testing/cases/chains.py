@@ -1,0 +1,351 @@
+"""What continuing a job promises, and ending it from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from workers.errors import LossReason
+from workers.jobs import (
+    DROP,
+    EnqueueStatus,
+    JobEventKind,
+    JobOutcome,
+    JobState,
+    OutcomeKind,
+    SettleOutcome,
+    SettleStatus,
+)
+from workers.testing.case import NAME_FILTER, ORDERING_KEYS, OUTSIDE_ENDINGS, PRIORITY_ORDER, case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    HOUR,
+    LEASE,
+    apply,
+    background,
+    claim,
+    claim_one,
+    completed,
+    continued,
+    crash,
+    enqueue,
+    expect,
+    failed,
+    ids,
+    job,
+    next_claim,
+    recover,
+    retried,
+    settle,
+    state,
+    status,
+)
+
+COMPLETED = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.COMPLETED)
+NOT_FOUND = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND)
+TAKEN = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
+
+
+@case(guarantees=(6,))
+async def a_continued_job_goes_on_as_its_next_link(harness: Harness) -> None:
+    """Under its id and date, with the next link's name and payload and fresh attempts; then it ends as any job."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain", name="first", payload=b"1"))
+    await apply(storage, retried(await claim_one(storage)))
+    first = await claim_one(storage)
+    assert (first.attempt, first.chain_index) == (2, 0)
+    began = (await status(storage, "chain")).created_at
+
+    await apply(storage, continued(first, name="second", payload=b"2"))
+
+    found = await status(storage, "chain")
+    assert (found.name, found.state, found.attempt, found.chain_index) == ("second", JobState.QUEUED, 0, 1)
+    assert (found.created_at, found.last_error, found.finished_at) == (began, None, None)
+    assert await storage.result("chain") is None
+    second = await claim_one(storage)
+    assert (second.job_id, second.name, second.payload, second.attempt) == ("chain", "second", b"2", 1)
+    assert (second.chain_index, second.created_at) == (1, first.created_at)
+    assert second.token != first.token
+    await apply(storage, completed(second, b"done"))
+    assert await storage.result("chain") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"done")
+    counts = await storage.counts()
+    assert sum(counts.values()) == counts[JobState.COMPLETED] == 1
+
+
+@case(guarantees=(3, 6))
+async def continuing_again_changes_nothing(harness: Harness) -> None:
+    """The same settlement again says so; once the next link runs, nothing of the old claim has any effect."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"))
+    first = await claim_one(storage)
+    step = continued(first, payload=b"2")
+    await apply(storage, step)
+    assert (await settle(storage, step)).status is SettleStatus.ALREADY_APPLIED
+    assert (await settle(storage, completed(first))).status is SettleStatus.ALREADY_APPLIED
+    second = await claim_one(storage)
+    for late in (step, completed(first), failed(first), continued(first, payload=b"other")):
+        assert await settle(storage, late) == TAKEN
+    assert first.token in (await storage.renew([first, second])).lost
+    assert await claim(storage, 5) == []
+    await apply(storage, completed(second))
+
+
+@case(guarantees=(3, 6))
+async def a_late_continuation_continues_nothing(harness: Harness) -> None:
+    """Whose lease was lost cannot replace the job that somebody else has now."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain", payload=b"1"))
+    (old,) = await crash(harness, storage)
+    await recover(harness, storage, 1)
+    assert await settle(storage, continued(old, payload=b"2")) == TAKEN
+    assert (await claim_one(storage)).payload == b"1"
+
+
+@case(guarantees=(6,))
+async def a_continuation_can_wait(harness: Harness) -> None:
+    """With a delay the next link is scheduled, wakes a worker when it is due, and is cancelled as any job."""
+    storage = await harness.open()
+    await enqueue(storage, job("later"), job("never"))
+    for held in await claim(storage, 2):
+        delay = harness.moment if held.job_id == "later" else HOUR
+        await apply(storage, continued(held, payload=b"2", delay=delay))
+        assert await state(storage, held.job_id) is JobState.SCHEDULED
+        assert (await status(storage, held.job_id)).next_run_at is not None
+    await storage.cancel("never")
+    assert await storage.result("never") == JobOutcome(kind=OutcomeKind.CANCELLED)
+    await harness.advance(harness.moment)
+    assert (await next_claim(storage)).payload == b"2"
+
+
+@case(guarantees=(6,))
+async def a_continuation_wakes_waiting_workers(harness: Harness) -> None:
+    """A worker that waits for work takes the next link."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("chain"))
+    first = await claim_one(storage)
+    waiting = asyncio.create_task(next_claim(other))
+    async with background(waiting):
+        await asyncio.sleep(0)
+        await apply(storage, continued(first, payload=b"2"))
+        assert (await waiting).payload == b"2"
+
+
+@case()
+async def a_continuation_stands_behind_those_who_wait(harness: Harness) -> None:
+    """A long chain does not keep the others waiting."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"), job("other"))
+    await apply(storage, continued(await claim_one(storage)))
+    assert ids(await claim(storage, 2)) == ["other", "chain"]
+
+
+@case(needs=(PRIORITY_ORDER,))
+async def a_continuation_has_a_priority_of_its_own(harness: Harness) -> None:
+    """The next link stands where its own priority puts it."""
+    storage = await harness.open()
+    await enqueue(storage, job("up", priority=5), job("middle", priority=5), job("down", priority=5))
+    for held in await claim(storage, 3):
+        if held.job_id == "middle":
+            await apply(storage, retried(held))
+        else:
+            await apply(storage, continued(held, priority=1 if held.job_id == "up" else 9))
+    assert ids(await claim(storage, 3)) == ["up", "middle", "down"]
+
+
+@case(needs=(NAME_FILTER,))
+async def a_continuation_is_claimed_by_its_own_name(harness: Harness) -> None:
+    """Workers of the first link's name do not get the second link, those of its own do."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain", name="first"))
+    await apply(storage, continued(await claim_one(storage), name="second"))
+    assert await storage.claim("w", leases={"first": LEASE}, limit=1) == []
+    assert ids(await storage.claim("w", leases={"second": LEASE}, limit=1)) == ["chain"]
+
+
+@case(needs=(ORDERING_KEYS,))
+async def a_continuation_changes_ordering_keys(harness: Harness) -> None:
+    """The old key is free at once, the new one is respected."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain", ordering_key="a"), job("next of a", ordering_key="a"))
+    first = await claim_one(storage)
+    await enqueue(storage, job("of b", ordering_key="b"))
+    of_b = await claim_one(storage)
+    assert of_b.job_id == "of b"
+    await apply(storage, continued(first, ordering_key="b"))
+    assert ids(await claim(storage, 5)) == ["next of a"]
+    await apply(storage, completed(of_b))
+    assert ids(await claim(storage, 5)) == ["chain"]
+
+
+@case(guarantees=(5,))
+async def a_continued_job_is_recovered_as_its_link(harness: Harness) -> None:
+    """A crash in the second link repeats the second link, and counts its own attempts."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain", max_attempts=5))
+    await apply(storage, continued(await claim_one(storage), payload=b"2"))
+    await crash(harness, storage)
+    await recover(harness, storage, 1)
+    again = await claim_one(storage)
+    assert (again.payload, again.attempt, again.chain_index) == (b"2", 2, 1)
+
+
+@case(guarantees=(2,))
+async def a_chain_is_one_id(harness: Harness) -> None:
+    """While it goes on its id is a duplicate; it ends with its last link's retention."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"))
+    await apply(storage, continued(await claim_one(storage), keep=DROP))
+    (again,) = await storage.enqueue([job("chain")])
+    assert again.status is EnqueueStatus.DUPLICATE
+    await apply(storage, completed(await claim_one(storage)))
+    assert await state(storage, "chain") is None
+    await enqueue(storage, job("chain", payload=b"new"))
+    fresh = await claim_one(storage)
+    assert (fresh.payload, fresh.chain_index) == (b"new", 0)
+
+
+@case()
+async def a_chains_waiters_hear_its_end(harness: Harness) -> None:
+    """A continuation is no end: subscribers hear that the job is queued again, and then of its completion."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"))
+    first = await claim_one(storage)
+    async with storage.subscribe("chain") as events:
+        await apply(storage, continued(first))
+        await expect(events, JobEventKind.QUEUED)
+        await apply(storage, completed(await claim_one(storage)))
+        await expect(events, JobEventKind.ACTIVE, JobEventKind.COMPLETED)
+
+
+@case(guarantees=(6,))
+async def a_continuation_broken_off_can_be_repeated(harness: Harness) -> None:
+    """Broken off at any moment it did all of it or nothing, and the same again makes it all."""
+    storage = await harness.open()
+    for number in range(16):
+        await enqueue(storage, job(f"chain-{number}", payload=b"1"))
+        step = continued(await claim_one(storage), payload=b"2", delay=HOUR)
+        settling = asyncio.create_task(storage.settle([step]))
+        for _ in range(number):
+            await asyncio.sleep(0 if number < 8 else 0.0001)
+        settling.cancel()
+        await asyncio.gather(settling, return_exceptions=True)
+        assert await state(storage, step.claim.job_id) in (JobState.PROCESSING, JobState.SCHEDULED)
+        assert (await settle(storage, step)).status in (SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED)
+        found = await status(storage, step.claim.job_id)
+        assert (found.state, found.chain_index, found.attempt) == (JobState.SCHEDULED, 1, 0)
+
+
+@case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
+async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
+    """Whatever it was doing: its result is there, waiters are told, and nobody runs it any more."""
+    storage = await harness.open()
+    await enqueue(storage, job("failing"))
+    await apply(storage, retried(await claim_one(storage), HOUR))
+    await enqueue(storage, job("queued"), job("scheduled", delay=HOUR), job("prioritised", priority=5))
+    for job_id, was in (
+        ("failing", JobState.FAILING),
+        ("queued", JobState.QUEUED),
+        ("scheduled", JobState.SCHEDULED),
+        ("prioritised", JobState.QUEUED),
+    ):
+        async with storage.subscribe(job_id) as events:
+            assert await storage.complete(job_id, job_id.encode()) is was
+            await expect(events, JobEventKind.COMPLETED)
+        assert await storage.result(job_id) == JobOutcome(kind=OutcomeKind.COMPLETED, result=job_id.encode())
+    assert await claim(storage, 5) == []
+    assert (await storage.counts())[JobState.COMPLETED] == 4
+
+
+@case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
+async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Harness) -> None:
+    """The worker is told to look, and learns that the job is completed; what it settles has no effect."""
+    storage = await harness.open()
+    await enqueue(storage, job("running"))
+    held = await claim_one(storage)
+    async with storage.cancel_requests() as requests:
+        assert await storage.complete("running", b"outside") is JobState.PROCESSING
+        (event,) = await expect(requests, JobEventKind.CANCEL_REQUESTED)
+        assert event.job_id == "running"
+    assert (await storage.renew([held])).lost == {held.token: LossReason.COMPLETED}
+    assert await settle(storage, completed(held, b"inside")) == COMPLETED
+    assert await settle(storage, continued(held)) == COMPLETED
+    assert await storage.result("running") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"outside")
+
+
+@case(needs=(OUTSIDE_ENDINGS,))
+async def what_has_ended_is_not_completed_again(harness: Harness) -> None:
+    """Completed and failed jobs stay what they are, and of unknown ones nothing is made up."""
+    storage = await harness.open()
+    await enqueue(storage, job("completed"))
+    await apply(storage, completed(await claim_one(storage), b"1"))
+    await enqueue(storage, job("failed"))
+    await apply(storage, failed(await claim_one(storage)))
+    assert await storage.complete("completed", b"2") is JobState.COMPLETED
+    assert await storage.complete("failed", b"2") is JobState.FAILED
+    assert await storage.complete("unknown", b"2") is None
+    assert await storage.result("completed") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
+    assert await state(storage, "failed") is JobState.FAILED
+    assert await state(storage, "unknown") is None
+
+
+@case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
+async def of_two_endings_one_wins(harness: Harness) -> None:
+    """Completed by its worker and by others at once, a job has one result, and all but one are told."""
+    storage = await harness.open()
+    clients = [await harness.open(storage.queue) for _ in range(3)]
+    for number in range(10):
+        await enqueue(storage, job(f"job-{number}"))
+        held = await claim_one(storage)
+        settling = asyncio.create_task(settle(storage, completed(held, b"worker")))
+        states = await asyncio.gather(
+            *(client.complete(held.job_id, str(at).encode()) for at, client in enumerate(clients))
+        )
+        outcome = await settling
+        winners = [outcome.status is SettleStatus.APPLIED, *(found is JobState.PROCESSING for found in states)]
+        assert sum(winners) == 1
+        ended = await storage.result(held.job_id)
+        assert ended is not None
+        assert ended.result == [b"worker", b"0", b"1", b"2"][winners.index(True)]
+
+
+@case(needs=(OUTSIDE_ENDINGS,))
+async def a_completion_from_outside_has_a_retention(harness: Harness) -> None:
+    """The job's own, or the one given; with none the record is gone at once."""
+    storage = await harness.open()
+    await enqueue(storage, job("own", keep=DROP), job("given"))
+    await storage.complete("own", b"1")
+    await storage.complete("given", b"1", keep=DROP)
+    assert await storage.status(["own", "given"]) == [None, None]
+
+
+@case(needs=(OUTSIDE_ENDINGS, ORDERING_KEYS))
+async def an_ending_from_outside_frees_the_ordering_key(harness: Harness) -> None:
+    """The next job of the key is claimable, whether the first was running or waiting."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(str(number), ordering_key="key") for number in range(4)))
+    assert ids(await claim(storage, 5)) == ["0"]
+    await storage.complete("0", b"1")
+    assert ids(await claim(storage, 5)) == ["1"]
+    await storage.complete("2", b"1")
+    assert await storage.remove(["1"], running=True) == 1
+    assert ids(await claim(storage, 5)) == ["3"]
+
+
+@case(needs=(OUTSIDE_ENDINGS,))
+async def a_running_job_can_be_removed(harness: Harness) -> None:
+    """Only when asked for: then nothing is left, its worker is told to look, and its id is free."""
+    storage = await harness.open()
+    await enqueue(storage, job("running"), job("waiting", delay=HOUR))
+    held = await claim_one(storage)
+    assert await storage.remove(["running"]) == 0
+    async with storage.cancel_requests() as requests:
+        assert await storage.remove(["running", "waiting", "unknown"], running=True) == 2
+        await expect(requests, JobEventKind.CANCEL_REQUESTED)
+    assert await storage.status(["running", "waiting"]) == [None, None]
+    assert (await storage.renew([held])).lost == {held.token: LossReason.NOT_FOUND}
+    assert await settle(storage, completed(held)) == NOT_FOUND
+    await harness.advance(timedelta(0))
+    assert sum((await storage.counts()).values()) == 0
+    await enqueue(storage, job("running"))
+    assert (await claim_one(storage)).attempt == 1
