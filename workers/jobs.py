@@ -179,6 +179,14 @@ class Released:
 Settlement: TypeAlias = Completed | Retried | Failed | Released
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReport:
+    """How far a claimed job has come: JSON of the handler's choice, 4 KiB at most."""
+
+    claim: Claim
+    value: bytes = field(repr=False)
+
+
 class SettleStatus(StrEnum):
     """What a settlement did."""
 
@@ -260,7 +268,10 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time."""
+    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time.
+
+    `progress` is what a handler reported last, in whichever attempt.
+    """
 
     id: str
     name: str
@@ -273,6 +284,7 @@ class JobStatus:
     finished_at: datetime | None = None
     worker_id: str | None = None
     last_error: ErrorInfo | None = None
+    progress: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +314,7 @@ class JobEventKind(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     CANCEL_REQUESTED = "cancel_requested"
+    PROGRESS = "progress"
 
 
 TERMINAL_EVENTS: Final = frozenset({JobEventKind.COMPLETED, JobEventKind.FAILED, JobEventKind.CANCELLED})
