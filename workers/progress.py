@@ -14,13 +14,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from workers.jobs import Claim, ProgressReport
+from workers.jobs import Claim, ProgressReport, check_progress
 from workers.serde import JsonSerde
 from workers.storage.base import Storage
 
 PAUSE_SECONDS: Final = 0.1
 SEND_SECONDS: Final = 2.0
-MAX_BYTES: Final = 4_096
 
 _serde: Final = JsonSerde()
 
@@ -35,8 +34,7 @@ def encode_progress(value: object) -> bytes:
         encoded = _serde.dumps(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"progress must be a JSON value: {error}") from error
-    if len(encoded) > MAX_BYTES:
-        raise ValueError(f"progress must be at most {MAX_BYTES} bytes of JSON, not {len(encoded)}")
+    check_progress(encoded)
     return encoded
 
 
