@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import partial
 
 from workers.chains import Continuation
 from workers.errors import (
@@ -70,6 +72,8 @@ class Runner:
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
     queue: str
+    report: Callable[[Claim, bytes], None]
+    """Who is told of an attempt's progress while it runs."""
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
@@ -114,7 +118,12 @@ class Runner:
                 f"job {claim.job_id!r}: its payload of {len(claim.payload)} bytes cannot be decoded "
                 f"by {type(self.payload_serde).__name__}: {type(error).__name__}"
             ) from None
-        return AttemptContext(job=make_job(claim, payload, attempt.signal), queue=self.queue, worker_id=claim.worker_id)
+        job = make_job(claim, payload, attempt.signal, queue=self.queue, report=partial(self._report, attempt))
+        return AttemptContext(job=job, queue=self.queue, worker_id=claim.worker_id)
+
+    def _report(self, attempt: Attempt, progress: bytes) -> None:
+        if attempt.phase is not Phase.ENDED:  # a thread may go on when nobody listens any more
+            self.report(attempt.claim, progress)
 
     async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
         if handler.timeout is None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,12 @@ from typing import TypeAlias
 
 from workers.errors import LossReason, UnknownJobError
 from workers.jobs import Claim
+from workers.log_lines import log_line
+from workers.progress import encode_progress
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
+
+job_logger = logging.getLogger("workers.job")
 
 
 class SignalReason(StrEnum):
@@ -55,6 +60,10 @@ class Signal:
         return self.reason
 
 
+def _tell_nobody(progress: bytes) -> None:
+    """The progress of a job that no worker runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What a handler gets: the job, its decoded payload, and which attempt this is (the first is 1)."""
@@ -66,6 +75,30 @@ class Job:
     max_attempts: int
     created_at: datetime
     signal: Signal = field(default_factory=Signal)
+    queue: str = ""
+    report: Callable[[bytes], None] = field(default=_tell_nobody, repr=False, compare=False)
+    """Who is told of progress, encoded."""
+
+    def progress(self, value: object) -> None:
+        """`value` will be in `JobStatus.progress` as JSON, within about 0.1 s, unless a later one takes its place.
+
+        Returns at once and may be called from any thread, as often as you like. Best effort: a storage that cannot be
+        reached costs a report, never the job. It stays until the next report, also of a later attempt, and goes with
+        the record.
+
+        Raises:
+            ValueError: it is no JSON value, or longer than 4 KiB as one.
+        """
+        self.report(encode_progress(value))
+
+    def log(self, line: str) -> None:
+        """The line is in the log, by the logger `workers.job` at level info, with `job_id`, `job_name`, `attempt` and
+        `queue` as attributes of its record.
+
+        Control characters are escaped, what is over 8 KiB is cut. It is not kept in the queue, which would grow by it.
+        """
+        extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
+        job_logger.info("%s", log_line(line), extra={**extra, "queue": self.queue})
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]
@@ -135,10 +168,14 @@ class HandlerTable:
         return leases
 
 
-def make_job(claim: Claim, payload: object, signal: Signal) -> Job:
+def make_job(
+    claim: Claim, payload: object, signal: Signal, *, queue: str, report: Callable[[bytes], None] = _tell_nobody
+) -> Job:
     """The handler's view of a claim."""
     return Job(
         signal=signal,
+        queue=queue,
+        report=report,
         id=claim.job_id,
         name=claim.name,
         payload=payload,

@@ -21,6 +21,7 @@ MAX_CHAIN_INDEX: Final = 1_000_000
 UNCOUNTED_RETRIES: Final = 100
 """Uncounted retries in a row before one is counted after all, so that none can loop for ever."""
 
+MAX_PROGRESS_BYTES: Final = 4_096
 MAX_DELAY: Final = timedelta(days=36_525)
 MESSAGE_CHARACTERS: Final = 2_000
 STACK_CHARACTERS: Final = 8_000
@@ -204,6 +205,21 @@ class Released:
 Settlement: TypeAlias = Completed | Continued | Retried | Failed | Released
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReport:
+    """How far a claimed job has come: JSON of the handler's choice.
+
+    Raises:
+        ValueError: longer than 4 KiB.
+    """
+
+    claim: Claim
+    value: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_progress(self.value)
+
+
 class SettleStatus(StrEnum):
     """What a settlement did."""
 
@@ -285,7 +301,10 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time."""
+    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time.
+
+    `progress` is what a handler reported last, in whichever attempt.
+    """
 
     id: str
     name: str
@@ -299,6 +318,7 @@ class JobStatus:
     finished_at: datetime | None = None
     worker_id: str | None = None
     last_error: ErrorInfo | None = None
+    progress: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +348,7 @@ class JobEventKind(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     CANCEL_REQUESTED = "cancel_requested"
+    PROGRESS = "progress"
 
 
 TERMINAL_EVENTS: Final = frozenset({JobEventKind.COMPLETED, JobEventKind.FAILED, JobEventKind.CANCELLED})
@@ -374,6 +395,16 @@ def _check_whole(what: str, value: int, least: int, most: int) -> None:
     """Accept whole numbers in a range; `True` counts nothing, and a storage would cut 1.5 in its own way."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def check_progress(value: bytes) -> None:
+    """Accept at most 4 KiB.
+
+    Raises:
+        ValueError: it is longer.
+    """
+    if len(value) > MAX_PROGRESS_BYTES:
+        raise ValueError(f"progress must be at most {MAX_PROGRESS_BYTES} bytes long, not {len(value)}")
 
 
 def check_retention(value: Retention) -> None:

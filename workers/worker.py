@@ -28,6 +28,7 @@ from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.jobs import Claim, Completed, Continued, Failed, Released, Retried, SettleStatus, check_text, new_id
 from workers.leases import LeaseKeeper
+from workers.progress import ProgressReporter
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
@@ -80,6 +81,7 @@ class Worker:
         self._grace = grace
         self._observers = tuple(observers)
         self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
+        self._progress = ProgressReporter(storage, report=self._report)
         self._runner = Runner(
             handlers=table,
             retry=retry or RetryPolicy(),
@@ -87,6 +89,7 @@ class Worker:
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
             queue=storage.queue,
+            report=self._progress.put,
         )
         self._leases = LeaseKeeper(
             storage,
@@ -147,6 +150,7 @@ class Worker:
                     side.create_task(self._settler.run(), name="settle"),
                     side.create_task(self._leases.run(), name="renew-leases"),
                     side.create_task(self._cancels.run(), name="hear-cancels"),
+                    side.create_task(self._progress.run(), name="report-progress"),
                 ]
                 try:
                     async with asyncio.TaskGroup() as intake:
@@ -269,6 +273,7 @@ class Worker:
                 self._emit(WorkerEventKind.ACTIVE, claim=claim)
             ending = await self._runner.run(attempt)
             if ending.settlement is not None:
+                await self._progress.flush(claim)
                 await self._settle(attempt, ending)
         finally:
             self._leases.drop(claim)

@@ -29,7 +29,7 @@ async def log_attempts(context: AttemptContext, proceed: Next) -> object:
     never a payload, result or message. Failures are errors, retries and lost leases warnings, the rest info. See
     `AttemptFilter` for the handler's lines.
     """
-    bound = _current.set(context.job)
+    _current.set(context.job)  # for good: the attempt's task has a context of its own
     started = time.monotonic()
     error: BaseException | None = None
     try:
@@ -39,7 +39,6 @@ async def log_attempts(context: AttemptContext, proceed: Next) -> object:
         raise
     finally:
         _log_end(context.job, error, time.monotonic() - started)
-        _current.reset(bound)
 
 
 def _log_end(job: Job, error: BaseException | None, seconds: float) -> None:

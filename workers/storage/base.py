@@ -18,6 +18,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Renewal,
     Retention,
@@ -129,6 +130,13 @@ class Storage(Protocol):
         State, result and expiry are stored in one step. `already_applied`: this token settled the job before, as when
         the reply to the first call was lost. `lost`: another claim, or none, holds it; nothing changed. `connection` as
         in `enqueue`: the settlements then hold with that transaction, or not at all.
+        """
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        """The job of every claim that still holds it has this for its progress; subscribers are told.
+
+        Of several reports of one claim the last counts. It stays until the next report, also of a later attempt, and
+        goes with the record; a new generation begins without.
         """
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:

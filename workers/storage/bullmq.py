@@ -29,6 +29,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Renewal,
     Settlement,
@@ -140,6 +141,9 @@ class BullMQStorage:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         return await self._claims.settle(settlements)
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        await self._claims.progress(reports)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return await self._claims.recover(max_stalls)

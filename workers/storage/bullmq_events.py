@@ -32,6 +32,7 @@ KINDS: Final[Mapping[str, JobEventKind]] = {
     "completed": JobEventKind.COMPLETED,
     "failed": JobEventKind.FAILED,
     "delayed": JobEventKind.FAILING,
+    "progress": JobEventKind.PROGRESS,
     CANCELLED_EVENT: JobEventKind.CANCELLED,
     CANCEL_REQUESTED_EVENT: JobEventKind.CANCEL_REQUESTED,
 }

@@ -125,7 +125,7 @@ class Jobs:
 
     async def retry(self, ids: Sequence[str]) -> int:
         """See `Storage.retry`."""
-        forgotten = ("stc", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
+        forgotten = ("stc", "progress", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
 
         def plan(raw: str) -> list[Command]:
             return [self._lua.reprocess(raw), ("HDEL", self._lua.job(raw), *forgotten)]

@@ -27,7 +27,7 @@ def as_processor(
 
     `UnrecoverableError` fails the job for good. `Retry` puts it aside for as long as it says, counted or not; without a
     time for as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does
-    not count lost locks as attempts. Payload and result are JSON values; the signal never fires.
+    not count lost locks as attempts. Payload and result are JSON values; the signal never fires, progress goes nowhere.
     """
     runner = Handler(handler)
     fallback = retry or RetryPolicy()
@@ -35,7 +35,9 @@ def as_processor(
     async def process(job: Any, token: str) -> object:
         claim = _claim(job, token)
         context = AttemptContext(
-            job=make_job(claim, job.data, Signal()), queue=job.queueQualifiedName, worker_id=claim.worker_id
+            job=make_job(claim, job.data, Signal(), queue=job.queueQualifiedName),
+            queue=job.queueQualifiedName,
+            worker_id=claim.worker_id,
         )
         try:
             return await call(runner, context, ())

@@ -67,6 +67,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -191,6 +192,9 @@ class FileStorage:
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "FileStorage")
         return await self._write(lambda state, now: state.settle(settlements, now)) if settlements else []
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        await self._write(lambda state, now: state.progress(reports, now))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return await self._write(lambda state, now: state.recover(limit, max_stalls, now))

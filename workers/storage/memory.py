@@ -22,6 +22,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Renewal,
     Retention,
@@ -92,6 +93,9 @@ class MemoryStorage:
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "MemoryStorage")
         return self._queue.settle(settlements, self._now())
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        self._queue.progress(reports, self._now())
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return self._queue.recover(limit, max_stalls, self._now())

@@ -43,6 +43,7 @@ from workers.jobs import (
     NewJob,
     OutcomeKind,
     Page,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -210,6 +211,12 @@ class RedisStorage:
             answer = unpack(await self._lua.run("settle", pack(some), UNCOUNTED_RETRIES))
             outcomes += [OUTCOMES[code] for code in answer]
         return outcomes
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        for start in range(0, len(reports), AT_ONCE):
+            some = reports[start : start + AT_ONCE]
+            packed = [(one.claim.job_id.encode(), redis_codec.token_of(one.claim), one.value) for one in some]
+            await self._lua.run("progress", pack(packed))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         answer = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))

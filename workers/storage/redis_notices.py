@@ -36,6 +36,7 @@ KINDS: Final[Mapping[int, JobEventKind]] = {
     5: JobEventKind.FAILED,
     6: JobEventKind.CANCELLED,
     7: JobEventKind.CANCEL_REQUESTED,
+    8: JobEventKind.PROGRESS,
 }
 
 PING_SECONDS: Final = 10.0

@@ -25,6 +25,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -197,6 +198,10 @@ class SqlStorage:
         if not settlements:
             return []
         return await asyncio.wrap_future(self._writable().settle(self._transaction, settlements))
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        if reports:
+            await asyncio.wrap_future(self._writable().progress(self._transaction, reports))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return await asyncio.wrap_future(self._writable().recover(self._transaction, bounded_count(limit), max_stalls))

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 
-from workers.jobs import Claim, EnqueueResult, NewJob, Recovery, Renewal, Settlement, SettleOutcome
+from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
 from workers.storage.sql_notices import Notices
 from workers.storage.sql_rows import Transaction
@@ -45,6 +45,8 @@ class Database(Protocol):
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]: ...
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
+
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]: ...
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
 

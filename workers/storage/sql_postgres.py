@@ -32,6 +32,7 @@ from workers.jobs import (
     EnqueueResult,
     JobEventKind,
     NewJob,
+    ProgressReport,
     Recovery,
     Renewal,
     Settlement,
@@ -109,6 +110,9 @@ class PostgresDatabase:
         if any(isinstance(settlement, Completed) and settlement.then for settlement in settlements):
             return self.change(begin, work)
         return self._step(self._prompt, begin, work)
+
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
+        return self._step(self._prompt, begin, partial(sql_postgres_steps.progress, reports=reports))
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
         return self.change(begin, partial(sql_leases.recover, limit=limit, max_stalls=max_stalls))

@@ -35,7 +35,7 @@ from sqlalchemy import URL, Connection, NullPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.jobs import Claim, EnqueueResult, NewJob, Recovery, Renewal, Settlement, SettleOutcome
+from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage import sql_claim, sql_enqueue, sql_leases, sql_settle
 from workers.storage.base import Limits
 from workers.storage.sql_caller import Callers, real_path
@@ -224,6 +224,9 @@ class SqliteDatabase:
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(sql_settle.settle, settlements=settlements))
+
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
+        return self.change(begin, partial(sql_leases.progress, reports=reports))
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
         return self.change(begin, partial(sql_leases.recover, limit=limit, max_stalls=max_stalls))

@@ -33,6 +33,7 @@ from workers.jobs import (
     JobEventKind,
     JobState,
     NewJob,
+    ProgressReport,
     Released,
     Retried,
     SettleStatus,
@@ -433,6 +434,23 @@ async def test_anybody_may_migrate_at_once(postgres_url: str) -> None:
         await storage.enqueue([job("a")])
         await storage.migrate()
         assert await ids(storage) == ["a"]
+
+
+async def test_tables_of_version_1_are_brought_forward(postgres_url: str, admin: psycopg.Connection) -> None:
+    """Jobs of a database from before there was progress stay, and can report it after the migration."""
+    await SqlStorage(postgres_url).migrate()
+    async with connected(SqlStorage(postgres_url)) as storage:
+        await storage.enqueue([job("a")])
+    admin.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
+    admin.execute("DROP FUNCTION workers_progress")
+    admin.execute("UPDATE workers_schema SET version = 1")
+    with pytest.raises(StorageError, match="migrate"):
+        await SqlStorage(postgres_url).connect()
+    await SqlStorage(postgres_url).migrate()
+    async with connected(SqlStorage(postgres_url)) as storage:
+        [claimed] = await claim(storage)
+        await storage.progress([ProgressReport(claim=claimed, value=b"1")])
+        assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
 
 
 async def test_missing_tables_say_what_to_do(postgres_url: str) -> None:
