@@ -29,6 +29,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -194,9 +195,13 @@ class SqlStorage:
             return Renewal()
         return await asyncio.wrap_future(self._writable().renew(self._transaction, claims))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
         if not settlements:
             return []
+        if connection is not None:
+            return await self._database().settle_with(connection, self._transaction, settlements)
         return await asyncio.wrap_future(self._writable().settle(self._transaction, settlements))
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -263,8 +268,13 @@ class SqlStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._write(partial(sql_manage.retry, ids=ids))
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._write(partial(sql_manage.remove, ids=ids))
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        return await self._write(partial(sql_manage.remove, ids=ids, running=running), connection)
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        return await self._write(partial(sql_manage.complete, job_id=job_id, result=result, keep=keep), connection)
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(partial(sql_manage.promote, ids=ids))
@@ -308,7 +318,9 @@ class SqlStorage:
     async def _read(self, work: Callable[[Transaction], T]) -> T:
         return await asyncio.wrap_future(self._database().look(self._transaction, work))
 
-    async def _write(self, work: Callable[[Transaction], T]) -> T:
+    async def _write(self, work: Callable[[Transaction], T], connection: object | None = None) -> T:
+        if connection is not None:
+            return await self._database().change_with(connection, self._transaction, work)
         return await asyncio.wrap_future(self._writable().change(self._transaction, work))
 
     def _wake(self) -> None:

@@ -28,12 +28,7 @@ class Database(Protocol):
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]: ...
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """The jobs are part of the caller's transaction, and announced when it has committed.
-
-        Raises:
-            TypeError: `connection` is not an SQLAlchemy connection or session.
-            StorageError: it belongs to another database.
-        """
+        """As `change_with`."""
 
     def claim(
         self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int
@@ -46,6 +41,11 @@ class Database(Protocol):
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
 
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        """As `change_with`."""
+
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]: ...
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
@@ -55,6 +55,14 @@ class Database(Protocol):
 
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         """`work` in a transaction of its own, rolled back when it raises; its events are announced."""
+
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        """What `work` does is part of the caller's transaction, and announced when that has committed.
+
+        Raises:
+            TypeError: `connection` is not an SQLAlchemy connection or session.
+            StorageError: it belongs to another database.
+        """
 
     def refuse_nested(self) -> None:
         """Nothing happens unless a change would wait for a transaction that the running task itself holds open.

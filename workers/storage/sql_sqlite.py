@@ -15,6 +15,7 @@ All storages of a process on one file share one `SqliteDatabase`, whatever their
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import queue
@@ -200,18 +201,7 @@ class SqliteDatabase:
         return self.change(begin, partial(sql_enqueue.enqueue, jobs=jobs))
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        queue = 0
-
-        def run(sync: Connection) -> list[EnqueueResult]:
-            nonlocal queue
-            transaction = begin(sync)
-            queue = transaction.queue
-            sql_enqueue.lock(transaction)
-            results = sql_enqueue.enqueue(transaction, jobs)
-            self.events.record(transaction, own=False)
-            return results
-
-        return await self.callers.join(connection, run, lambda: self.notices.tell(queue, (), wake=True))
+        return await self.change_with(connection, begin, partial(sql_enqueue.enqueue, jobs=jobs))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
         return self.change(begin, partial(sql_claim.claim, worker_id=worker_id, leases=leases, limit=limit))
@@ -224,6 +214,11 @@ class SqliteDatabase:
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(sql_settle.settle, settlements=settlements))
+
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        return await self.change_with(connection, begin, partial(sql_settle.settle, settlements=settlements))
 
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
         return self.change(begin, partial(sql_leases.progress, reports=reports))
@@ -246,6 +241,22 @@ class SqliteDatabase:
             return result
 
         return self._writer.submit(run)
+
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        def run(sync: Connection) -> T:
+            transaction = begin(sync)
+            sql_enqueue.lock(transaction)
+            result = work(transaction)
+            self.events.record(transaction, own=False)
+            return result
+
+        return await self.callers.join(connection, run, self.look_now)
+
+    def look_now(self) -> None:
+        """Something was committed in this process: who waits or listens hears of it without the watcher's help."""
+        self.notices.wake_all()
+        with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
+            self._reader.submit(self.events.read)
 
     def refuse_nested(self) -> None:
         self.callers.refuse_nested()
