@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -18,21 +17,29 @@ from workers.errors import (
     LossReason,
     Retry,
     StalledError,
+    TransactionError,
     UnrecoverableError,
 )
 from workers.handlers import AttemptContext, Handler, HandlerTable, Middleware, Signal, SignalReason, call, make_job
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
+from workers.progress import ProgressReporter
 from workers.retry import RetryPolicy
 from workers.serde import Serde
+from workers.storage.base import Storage
+from workers.transactions import OwnTransaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How an attempt ended: what to settle (None: the lease is lost, nothing may be), and the error behind it."""
+    """How an attempt ended: what to settle (None: the lease is lost, nothing may be), and the error behind it.
+
+    `settled`: the handler has committed the settlement itself.
+    """
 
     settlement: Settlement | None
     error: BaseException | None = None
     duration: timedelta = timedelta(0)
+    settled: bool = False
 
 
 class Phase(Enum):
@@ -51,10 +58,20 @@ class Attempt:
     signal: Signal = field(default_factory=Signal)
     phase: Phase = Phase.STARTING
     task: asyncio.Task[None] | None = None
+    own: OwnTransaction | None = None
+
+    @property
+    def settled(self) -> Completed | Continued | None:
+        """What the handler has committed in a transaction of its own."""
+        return None if self.own is None else self.own.settled
 
     def interrupt(self, reason: SignalReason, loss: LossReason | None = None) -> bool:
-        """The handler is told why and cancelled, or never starts. False: it had ended, nothing happened."""
-        if self.phase is Phase.ENDED:
+        """The handler is told why and cancelled, or never starts. False: it had ended, nothing happened.
+
+        One whose own transaction has ended the job has nothing left to lose, and is told of a shutdown only.
+        """
+        ended = self.own is not None and self.own.beyond_recall and reason is not SignalReason.SHUTDOWN
+        if ended or self.phase is Phase.ENDED:
             return False
         self.signal.fire(reason, loss)
         if self.phase is Phase.RUNNING and self.task is not None:
@@ -71,9 +88,8 @@ class Runner:
     payload_serde: Serde
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
-    queue: str
-    report: Callable[[Claim, bytes], None]
-    """Who is told of an attempt's progress while it runs."""
+    storage: Storage
+    progress: ProgressReporter
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
@@ -92,7 +108,7 @@ class Runner:
             attempt.phase = Phase.RUNNING
             result = await self._bounded(handler, context)
             attempt.phase = Phase.ENDED
-            settlement: Settlement | None = self._success(attempt.claim, result)
+            settlement: Settlement | None = attempt.settled or self._success(attempt.claim, result)
             error = None
         except GeneratorExit:  # the loop is being torn down: awaiting anything more is an error
             raise
@@ -102,7 +118,12 @@ class Runner:
             settlement, error = _settlement_of(attempt, caught, policy), caught
         if attempt.signal.reason is SignalReason.LEASE_LOST:
             settlement = None
-        return Ending(settlement=settlement, error=error, duration=timedelta(seconds=time.monotonic() - started))
+        return Ending(
+            settlement=attempt.settled or settlement,
+            error=error,
+            duration=timedelta(seconds=time.monotonic() - started),
+            settled=attempt.settled is not None,
+        )
 
     def _handler(self, claim: Claim) -> Handler:
         if claim.stalled is not None:
@@ -118,12 +139,27 @@ class Runner:
                 f"job {claim.job_id!r}: its payload of {len(claim.payload)} bytes cannot be decoded "
                 f"by {type(self.payload_serde).__name__}: {type(error).__name__}"
             ) from None
-        job = make_job(claim, payload, attempt.signal, queue=self.queue, report=partial(self._report, attempt))
-        return AttemptContext(job=job, queue=self.queue, worker_id=claim.worker_id)
+        attempt.own = OwnTransaction(
+            self.storage, claim, success=partial(self._success, claim), flush=self.progress.flush
+        )
+        job = make_job(
+            claim,
+            payload,
+            attempt.signal,
+            queue=self.storage.queue,
+            report=partial(self._report, attempt),
+            own=attempt.own,
+        )
+        return AttemptContext(job=job, queue=self.storage.queue, worker_id=claim.worker_id)
 
     def _report(self, attempt: Attempt, progress: bytes) -> None:
+        if attempt.own is not None and attempt.own.open:
+            raise TransactionError(
+                f"job {attempt.claim.job_id!r}: progress could only be told when its transaction has ended;"
+                " report it before"
+            )
         if attempt.phase is not Phase.ENDED:  # a thread may go on when nobody listens any more
-            self.report(attempt.claim, progress)
+            self.progress.put(attempt.claim, progress)
 
     async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
         if handler.timeout is None:

@@ -9,18 +9,23 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from workers.errors import LossReason, UnknownJobError
+from workers.errors import LossReason, UnknownJobError, Unsupported
 from workers.jobs import Claim
 from workers.log_lines import log_line
 from workers.progress import encode_progress
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
+from workers.transactions import OwnTransaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
 
 job_logger = logging.getLogger("workers.job")
 
@@ -78,6 +83,8 @@ class Job:
     queue: str = ""
     report: Callable[[bytes], None] = field(default=_tell_nobody, repr=False, compare=False)
     """Who is told of progress, encoded."""
+    own: OwnTransaction | None = field(default=None, repr=False, compare=False)
+    """What `transaction` begins; None where no worker of this package runs the job."""
 
     def progress(self, value: object) -> None:
         """`value` will be in `JobStatus.progress` as JSON, within about 0.1 s, unless a later one takes its place.
@@ -99,6 +106,39 @@ class Job:
         """
         extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
         job_logger.info("%s", log_line(line), extra={**extra, "queue": self.queue})
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """`async with job.transaction() as session:` what the block writes and the job's end are committed together.
+
+        The session is on the queue's own database. At the end of the block the job ends as `complete` was told, or
+        completes with None, and what the handler returns or raises afterwards does not matter any more. A block that
+        raises has written nothing, and its exception is a failure as any other. Pass `connection=session` to enqueue
+        other jobs in it.
+
+        On SQLite the block holds the only write lock: keep it short. `progress` is refused in it.
+
+        Raises:
+            Unsupported: the storage has no `limits.transactions`.
+            LeaseLost: at the end of the block: the job is somebody else's by now, so nothing was written.
+            TransactionError: at the end of the block: it was committed or rolled back inside.
+            StorageUnavailable: the database did not answer, or another transaction held its lock too long.
+        """
+        return self._needed().begin()
+
+    def complete(self, result: object = None) -> None:
+        """In the block of `transaction`: the job ends with it as if the handler had returned `result`, which may be
+        `continue_with(...)`.
+
+        Raises:
+            UnrecoverableError: `result` cannot be encoded, or the job not be continued so.
+            RuntimeError: outside of such a block, or for the second time in it.
+        """
+        self._needed().complete(result)
+
+    def _needed(self) -> OwnTransaction:
+        if self.own is None:
+            raise Unsupported("this job is not run by a worker of this package, which alone can commit its end")
+        return self.own
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]
@@ -169,13 +209,20 @@ class HandlerTable:
 
 
 def make_job(
-    claim: Claim, payload: object, signal: Signal, *, queue: str, report: Callable[[bytes], None] = _tell_nobody
+    claim: Claim,
+    payload: object,
+    signal: Signal,
+    *,
+    queue: str,
+    report: Callable[[bytes], None] = _tell_nobody,
+    own: OwnTransaction | None = None,
 ) -> Job:
     """The handler's view of a claim."""
     return Job(
         signal=signal,
         queue=queue,
         report=report,
+        own=own,
         id=claim.job_id,
         name=claim.name,
         payload=payload,

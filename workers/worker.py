@@ -88,8 +88,8 @@ class Worker:
             payload_serde=payload_serde or JsonSerde(),
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
-            queue=storage.queue,
-            report=self._progress.put,
+            storage=storage,
+            progress=self._progress,
         )
         self._leases = LeaseKeeper(
             storage,
@@ -272,7 +272,9 @@ class Worker:
             if claim.stalled is None:
                 self._emit(WorkerEventKind.ACTIVE, claim=claim)
             ending = await self._runner.run(attempt)
-            if ending.settlement is not None:
+            if ending.settled:
+                self._report_ending(claim, ending)
+            elif ending.settlement is not None:
                 await self._progress.flush(claim)
                 await self._settle(attempt, ending)
         finally:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
@@ -71,6 +72,9 @@ class Database(Protocol):
             TransactionError: it would.
         """
 
+    def look_now(self) -> None:
+        """Who waits or listens hears at once of what was committed behind our back, by a caller's connection."""
+
     def hear(self) -> None:
         """From now on waiters are told of what other processes commit, and look again once that is so."""
 
@@ -96,6 +100,9 @@ class Target(Protocol):
 
     def acquire(self) -> Database:
         """This process's database, with one user more; each must `release` it."""
+
+    def async_engine(self) -> AsyncEngine:
+        """A new engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
 
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""

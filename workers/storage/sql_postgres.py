@@ -23,6 +23,7 @@ from typing import ClassVar, Final, TypeVar
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
 from workers.errors import StorageError, StorageUnavailable
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 _PROMPT: Final = 3
 _PATIENT: Final = 2
+_SESSIONS: Final = 10
 _CONNECT_TIMEOUT: Final = timedelta(seconds=10)
 _MIGRATION_LOCK: Final = 8_317_402_561  # any number nobody else locks
 
@@ -143,6 +145,9 @@ class PostgresDatabase:
 
     def refuse_nested(self) -> None:
         """Nothing to do: beside a caller's transaction others go on."""
+
+    def look_now(self) -> None:
+        """Nothing to do: the server tells everybody."""
 
     def hear(self) -> None:
         self._listener.start()
@@ -282,6 +287,17 @@ class PostgresTarget:
         )
         event.listen(engine, "checkout", _refuse_closed)
         return engine
+
+    def async_engine(self) -> AsyncEngine:
+        return create_async_engine(
+            self.full_url.set(drivername="postgresql+psycopg"),
+            hide_parameters=True,
+            pool_size=_SESSIONS,
+            max_overflow=0,
+            pool_timeout=self.busy_timeout.total_seconds(),
+            pool_pre_ping=True,
+            connect_args=self._connect_args(),
+        )
 
     def listening_connection(self) -> psycopg.Connection:
         """A connection of its own, outside transactions."""

@@ -32,8 +32,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
-from sqlalchemy import URL, Connection, NullPool, create_engine, event
+from sqlalchemy import URL, AsyncAdaptedQueuePool, Connection, Engine, NullPool, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.util import await_only
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
@@ -253,7 +257,7 @@ class SqliteDatabase:
         return await self.callers.join(connection, run, self.look_now)
 
     def look_now(self) -> None:
-        """Something was committed in this process: who waits or listens hears of it without the watcher's help."""
+        """Without waiting for the watcher."""
         self.notices.wake_all()
         with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
             self._reader.submit(self.events.read)
@@ -327,16 +331,23 @@ def open_writer(path: str, busy_timeout: timedelta) -> Connection:
         connection.close()
         raise
 
+    _begin_as_writer(connection, path, busy_timeout, pause=time.sleep)
+    return connection
+
+
+def _begin_as_writer(
+    target: Connection | Engine, path: str, busy_timeout: timedelta, *, pause: Callable[[float], object]
+) -> None:
+    """Every transaction of `target` takes the write lock as it begins."""
     opened = _file(path)
 
     def begin(connection: Connection) -> None:
         # A file that was deleted or replaced takes writes without a word, and nobody would ever see them.
         if _file(path) != opened:
             raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
-        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout)
+        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout, pause=pause)
 
-    event.listen(connection, "begin", begin)
-    return connection
+    event.listen(target, "begin", begin)
 
 
 def _file(path: str) -> tuple[int, int] | None:
@@ -348,7 +359,9 @@ def _file(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _retry_while_busy(work: Callable[[], T], busy_timeout: timedelta) -> T:
+def _retry_while_busy(
+    work: Callable[[], T], busy_timeout: timedelta, *, pause: Callable[[float], object] = time.sleep
+) -> T:
     deadline = time.monotonic() + busy_timeout.total_seconds()
     while True:
         try:
@@ -356,7 +369,7 @@ def _retry_while_busy(work: Callable[[], T], busy_timeout: timedelta) -> T:
         except DBAPIError as error:
             if not is_busy(error) or time.monotonic() >= deadline:
                 raise
-        time.sleep(random.uniform(*_BUSY_PAUSE))  # noqa: S311 - spreads retries, protects nothing
+        pause(random.uniform(*_BUSY_PAUSE))  # noqa: S311 - spreads retries, protects nothing
 
 
 def _pragma(connection: Connection, pragma: str) -> object:
@@ -377,6 +390,30 @@ def _connect(path: str, busy_timeout: timedelta) -> Connection:
         connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
     )
     return engine.connect()
+
+
+def async_engine(path: str, busy_timeout: timedelta) -> AsyncEngine:
+    """One connection, for which the tasks of this process queue up: there is one writer at a time anyway."""
+    engine = create_async_engine(
+        URL.create("sqlite+aiosqlite", database=path),
+        hide_parameters=True,
+        poolclass=AsyncAdaptedQueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=busy_timeout.total_seconds(),
+        connect_args={"timeout": 0, "isolation_level": None},
+    )
+
+    def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    event.listen(engine.sync_engine, "connect", configure)
+    # In the event loop, where the waiting must be awaited.
+    _begin_as_writer(engine.sync_engine, path, busy_timeout, pause=lambda seconds: await_only(asyncio.sleep(seconds)))
+    return engine
 
 
 def migrate(path: str, busy_timeout: timedelta, make_tables: Callable[[Connection], None]) -> None:
@@ -444,6 +481,9 @@ class SqliteTarget:
 
     def acquire(self) -> SqliteDatabase:
         return acquire(self.path, self.busy_timeout)
+
+    def async_engine(self) -> AsyncEngine:
+        return async_engine(self.path, self.busy_timeout)
 
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         if not Path(self.path).parent.is_dir():
