@@ -33,11 +33,6 @@ _HOLDERS = expanding(
 )
 _EXTEND = expanding("UPDATE workers_jobs SET lease_until = :lease_until WHERE seq IN :seqs", "seqs")
 _STATES = expanding("SELECT id, state, expires_at FROM workers_jobs WHERE queue = :queue AND id IN :ids", "ids")
-_SETTLED_BY = expanding(
-    "SELECT id, token FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state <> 'processing'"
-    " AND token IS NOT NULL",
-    "ids",
-)
 _REPORT = text(
     "UPDATE workers_jobs SET progress = :progress"
     " WHERE seq = :seq AND +queue = :queue AND id = :id AND token = :token AND state = 'processing'"
@@ -109,15 +104,6 @@ def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReas
             elif state != RowState.CANCELLED and expires_at > transaction.now:
                 reasons[job_id] = LossReason.COMPLETED
     return reasons
-
-
-def continued(transaction: Transaction, claims: Sequence[Claim]) -> set[str]:
-    """The tokens that settled their job as one which goes on: since then it stands under another number."""
-    settled_by: dict[str, bytes] = {}
-    for batch in batches([transaction.encode(claim.job_id) for claim in claims]):
-        rows = transaction.connection.execute(_SETTLED_BY, {"queue": transaction.queue, "ids": list(batch)})
-        settled_by.update((transaction.decode(job_id), token) for job_id, token in rows)
-    return {claim.token for claim in claims if settled_by.get(claim.job_id) == decode_token(claim.token)[1]}
 
 
 def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recovery:

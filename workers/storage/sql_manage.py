@@ -95,7 +95,8 @@ def _find_to_end(transaction: Transaction, ids: Sequence[str]) -> list[RowMappin
         for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
             place = {"queue": transaction.queue, "ids": list(batch)}
             locked.update(transaction.connection.execute(_KEYED, place).scalars())
-        transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": list(locked)})
+        if locked:
+            transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": list(locked)})
         found = _find(transaction, ids)
         if all(row["ordering_key"] is None or row["seq"] in locked for row in found):
             return found

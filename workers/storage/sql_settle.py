@@ -30,7 +30,7 @@ from workers.jobs import (
 from workers.storage.rules import count_retry
 from workers.storage.sql_claim import unhold
 from workers.storage.sql_enqueue import delete, enqueue, fields, next_seq
-from workers.storage.sql_leases import continued, why_lost
+from workers.storage.sql_leases import why_lost
 from workers.storage.sql_rows import (
     RowState,
     Transaction,
@@ -65,6 +65,11 @@ _WAIT_AGAIN = text(
     "UPDATE workers_jobs SET state = :state, worker = NULL, lease_until = NULL, cancel_requested = 0,"
     " attempts = :attempts, uncounted = :uncounted, run_at = coalesce(:run_at, run_at),"
     " error = coalesce(:error, error) WHERE seq = :seq"
+)
+_SETTLED_BY = expanding(
+    "SELECT id, token FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state <> 'processing'"
+    " AND token IS NOT NULL",
+    "ids",
 )
 # Under a new number, by which it stands behind everything that is there.
 _GO_ON = text(
@@ -240,7 +245,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
 
 def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[str, SettleOutcome]:
     """What to say, by token, of claims whose token leads to no job of theirs."""
-    before = continued(transaction, claims)
+    before = _continued(transaction, claims)
     reasons = why_lost(transaction, [claim.job_id for claim in claims if claim.token not in before])
     return {
         claim.token: _ALREADY_APPLIED
@@ -248,6 +253,15 @@ def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[st
         else SettleOutcome(status=SettleStatus.LOST, reason=reasons[claim.job_id])
         for claim in claims
     }
+
+
+def _continued(transaction: Transaction, claims: Sequence[Claim]) -> set[str]:
+    """The tokens that settled their job as one which goes on: since then it stands under another number."""
+    settled_by: dict[str, bytes] = {}
+    for batch in batches([transaction.encode(claim.job_id) for claim in claims]):
+        rows = transaction.connection.execute(_SETTLED_BY, {"queue": transaction.queue, "ids": list(batch)})
+        settled_by.update((transaction.decode(job_id), token) for job_id, token in rows)
+    return {claim.token for claim in claims if settled_by.get(claim.job_id) == decode_token(claim.token)[1]}
 
 
 def _decide(work: _Batch, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:

@@ -174,15 +174,30 @@ async def test_writing_beside_a_settlement_is_refused_at_once(storage: SqlStorag
 
 
 @on_postgres
-async def test_claims_pass_over_what_a_transaction_settles(storage: SqlStorage, engine: AsyncEngine) -> None:
-    """An open settlement keeps its job's ordering key from being claimed, and nothing else."""
+@pytest.mark.parametrize("end", [complete_it, complete_from_outside, remove_it])
+async def test_claims_pass_over_what_a_transaction_ends(storage: SqlStorage, engine: AsyncEngine, end: Ending) -> None:
+    """An open ending keeps its job's ordering key from being claimed, and nothing else; the commit frees it."""
     [claim] = await claimed(storage, job("a", ordering_key="key"))
     await storage.enqueue([job("b", ordering_key="key"), job("c")])
     async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
-        await complete_it(storage, claim, session)
+        await end(storage, claim, session)
         assert [c.job_id for c in await storage.claim("w", leases={"*": MINUTE}, limit=5)] == ["c"]
         await session.commit()
     assert [c.job_id for c in await storage.claim("w", leases={"*": MINUTE}, limit=5)] == ["b"]
+
+
+@on_postgres
+@endings
+async def test_who_subscribes_before_the_commit_is_told(
+    storage: SqlStorage, engine: AsyncEngine, end: Ending, then: JobState | None, told: JobEventKind
+) -> None:
+    """However long the transaction was open by then; and nobody waits for it to subscribe."""
+    [claim] = await claimed(storage, job("a"))
+    async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
+        await end(storage, claim, session)
+        async with storage.events() as events:
+            await session.commit()
+            assert (await events.get()).kind is told
 
 
 # Being told of what bare connections committed
@@ -207,7 +222,8 @@ async def test_a_bare_commit_is_told_at_once(
     async with a_waiter(storage) as waiting, AsyncConnection(engine) as connection:
         async with storage.with_notify(connection):
             await storage.enqueue([job("a")], connection=connection)
-            await storage.counts()
+            for _ in range(2):  # the watcher, which has looked once before it pauses, has done so
+                await storage.counts()
             assert not waiting.done()
             if commit_inside:
                 await connection.commit()
