@@ -343,6 +343,31 @@ async def test_a_step_beside_the_block_is_refused_on_sqlite(storage: SqlStorage,
     assert ledger(url) == ["row"]
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own engine", "given engine"])
+async def test_a_handler_cancelled_in_a_statement_leaves_no_lock(url: str, own: bool) -> None:
+    """What it had written is undone at once, its job released, and the next transaction begins."""
+    begun = asyncio.Event()
+    long = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000) SELECT count(*) FROM n"
+
+    async def handler(job: Job) -> None:
+        async with job.transaction() as session:
+            await write(session, "row")
+            begun.set()
+            await session.execute(text(long))
+            await asyncio.Event().wait()
+
+    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    async with connected(SqlStorage(url if own else engine)) as storage:
+        async with worked(storage, handler) as recorder, asyncio.timeout(PATIENCE):
+            await begun.wait()
+        assert recorder.of(WorkerEventKind.RELEASED)
+        async with storage.session() as session:
+            await write(session, "next")
+            await session.commit()
+    await engine.dispose()
+    assert ledger(url) == ["next"]
+
+
 @on_sqlite
 async def test_a_lock_held_too_long_is_unavailable(url: str) -> None:
     """A transaction that cannot begin on SQLite says so after the storage's patience, and blocks no loop."""

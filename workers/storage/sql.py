@@ -92,7 +92,8 @@ class SqlStorage:
         self._clock: Clock = clock or SystemClock()
         self._users = 0
         self._connected: Database | None = None
-        self._sessions = Sessions(target if isinstance(target, AsyncEngine) else None, self._target.async_engine)
+        given = self._target.adopt(target) if isinstance(target, AsyncEngine) else None
+        self._sessions = Sessions(given, self._target.async_engine)
         self._id = 0
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)

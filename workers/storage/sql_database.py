@@ -104,5 +104,8 @@ class Target(Protocol):
     def async_engine(self) -> AsyncEngine:
         """A new engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
 
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        """The caller's engine, whose sessions may be cancelled at any moment from now on."""
+
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""

@@ -299,6 +299,9 @@ class PostgresTarget:
             connect_args=self._connect_args(),
         )
 
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        return engine
+
     def listening_connection(self) -> psycopg.Connection:
         """A connection of its own, outside transactions."""
         engine = create_engine(

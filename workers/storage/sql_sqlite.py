@@ -19,9 +19,7 @@ import contextlib
 import logging
 import os
 import queue
-import random
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,12 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
-from sqlalchemy import URL, AsyncAdaptedQueuePool, Connection, Engine, NullPool, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.util import await_only
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
@@ -49,11 +44,18 @@ from workers.storage.sql_errors import is_busy, translate
 from workers.storage.sql_events import EventLog
 from workers.storage.sql_notices import Notices
 from workers.storage.sql_rows import Transaction
+from workers.storage.sql_sqlite_connections import (
+    async_engine,
+    connect,
+    migrate,
+    open_writer,
+    pragma,
+    undo_when_cancelled,
+)
 
 T = TypeVar("T")
 
 POLL: Final = timedelta(milliseconds=50)
-_BUSY_PAUSE: Final = (0.000_5, 0.002)
 _LOG = logging.getLogger(__name__)
 
 
@@ -292,8 +294,8 @@ class SqliteDatabase:
         await asyncio.gather(*(asyncio.wrap_future(lane.stop()) for lane in (self._writer, self._reader)))
 
     def _open_reader(self, busy_timeout: timedelta) -> Connection:
-        connection = _connect(self.path, busy_timeout)
-        _pragma(connection, "query_only = ON")
+        connection = connect(self.path, busy_timeout)
+        pragma(connection, "query_only = ON")
         self._data_version = None  # the counts of two connections cannot be compared
         return connection
 
@@ -305,129 +307,13 @@ class SqliteDatabase:
         self._writer.submit(run)
 
     def _watch(self, connection: Connection) -> None:
-        version = _pragma(connection, "data_version")
+        version = pragma(connection, "data_version")
         if version != self._data_version:
             # Set first: a commit between the two is then seen at the next look.
             self._data_version = version
             self.events.read(connection)
             self.notices.wake_all()
         self.events.keep_listening()
-
-
-def open_writer(path: str, busy_timeout: timedelta) -> Connection:
-    """A connection to the file, made if missing, whose transactions take the write lock as they begin."""
-    if sqlite3.sqlite_version_info < (3, 35):
-        raise StorageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is the first with RETURNING")
-    connection = _connect(path, busy_timeout)
-    try:
-        # The first switch to a write-ahead log needs the file alone, and SQLite does not wait for that by itself.
-        mode = _retry_while_busy(lambda: _pragma(connection, "journal_mode = WAL"), busy_timeout)
-        if mode != "wal":
-            raise StorageError(f"{path!r} cannot have a write-ahead log (journal mode {mode}); use a local file system")
-        _pragma(connection, "synchronous = NORMAL")
-        # SQLite's own waiting sleeps up to 100 ms at a time, so a busy process would starve the others: `begin` waits.
-        _pragma(connection, "busy_timeout = 0")
-    except BaseException:
-        connection.close()
-        raise
-
-    _begin_as_writer(connection, path, busy_timeout, pause=time.sleep)
-    return connection
-
-
-def _begin_as_writer(
-    target: Connection | Engine, path: str, busy_timeout: timedelta, *, pause: Callable[[float], object]
-) -> None:
-    """Every transaction of `target` takes the write lock as it begins."""
-    opened = _file(path)
-
-    def begin(connection: Connection) -> None:
-        # A file that was deleted or replaced takes writes without a word, and nobody would ever see them.
-        if _file(path) != opened:
-            raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
-        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout, pause=pause)
-
-    event.listen(target, "begin", begin)
-
-
-def _file(path: str) -> tuple[int, int] | None:
-    """Which file is at `path` now."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _retry_while_busy(
-    work: Callable[[], T], busy_timeout: timedelta, *, pause: Callable[[float], object] = time.sleep
-) -> T:
-    deadline = time.monotonic() + busy_timeout.total_seconds()
-    while True:
-        try:
-            return work()
-        except DBAPIError as error:
-            if not is_busy(error) or time.monotonic() >= deadline:
-                raise
-        pause(random.uniform(*_BUSY_PAUSE))  # noqa: S311 - spreads retries, protects nothing
-
-
-def _pragma(connection: Connection, pragma: str) -> object:
-    """What the pragma answers, None for nothing; outside of any transaction."""
-    try:
-        result = connection.exec_driver_sql(f"PRAGMA {pragma}")
-        return result.scalar() if result.returns_rows else None
-    finally:
-        connection.rollback()
-
-
-def _connect(path: str, busy_timeout: timedelta) -> Connection:
-    engine = create_engine(
-        URL.create("sqlite+pysqlite", database=path),
-        poolclass=NullPool,
-        hide_parameters=True,
-        # isolation_level None: the driver begins no transaction by itself.
-        connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
-    )
-    return engine.connect()
-
-
-def async_engine(path: str, busy_timeout: timedelta) -> AsyncEngine:
-    """One connection, for which the tasks of this process queue up: there is one writer at a time anyway."""
-    engine = create_async_engine(
-        URL.create("sqlite+aiosqlite", database=path),
-        hide_parameters=True,
-        poolclass=AsyncAdaptedQueuePool,
-        pool_size=1,
-        max_overflow=0,
-        pool_timeout=busy_timeout.total_seconds(),
-        connect_args={"timeout": 0, "isolation_level": None},
-    )
-
-    def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA synchronous = NORMAL")
-        cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.close()
-
-    event.listen(engine.sync_engine, "connect", configure)
-    # In the event loop, where the waiting must be awaited.
-    _begin_as_writer(engine.sync_engine, path, busy_timeout, pause=lambda seconds: await_only(asyncio.sleep(seconds)))
-    return engine
-
-
-def migrate(path: str, busy_timeout: timedelta, make_tables: Callable[[Connection], None]) -> None:
-    """The file exists and has the tables; processes that migrate at once do so one after another."""
-    name = f"SQLite database {path!r}"
-    try:
-        connection = open_writer(path, busy_timeout)
-        try:
-            with connection.begin():
-                make_tables(connection)
-        finally:
-            connection.close()
-    except DBAPIError as error:
-        raise translate(error, name) from error
 
 
 _lock = threading.Lock()
@@ -484,6 +370,10 @@ class SqliteTarget:
 
     def async_engine(self) -> AsyncEngine:
         return async_engine(self.path, self.busy_timeout)
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        undo_when_cancelled(engine)
+        return engine
 
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         if not Path(self.path).parent.is_dir():
