@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import partial
 
 from workers.errors import (
     CorruptPayloadError,
@@ -44,9 +43,11 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One run of a claimed job."""
+    """One run of a claimed job; `reporter` is told of its progress."""
 
     claim: Claim
+    queue: str
+    reporter: Callable[[Claim, bytes], None]
     signal: Signal = field(default_factory=Signal)
     phase: Phase = Phase.STARTING
     task: asyncio.Task[None] | None = None
@@ -60,6 +61,11 @@ class Attempt:
             self.task.cancel()
         return True
 
+    def report(self, progress: bytes) -> None:
+        """The job has come this far; of no effect when the handler has ended, as a thread may not know."""
+        if self.phase is not Phase.ENDED:
+            self.reporter(self.claim, progress)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -70,9 +76,6 @@ class Runner:
     payload_serde: Serde
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
-    queue: str
-    report: Callable[[Claim, bytes], None]
-    """Who is told of an attempt's progress while it runs."""
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
@@ -117,12 +120,8 @@ class Runner:
                 f"job {claim.job_id!r}: its payload of {len(claim.payload)} bytes cannot be decoded "
                 f"by {type(self.payload_serde).__name__}: {type(error).__name__}"
             ) from None
-        job = make_job(claim, payload, attempt.signal, queue=self.queue, report=partial(self._report, attempt))
-        return AttemptContext(job=job, queue=self.queue, worker_id=claim.worker_id)
-
-    def _report(self, attempt: Attempt, progress: bytes) -> None:
-        if attempt.phase is not Phase.ENDED:  # a thread may go on when nobody listens any more
-            self.report(attempt.claim, progress)
+        job = make_job(claim, payload, attempt.signal, attempt)
+        return AttemptContext(job=job, queue=attempt.queue, worker_id=claim.worker_id)
 
     async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
         if handler.timeout is None:
