@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -42,9 +43,11 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One run of a claimed job."""
+    """One run of a claimed job; `reporter` is told of its progress."""
 
     claim: Claim
+    queue: str
+    reporter: Callable[[Claim, bytes], None]
     signal: Signal = field(default_factory=Signal)
     phase: Phase = Phase.STARTING
     task: asyncio.Task[None] | None = None
@@ -58,6 +61,11 @@ class Attempt:
             self.task.cancel()
         return True
 
+    def report(self, progress: bytes) -> None:
+        """The job has come this far; of no effect when the handler has ended, as a thread may not know."""
+        if self.phase is not Phase.ENDED:
+            self.reporter(self.claim, progress)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -68,7 +76,6 @@ class Runner:
     payload_serde: Serde
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
-    queue: str
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
@@ -113,7 +120,8 @@ class Runner:
                 f"job {claim.job_id!r}: its payload of {len(claim.payload)} bytes cannot be decoded "
                 f"by {type(self.payload_serde).__name__}: {type(error).__name__}"
             ) from None
-        return AttemptContext(job=make_job(claim, payload, attempt.signal), queue=self.queue, worker_id=claim.worker_id)
+        job = make_job(claim, payload, attempt.signal, attempt)
+        return AttemptContext(job=job, queue=attempt.queue, worker_id=claim.worker_id)
 
     async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
         if handler.timeout is None:
@@ -159,16 +167,26 @@ def settlement_of_failure(
     """What a handler's exception means for its job: again after some time, or failed for good."""
     if isinstance(error, UnrecoverableError | StalledError):
         return Failed(claim=claim, error=ErrorInfo.of(error))
-    counted = not isinstance(error, Retry) or error.counted
-    if counted and claim.attempt >= claim.max_attempts:
+    if ends_the_job(error, claim.attempt, claim.max_attempts):
         return Failed(claim=claim, error=ErrorInfo.of(error, exhausted=True))
     return Retried(
         claim=claim,
         delay=_delay(claim, error, policy, now or datetime.now(UTC)),
         error=ErrorInfo.of(error),
-        counted=counted,
+        counted=_is_counted(error),
         postponed=isinstance(error, Retry) and error.postponed,
     )
+
+
+def ends_the_job(error: BaseException, attempt: int, max_attempts: int) -> bool:
+    """Whether the job fails for good when this attempt raises `error`."""
+    if isinstance(error, UnrecoverableError | StalledError):
+        return True
+    return _is_counted(error) and attempt >= max_attempts
+
+
+def _is_counted(error: BaseException) -> bool:
+    return not isinstance(error, Retry) or error.counted
 
 
 def _delay(claim: Claim, error: BaseException, policy: RetryPolicy, now: datetime) -> timedelta:

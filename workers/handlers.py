@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from workers.errors import LossReason, UnknownJobError
 from workers.jobs import Claim
+from workers.log_lines import log_line
+from workers.progress import encode_progress
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
+
+job_logger = logging.getLogger("workers.job")
 
 
 class SignalReason(StrEnum):
@@ -55,6 +60,28 @@ class Signal:
         return self.reason
 
 
+class Run(Protocol):
+    """What a job knows of the attempt it is in."""
+
+    @property
+    def queue(self) -> str: ...
+
+    def report(self, progress: bytes) -> None:
+        """The job has come this far; from any thread, at once."""
+
+
+class NoRun:
+    """That of a job which no worker runs, as in tests of a handler."""
+
+    queue = ""
+
+    def report(self, progress: bytes) -> None:
+        """Nobody is told."""
+
+
+_NO_RUN: Final = NoRun()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What a handler gets: the job, its decoded payload, and which attempt this is (the first is 1)."""
@@ -66,6 +93,28 @@ class Job:
     max_attempts: int
     created_at: datetime
     signal: Signal = field(default_factory=Signal)
+    run: Run = field(default=_NO_RUN, repr=False, compare=False)
+
+    def progress(self, value: object) -> None:
+        """`value` will be in `JobStatus.progress` as JSON, within about 0.1 s, unless a later one takes its place.
+
+        Returns at once and may be called from any thread, as often as you like. Best effort: a storage that cannot be
+        reached costs a report, never the job. It stays until the next report, also of a later attempt, and goes with
+        the record.
+
+        Raises:
+            ValueError: it is no JSON value, or longer than 4 KiB as one.
+        """
+        self.run.report(encode_progress(value))
+
+    def log(self, line: str) -> None:
+        """The line is in the log, by the logger `workers.job` at level info, with `job_id`, `job_name`, `attempt` and
+        `queue` as attributes of its record.
+
+        Control characters are escaped, what is over 8 KiB is cut. It is not kept in the queue, which would grow by it.
+        """
+        extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
+        job_logger.info("%s", log_line(line), extra={**extra, "queue": self.run.queue})
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]
@@ -135,10 +184,11 @@ class HandlerTable:
         return leases
 
 
-def make_job(claim: Claim, payload: object, signal: Signal) -> Job:
+def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) -> Job:
     """The handler's view of a claim."""
     return Job(
         signal=signal,
+        run=run,
         id=claim.job_id,
         name=claim.name,
         payload=payload,

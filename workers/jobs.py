@@ -20,6 +20,7 @@ MAX_ATTEMPTS: Final = 1_000_000
 UNCOUNTED_RETRIES: Final = 100
 """Uncounted retries in a row before one is counted after all, so that none can loop for ever."""
 
+MAX_PROGRESS_BYTES: Final = 4_096
 MAX_DELAY: Final = timedelta(days=36_525)
 MESSAGE_CHARACTERS: Final = 2_000
 STACK_CHARACTERS: Final = 8_000
@@ -179,6 +180,21 @@ class Released:
 Settlement: TypeAlias = Completed | Retried | Failed | Released
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReport:
+    """How far a claimed job has come: JSON of the handler's choice.
+
+    Raises:
+        ValueError: longer than 4 KiB.
+    """
+
+    claim: Claim
+    value: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_progress(self.value)
+
+
 class SettleStatus(StrEnum):
     """What a settlement did."""
 
@@ -260,7 +276,10 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time."""
+    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time.
+
+    `progress` is what a handler reported last, in whichever attempt.
+    """
 
     id: str
     name: str
@@ -273,6 +292,7 @@ class JobStatus:
     finished_at: datetime | None = None
     worker_id: str | None = None
     last_error: ErrorInfo | None = None
+    progress: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +322,7 @@ class JobEventKind(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     CANCEL_REQUESTED = "cancel_requested"
+    PROGRESS = "progress"
 
 
 TERMINAL_EVENTS: Final = frozenset({JobEventKind.COMPLETED, JobEventKind.FAILED, JobEventKind.CANCELLED})
@@ -339,6 +360,16 @@ def check_text(what: str, value: str) -> None:
         raise ValueError(f"{what} cannot be encoded as UTF-8: {error.reason} at {error.start}") from None
     if not 1 <= size <= MAX_ID_BYTES:
         raise ValueError(f"{what} must be 1 to {MAX_ID_BYTES} bytes long, not {size}")
+
+
+def check_progress(value: bytes) -> None:
+    """Accept at most 4 KiB.
+
+    Raises:
+        ValueError: it is longer.
+    """
+    if len(value) > MAX_PROGRESS_BYTES:
+        raise ValueError(f"progress must be at most {MAX_PROGRESS_BYTES} bytes long, not {len(value)}")
 
 
 def check_retention(value: Retention) -> None:

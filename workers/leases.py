@@ -57,10 +57,15 @@ class LeaseKeeper:
             # Jittered, so that many workers do not renew in step.
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
             if self._held:
-                await self._renew()
+                await self._renew(list(self._held.values()))
 
-    async def _renew(self) -> None:
-        claims = list(self._held.values())
+    async def renew_job(self, job_id: str) -> None:
+        """What the storage has to tell of this job is known now, should one of the claims be for it."""
+        claims = [claim for claim in self._held.values() if claim.job_id == job_id]
+        if claims:
+            await self._renew(claims)
+
+    async def _renew(self, claims: list[Claim]) -> None:
         asked_at = time.monotonic()
         try:
             renewal = await self._storage.renew(claims)

@@ -2,9 +2,9 @@
 
 Theory of operation. One loop claims: it fills all free slots with one call, starts an attempt per claim, and waits for
 a slot while full, for the storage's hint while there is nothing to do. The reaper runs beside it; around both, for as
-long as any attempt lives, the settler and the lease keeper. An attempt lives in `_attempts` from its claim until its
-settlement is answered, so its lease is renewed all that time. Only the claim loop adds attempts, only an attempt
-removes itself.
+long as any attempt lives, the settler, the lease keeper and the listener for cancel requests. An attempt lives in
+`_attempts` from its claim until its settlement is answered, so its lease is renewed all that time. Only the claim loop
+adds attempts, only an attempt removes itself.
 
 Stopping has three phases: claim no more; wait `grace` for running handlers; cancel the rest and release their jobs,
 uncounted. What has not ended 5 s later is abandoned and its ids are logged: the lease will run out and another worker
@@ -22,11 +22,13 @@ from datetime import timedelta
 from typing import Final, Literal
 
 from workers.attempt import Attempt, Ending, Runner
+from workers.cancels import CancelListener
 from workers.errors import LossReason, StorageUnavailable
 from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.jobs import Claim, Completed, Failed, Released, Retried, SettleStatus, check_text, new_id
 from workers.leases import LeaseKeeper
+from workers.progress import ProgressReporter
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
@@ -79,13 +81,13 @@ class Worker:
         self._grace = grace
         self._observers = tuple(observers)
         self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
+        self._progress = ProgressReporter(storage, report=self._report)
         self._runner = Runner(
             handlers=table,
             retry=retry or RetryPolicy(),
             payload_serde=payload_serde or JsonSerde(),
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
-            queue=storage.queue,
         )
         self._leases = LeaseKeeper(
             storage,
@@ -94,6 +96,7 @@ class Worker:
             on_cancel=self._cancel,
             report=self._report,
         )
+        self._cancels = CancelListener(storage, look=self._leases.renew_job, report=self._report)
         self._settler = Settler(storage, holds=self._leases.holds, report=self._report)
         self._reaper = Reaper(
             storage, interval=lease / 2, max_stalls=max_stalls, observers=self._observers, name=self.worker_id
@@ -144,6 +147,8 @@ class Worker:
                 tasks = [
                     side.create_task(self._settler.run(), name="settle"),
                     side.create_task(self._leases.run(), name="renew-leases"),
+                    side.create_task(self._cancels.run(), name="hear-cancels"),
+                    side.create_task(self._progress.run(), name="report-progress"),
                 ]
                 try:
                     async with asyncio.TaskGroup() as intake:
@@ -219,7 +224,7 @@ class Worker:
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
             self._idle = False
-            attempt = Attempt(claim)
+            attempt = Attempt(claim, self._storage.queue, self._progress.put)
             self._attempts[claim.token] = attempt
             self._leases.hold(claim, since=asked_at)
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
@@ -266,6 +271,8 @@ class Worker:
                 self._emit(WorkerEventKind.ACTIVE, claim=claim)
             ending = await self._runner.run(attempt)
             if ending.settlement is not None:
+                if self._progress.has(claim):
+                    await self._progress.flush()
                 await self._settle(attempt, ending)
         finally:
             self._leases.drop(claim)

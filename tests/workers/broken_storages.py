@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -18,6 +19,7 @@ from workers.jobs import (
     JobState,
     NewJob,
     OutcomeKind,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -27,6 +29,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import TOMBSTONE
+from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory import MemoryStorage
 from workers.storage.memory_jobs import Job, JobTable
 from workers.storage.memory_space import MemoryQueue, MemorySpace
@@ -312,6 +315,24 @@ class SilentCancel(Fallible):
         self._table.drop(job)
         self._table._tombstones.add((now + TOMBSTONE,), job_id)
         return CancelResult.CANCELLED
+
+
+class ProgressOfAnybody(Fallible):
+    """Takes a report from whoever once had the job."""
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        for report in reports:
+            job = self._table.find(report.claim.job_id, self._now())
+            if job is not None:
+                self._table.report(job, report.value)
+
+
+class UnheardRequests(Fallible):
+    """Tells of cancel requests by renewals alone."""
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        yield BufferedSubscription()
 
 
 class SpinningWait(Fallible):

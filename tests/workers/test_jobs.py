@@ -13,6 +13,7 @@ from workers.jobs import (
     MAX_ATTEMPTS,
     MAX_DELAY,
     MAX_PRIORITY,
+    MAX_PROGRESS_BYTES,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
     EnqueueResult,
@@ -22,6 +23,7 @@ from workers.jobs import (
     NewJob,
     OutcomeKind,
     Retention,
+    check_progress,
     check_retention,
     new_id,
 )
@@ -100,6 +102,13 @@ def test_a_retention_is_drop_or_positive() -> None:
             check_retention(wrong)
         with pytest.raises(ValueError, match="a retention is DROP or a duration"):
             job(keep=wrong)
+
+
+def test_progress_is_small() -> None:
+    """4 KiB are the most a storage is asked to keep of it."""
+    check_progress(b"x" * MAX_PROGRESS_BYTES)
+    with pytest.raises(ValueError, match="not 4097"):
+        check_progress(b"x" * (MAX_PROGRESS_BYTES + 1))
 
 
 def test_ids_are_unique_version_7_uuids() -> None:

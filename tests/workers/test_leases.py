@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, forever, outcome, running, until
 from workers.clock import ManualClock
-from workers.errors import LossReason
+from workers.errors import LossReason, StorageError
 from workers.events import WorkerEventKind as Kind
 from workers.handlers import Handler, Job, SignalReason
-from workers.jobs import CancelResult, Claim, JobState, OutcomeKind, Renewal
+from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind, JobState, OutcomeKind, Renewal
+from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
@@ -211,6 +213,69 @@ async def test_a_cancelled_job_fails_and_is_not_retried() -> None:
     assert ended.error is not None
     assert (ended.error.type, ended.error.message) == ("JobCancelledError", "job 'job' was cancelled")
     assert (await steps.status(storage, "job")).attempt == 1
+
+
+async def test_a_cancel_request_is_noticed_at_once() -> None:
+    """No renewal is due for many minutes, and yet the handler is told: a request is heard as it is made."""
+    memory, recorder, listener = MemoryStorage(), Recorder(), Listener()
+    storage, calls = counting(memory)
+    await steps.enqueue(storage, steps.job("job"), steps.job("other"))
+    async with running(Worker(storage, {"work": listener}, lease=HOUR, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE, 2)
+        assert await storage.cancel("job") is CancelResult.PROCESSING
+        ended = await outcome(storage, "job")
+        assert listener.told == [(SignalReason.CANCELLED, None)]
+        assert calls["renew"] == 1  # the one that asked whether it is this attempt's request
+    assert ended.kind is OutcomeKind.FAILED
+
+
+async def test_another_attempts_cancel_request_is_no_ones() -> None:
+    """A request heard late, when the attempt it was meant for is over, does not end the next one."""
+
+    class Late(MemoryStorage):
+        @asynccontextmanager
+        async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+            heard = BufferedSubscription()
+            for _ in range(3):
+                heard.put(JobEvent(kind=JobEventKind.CANCEL_REQUESTED, job_id="job"))
+            await recorder.seen(Kind.ACTIVE)
+            yield heard
+
+    storage, calls = counting(Late())
+    recorder = Recorder()
+
+    async def outlast(job: Job) -> str:
+        await until(lambda: calls["renew"] == 3)
+        return "undisturbed"
+
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": outlast}, lease=HOUR, observers=[recorder])):
+        assert (await outcome(storage, "job")).result == b'"undisturbed"'
+
+
+async def test_cancel_requests_are_listened_for_again() -> None:
+    """A storage that cannot tell of them is reported and asked again; the worker goes on meanwhile."""
+
+    class Deaf(MemoryStorage):
+        refusals = 1
+
+        @asynccontextmanager
+        async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+            if self.refusals:
+                self.refusals -= 1
+                raise StorageError("no such channel")
+            async with super().cancel_requests() as requests:
+                listening.set()
+                yield requests
+
+    storage, recorder, listening = Deaf(), Recorder(), asyncio.Event()
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": forever}, lease=HOUR, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE)
+        assert isinstance((await recorder.seen(Kind.ERROR)).error, StorageError)
+        await listening.wait()
+        await storage.cancel("job")
+        assert (await outcome(storage, "job")).kind is OutcomeKind.FAILED
 
 
 async def test_a_result_returned_first_completes_a_cancelled_job() -> None:

@@ -36,6 +36,25 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "1 {'to': 'bob'}" in finished.stdout
 
 
+def test_the_middlewares_example_runs(tmp_path: Path) -> None:
+    """The README's middlewares work together as shown: every line of the attempt names its job."""
+    example = re.search(r"## Middlewares.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example[1]],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(README.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stderr.splitlines()
+    assert lines[:2] == ["mail [mail-1/1] sending", "workers.job [mail-1/1] the server took it"]
+    assert lines[2].startswith("workers.attempts [mail-1/1] job mail-1 (default) attempt 1 of 3: completed after 0.")
+
+
 def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
     """The README's way to certify a storage runs as it stands and prints a certificate."""
     example = re.search(r"## Certify a storage.*?```python\n(.*?)```", README.read_text(), re.DOTALL)

@@ -37,6 +37,8 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.RepeatsAreLost: ("settle.a_repeated_settle_is_already_applied",),
     broken.KeyHeldWhileWaiting: ("ordering.a_waiting_retry_does_not_hold_its_key",),
     broken.SilentCancel: ("cancel.waiters_are_told_at_once",),
+    broken.ProgressOfAnybody: ("progress.an_old_token_reports_nothing",),
+    broken.UnheardRequests: ("cancel.a_request_is_told_at_once",),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }
 """Each fault, and cases that fail because of it."""

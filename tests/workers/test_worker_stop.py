@@ -19,6 +19,7 @@ from workers.handlers import Job, SignalReason
 from workers.jobs import Claim, JobState, Settlement, SettleOutcome
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
+from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
@@ -219,6 +220,45 @@ async def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path
         if child.returncode is None:
             child.kill()
             await child.wait()
+
+
+@pytest.mark.parametrize(("grace", "signals"), [("0.2", 1), ("3600", 2)], ids=["after the grace", "asked twice"])
+async def test_sigterm_ends_a_process_whose_handlers_hang(grace: str, signals: int, tmp_path: Path) -> None:
+    """A cancellable handler and a thread are given back, what swallows its cancellation is named and left to its lease.
+
+    A process asked once sits out the grace; asked twice it does not.
+    """
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    storage = SqlStorage(url)
+    await storage.migrate()
+    await storage.connect()
+    names = ("obeys", "swallows", "never ends")
+    await steps.enqueue(storage, *(steps.job(name, name=name) for name in names))
+    command = ("-m", "tests.workers.stubborn_child", url, grace)
+    child = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(2 * PATIENCE):
+            assert await child.stdout.readline() == b"ready\n"
+            for _ in range(signals):
+                child.terminate()
+                assert await child.stdout.readline() == b"asked\n"
+            *said, last = (await child.stdout.read()).decode().splitlines()
+            assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    assert last == "stopped"
+    [error] = [line for line in said if line.startswith("ERROR")]
+    assert "gave up on jobs that did not end: ['swallows']" in error
+    found = {name: await steps.status(storage, name) for name in names}
+    await storage.disconnect()
+    assert {name: (status.state.value, status.attempt) for name, status in found.items()} == {
+        "obeys": ("queued", 0),
+        "never ends": ("queued", 0),
+        "swallows": ("processing", 1),
+    }
 
 
 async def test_a_second_stop_skips_the_grace() -> None:

@@ -18,6 +18,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Renewal,
     Settlement,
@@ -125,6 +126,13 @@ class Storage(Protocol):
         the reply to the first call was lost. `lost`: another claim, or none, holds it; nothing changed.
         """
 
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        """The job of every claim that still holds it has this for its progress; subscribers are told.
+
+        Of several reports of one claim the last counts. It stays until the next report, also of a later attempt, and
+        goes with the record; a new generation begins without.
+        """
+
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         """Jobs whose lease expired are queued again, at most `limit` of them per call.
 
@@ -179,6 +187,13 @@ class Storage(Protocol):
 
     def events(self) -> AbstractAsyncContextManager[Subscription]:
         """Every job's changes, from the moment the context is entered."""
+
+    def cancel_requests(self) -> AbstractAsyncContextManager[Subscription]:
+        """Requests to cancel running jobs, and no other event, from the moment the context is entered.
+
+        For workers, who would hear of them by `renew` in the end: it costs nothing while nobody cancels. A request may
+        be told twice, and one made while a connection is lost not at all.
+        """
 
     def subscribe(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
         """One job's changes, from the moment the context is entered; several waiters are independent.

@@ -9,6 +9,7 @@ from typing import Final
 
 from workers.jobs import JobEvent, JobEventKind
 
+_CANCEL_REQUESTED: Final = JobEventKind.CANCEL_REQUESTED  # by its enum it takes longer to find than all the rest
 BUFFER: Final = 1_000
 """Events kept for a subscriber that does not read; then the oldest go first."""
 
@@ -30,19 +31,27 @@ class BufferedSubscription:
 
 
 class Broadcast:
-    """Who listens to which job, and to all of them. An event nobody listens to costs one look-up."""
+    """Who listens to which job, to all of them, and to cancel requests. An event nobody listens to costs a look-up."""
 
     def __init__(self) -> None:
         self._everything: set[BufferedSubscription] = set()
         self._of_job: dict[str, set[BufferedSubscription]] = {}
+        self._cancel_requests: set[BufferedSubscription] = set()
 
     def publish(self, kind: JobEventKind, job_id: str) -> None:
         """Every subscriber of the job, and of everything, has the event in its buffer."""
+        if kind is _CANCEL_REQUESTED:
+            self.request_cancel(job_id)
         if not self._everything and job_id not in self._of_job:
             return
         event = JobEvent(kind=kind, job_id=job_id)
         for subscription in self._everything | self._of_job.get(job_id, set()):
             subscription.put(event)
+
+    def request_cancel(self, job_id: str) -> None:
+        """Every subscriber of cancel requests alone has this one in its buffer."""
+        for subscription in self._cancel_requests:
+            subscription.put(JobEvent(kind=_CANCEL_REQUESTED, job_id=job_id))
 
     def awaited(self) -> list[str]:
         """The jobs with subscribers of their own; from any thread."""
@@ -51,22 +60,32 @@ class Broadcast:
     @contextmanager
     def everything(self) -> Iterator[BufferedSubscription]:
         """A subscription to every job, until the context ends."""
-        subscription = BufferedSubscription()
-        self._everything.add(subscription)
-        try:
+        with _member_of(self._everything) as subscription:
             yield subscription
-        finally:
-            self._everything.discard(subscription)
+
+    @contextmanager
+    def cancel_requests(self) -> Iterator[BufferedSubscription]:
+        """A subscription to requests to cancel a running job, until the context ends."""
+        with _member_of(self._cancel_requests) as subscription:
+            yield subscription
 
     @contextmanager
     def of_job(self, job_id: str) -> Iterator[BufferedSubscription]:
         """A subscription to one job, until the context ends."""
-        subscription = BufferedSubscription()
-        self._of_job.setdefault(job_id, set()).add(subscription)
+        listeners = self._of_job.setdefault(job_id, set())
         try:
-            yield subscription
+            with _member_of(listeners) as subscription:
+                yield subscription
         finally:
-            listeners = self._of_job[job_id]
-            listeners.discard(subscription)
             if not listeners:
-                del self._of_job[job_id]
+                self._of_job.pop(job_id, None)
+
+
+@contextmanager
+def _member_of(listeners: set[BufferedSubscription]) -> Iterator[BufferedSubscription]:
+    subscription = BufferedSubscription()
+    listeners.add(subscription)
+    try:
+        yield subscription
+    finally:
+        listeners.discard(subscription)

@@ -3,8 +3,8 @@
 Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. What we keep beside them
 and Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
 `workers:error` of a job; the members `maximum` and `multiplier` of its `backoff` option; the keys
-`<prefix>:<queue>:workers:seen` (when each worker was last seen) and `<prefix>:<queue>:workers:cancelled:<id>`
-(tombstones), each for an hour.
+`<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
+(tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour.
 
 Payloads and results are JSON on the wire. Bytes that are JSON are stored as they are, others as `{"$base64": "..."}`.
 Ids of other producers read as they are, numbers too; see `encode_id` for ours.
@@ -29,6 +29,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Renewal,
     Settlement,
@@ -102,7 +103,8 @@ class BullMQStorage:
         self._claims = Claims(access, self._jobs.enqueue)
         self._inspector = Inspector(access)
         self._waiter = Waiter(access)
-        self._feed = EventFeed(access)
+        self._feed = EventFeed(access, access.lua["events"])
+        self._cancels = EventFeed(access, access.cancels_key)
 
     def __repr__(self) -> str:
         return f"BullMQStorage(queue={self._name!r})"
@@ -117,6 +119,7 @@ class BullMQStorage:
     async def disconnect(self) -> None:
         if self._server.in_last_use:
             await self._feed.close()
+            await self._cancels.close()
         await self._server.close()
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
@@ -136,6 +139,9 @@ class BullMQStorage:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         return await self._claims.settle(settlements)
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        await self._claims.progress(reports)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return await self._claims.recover(max_stalls)
@@ -185,6 +191,11 @@ class BullMQStorage:
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         async with self._feed.subscribe(None) as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._cancels.subscribe(None) as subscription:
             yield subscription
 
     @asynccontextmanager

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from workers.errors import LossReason, StorageError, WorkersError
@@ -24,6 +25,7 @@ from workers.jobs import (
     ErrorInfo,
     Failed,
     NewJob,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -51,7 +53,7 @@ from workers.storage.bullmq_codec import (
     whole,
 )
 from workers.storage.bullmq_jobs import NO_ORDERING_KEYS
-from workers.storage.bullmq_queue import QueueAccess
+from workers.storage.bullmq_queue import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq_record import (
     STALLED_REASON_FIELD,
     BullMQClaim,
@@ -184,6 +186,22 @@ class Claims:
             if claim.token not in lost and mark is not None and mark == cancel_mark(starts, stalls)
         )
         return Renewal(lost=lost, cancel_requested=cancelled)
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        """See `Storage.progress`. BullMQ's script asks nobody for a lock, so the locks are watched meanwhile."""
+        latest = {report.claim.token: report for report in reports}
+        values = list(latest.values())
+        for batch in (values[start : start + READ_AT_ONCE] for start in range(0, len(values), READ_AT_ONCE)):
+            locks = [self._lua.lock(_raw(report.claim)) for report in batch]
+            plan = partial(self._plan_progress, batch)
+            await self._queue.server.transact(locks, [("GET", lock) for lock in locks], plan)
+
+    def _plan_progress(self, reports: Sequence[ProgressReport], holders: Sequence[Reply]) -> list[Command]:
+        return [
+            self._lua.progress(_raw(report.claim), encode_bytes(report.value))
+            for report, holder in zip(reports, holders, strict=True)
+            if holder == report.claim.token
+        ]
 
     async def _lost(self, refused: Sequence[Claim]) -> dict[str, LossReason]:
         examined = zip(refused, await self._examine(refused), strict=True)

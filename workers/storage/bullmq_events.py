@@ -1,11 +1,12 @@
-"""Job events from the stream BullMQ keeps beside each queue.
+"""Job events from the stream BullMQ keeps beside each queue, and from ours.
 
 Theory of operation. One task per storage object reads the stream, from the first subscriber to the last, and hands
 events to all of them. A subscription asks for the last entry of the stream and returns when the reader has passed it:
 nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes on where it stopped.
 
 BullMQ has no word for a cancelled job, so two events of ours are written into the stream; Node's `QueueEvents` passes
-names it does not know to whoever listens for them.
+names it does not know to whoever listens for them. Requests to cancel a running job are in a stream of ours besides:
+a worker that read every event to find them would pay more for that than for the jobs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ KINDS: Final[Mapping[str, JobEventKind]] = {
     "completed": JobEventKind.COMPLETED,
     "failed": JobEventKind.FAILED,
     "delayed": JobEventKind.FAILING,
+    "progress": JobEventKind.PROGRESS,
     CANCELLED_EVENT: JobEventKind.CANCELLED,
     CANCEL_REQUESTED_EVENT: JobEventKind.CANCEL_REQUESTED,
 }
@@ -47,10 +49,11 @@ Position: TypeAlias = tuple[int, int]
 
 
 class EventFeed:
-    """Subscriptions to one queue's events."""
+    """Subscriptions to the events in one stream of a queue."""
 
-    def __init__(self, queue: QueueAccess) -> None:
+    def __init__(self, queue: QueueAccess, stream: str) -> None:
         self._queue = queue
+        self._stream = stream
         self._broadcast = Broadcast()
         self._subscribers = 0
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
@@ -80,7 +83,7 @@ class EventFeed:
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _last_position(self) -> Position:
-        [entries] = await self._queue.server.run([("XREVRANGE", self._queue.lua["events"], "+", "-", "COUNT", 1)])
+        [entries] = await self._queue.server.run([("XREVRANGE", self._stream, "+", "-", "COUNT", 1)])
         if isinstance(entries, StorageError):
             raise entries
         return _position(entries[0][0]) if entries else (0, 0)
@@ -88,7 +91,7 @@ class EventFeed:
     async def _catch_up(self, last: Position) -> None:
         if self._reader is None or self._reader.done():
             self._position, self._moved = last, asyncio.Condition()
-            self._reader = asyncio.create_task(self._read(), name=f"bullmq-events-{self._queue.lua.base}")
+            self._reader = asyncio.create_task(self._read(), name=f"bullmq-events-{self._stream}")
             return
         try:
             async with asyncio.timeout(CATCH_UP_SECONDS), self._moved:
@@ -108,7 +111,7 @@ class EventFeed:
 
     async def _read_page(self) -> None:
         since = "{}-{}".format(*self._position)
-        wanted = ("COUNT", PAGE, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._queue.lua["events"], since)
+        wanted = ("COUNT", PAGE, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._stream, since)
         streams = await self._queue.server.run_blocking(("XREAD", *wanted), BLOCK_SECONDS)
         for _, entries in streams or []:
             for entry_id, flat in entries:

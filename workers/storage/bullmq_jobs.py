@@ -35,6 +35,8 @@ TRANSACTION_JOBS: Final = 500
 """Jobs added in one transaction, during which the server serves nobody else: about 10 ms."""
 EVENTS_KEPT: Final = 10_000
 """BullMQ's default length of the event stream."""
+REQUESTS_KEPT: Final = 1_000
+"""Length of our stream of cancel requests; renewals tell workers of those they missed."""
 
 NO_ORDERING_KEYS: Final = "BullMQ has no ordering keys; see BullMQStorage.limits"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING})
@@ -101,7 +103,7 @@ class Jobs:
         def decide(found: Record) -> list[Command]:
             if found.state is JobState.PROCESSING:
                 mark = cancel_mark(found.fields.get("ats"), found.fields.get("stc"))
-                return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), self._event(CANCEL_REQUESTED_EVENT, raw)]
+                return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), *self._requests_cancel(raw)]
             if found.state not in WAITING:
                 return []
             if "rjk" in found.fields:
@@ -114,9 +116,16 @@ class Jobs:
             return CancelResult.NOT_FOUND
         return CancelResult.CANCELLED if state in WAITING else CancelResult(state.value)
 
+    def _requests_cancel(self, raw: str) -> list[Command]:
+        key = self._queue.cancels_key
+        for_workers: Command = ("XADD", key, "MAXLEN", "~", REQUESTS_KEPT, "*")
+        event = ("event", CANCEL_REQUESTED_EVENT, "jobId", raw)
+        forgotten: Command = ("PEXPIRE", key, to_ms(TOMBSTONE))
+        return [self._event(CANCEL_REQUESTED_EVENT, raw), (*for_workers, *event), forgotten]
+
     async def retry(self, ids: Sequence[str]) -> int:
         """See `Storage.retry`."""
-        forgotten = ("stc", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
+        forgotten = ("stc", "progress", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
 
         def plan(raw: str) -> list[Command]:
             return [self._lua.reprocess(raw), ("HDEL", self._lua.job(raw), *forgotten)]

@@ -31,7 +31,7 @@ SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    "cleanJobsInSet",
+    *("cleanJobsInSet", "updateProgress"),
 )
 
 
@@ -162,6 +162,11 @@ class QueueScripts:
         head = self._head("moveStalledJobsToWait", "stalled", "wait", "active", "stalled-check", "meta", "paused")
         keys = self._named("marker", "events", "repeat")
         return ("DEL", self._keys["stalled-check"]), (*head, *keys, max_stalls, self.base, now_ms, 1)
+
+    def progress(self, raw: str, value: str | bytes) -> Command:
+        """Set the job's progress (JSON text) and tell subscribers, whoever holds it; answers 0 or an error code."""
+        head = (*self._head("updateProgress"), self.base + raw, *self._named("events", "meta"))
+        return (*head, raw, value)
 
     def state(self, raw: str) -> Command:
         """BullMQ's name of the job's state, `unknown` for none."""

@@ -27,7 +27,7 @@ def as_processor(
 
     `UnrecoverableError` fails the job for good. `Retry` puts it aside for as long as it says, counted or not; without a
     time for as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does
-    not count lost locks as attempts. Payload and result are JSON values; the signal never fires.
+    not count lost locks as attempts. Payload and result are JSON values; the signal never fires, progress goes nowhere.
     """
     runner = Handler(handler)
     fallback = retry or RetryPolicy()

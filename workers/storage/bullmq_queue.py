@@ -27,6 +27,7 @@ class QueueAccess:
         self.server = server
         self.lua = lua
         self.workers_key = f"{lua.base}{OWN_KEYS}:seen"
+        self.cancels_key = f"{lua.base}{OWN_KEYS}:cancel-requests"
         self._seen: dict[str, int] = {}
 
     def now_ms(self) -> int:

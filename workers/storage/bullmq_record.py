@@ -21,6 +21,7 @@ from workers.storage.bullmq_codec import (
     KEEP_FIELD,
     SETTLED_FIELD,
     JobOptions,
+    decode_bytes,
     decode_error,
     decode_id,
     decode_options,
@@ -39,7 +40,7 @@ Fields: TypeAlias = Mapping[str, str]
 
 FIELDS: Final = (
     *("name", "opts", "timestamp", "priority", "atm", "stc", "ats", "finishedOn", "pb", "failedReason", "stacktrace"),
-    *("returnvalue", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD),
+    *("returnvalue", "progress", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD),
 )
 STALLED_REASON_FIELD: Final = "defa"
 """Set by BullMQ when a job stalled too often: whoever claims it next must fail it with this reason."""
@@ -142,6 +143,7 @@ class Record:
             finished_at=None if finished is None else moment(finished),
             worker_id=worker_of(self.lock or self.fields.get("pb")) if processing else None,
             last_error=self.error,
+            progress=None if (progress := self.fields.get("progress")) is None else decode_bytes(progress),
         )
 
 

@@ -67,6 +67,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -188,6 +189,9 @@ class FileStorage:
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         return await self._write(lambda state, now: state.settle(settlements, now)) if settlements else []
 
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        await self._write(lambda state, now: state.progress(reports, now))
+
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return await self._write(lambda state, now: state.recover(limit, max_stalls, now))
 
@@ -214,6 +218,13 @@ class FileStorage:
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         with self._ears() as ears, ears.broadcast.everything() as subscription:
+            await self._hear()
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        listening = self._lane().notices.listen(QUEUE_NUMBER, for_cancels=True)
+        with listening as ears, ears.broadcast.cancel_requests() as subscription:
             await self._hear()
             yield subscription
 

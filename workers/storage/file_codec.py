@@ -9,8 +9,8 @@
     ["p", paused]                                claims are stopped, or go on
 
 `events` are digits, by position in `EVENTS`. Times and durations are integers of microseconds, times since 1970;
-`"drop"` is the retention without a record. Payloads and results are blobs of the frame, in the order of the entries; an
-entry holds their length, null for no result.
+`"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
+entries; an entry holds their length, null for no result. Without progress its length is missing.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class JobChanged:
     kept_until: datetime | None
     last_error: ErrorInfo | None
     result: bytes | None = field(repr=False)
+    progress: bytes | None = field(repr=False)
 
     def job(self, new: NewJob) -> Job:
         """The job as the entry describes it."""
@@ -90,6 +91,7 @@ class JobChanged:
             finished_at=self.finished_at,
             last_error=self.last_error,
             result=self.result,
+            progress=self.progress,
         )
 
 
@@ -133,6 +135,8 @@ def job_entry(job: Job, kept_until: datetime | None, events: Events, *, added: b
         blobs.append(job.new.payload)
     if job.result is not None:
         blobs.append(job.result)
+    if job.progress is not None:
+        blobs.append(job.progress)
     return (*head, *_state_values(job, kept_until)), blobs
 
 
@@ -220,6 +224,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
         kept_until=_time(next(values)),
         last_error=_error(next(values)),
         result=None if (length := next(values)) is None else blobs.take(_integer(length)),
+        progress=None if (length := next(values, None)) is None else blobs.take(_integer(length)),
     )
 
 
@@ -242,6 +247,7 @@ def _state_values(job: Job, kept_until: datetime | None) -> tuple[object, ...]:
         _number(kept_until),
         None if error is None else (error.type, error.message, error.stack, error.exhausted),
         None if job.result is None else len(job.result),
+        *(() if job.progress is None else (len(job.progress),)),
     )
 
 

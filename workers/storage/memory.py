@@ -23,6 +23,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Renewal,
     Settlement,
@@ -90,6 +91,9 @@ class MemoryStorage:
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         return self._queue.settle(settlements, self._now())
 
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        self._queue.progress(reports, self._now())
+
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return self._queue.recover(limit, max_stalls, self._now())
 
@@ -138,6 +142,11 @@ class MemoryStorage:
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         with self._queue.broadcast.everything() as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        with self._queue.broadcast.cancel_requests() as subscription:
             yield subscription
 
     @asynccontextmanager

@@ -54,6 +54,7 @@ class Job:
     finished_at: datetime | None = None
     last_error: ErrorInfo | None = None
     result: bytes | None = None
+    progress: bytes | None = None
     line: Line[Place] | None = None
 
     @property
@@ -237,6 +238,11 @@ class JobTable:
         """The worker of the running job will learn that it is not wanted any more."""
         job.cancel_requested = True
         self._publisher.publish(JobEventKind.CANCEL_REQUESTED, job.new.id)
+
+    def report(self, job: Job, progress: bytes) -> None:
+        """The running job has come this far."""
+        job.progress = progress
+        self._publisher.publish(JobEventKind.PROGRESS, job.new.id)
 
     def _end_attempt(self, job: Job, step: Step) -> None:
         self._step(job, step)

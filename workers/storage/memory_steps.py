@@ -28,6 +28,7 @@ from workers.jobs import (
     NewJob,
     OutcomeKind,
     Page,
+    ProgressReport,
     Recovery,
     Renewal,
     Retried,
@@ -168,6 +169,12 @@ class QueueSteps:
         if not counted:
             job.attempts -= 1
         self.table.retry_later(job, settlement.error, now + bounded(settlement.delay))
+
+    def progress(self, reports: Sequence[ProgressReport], now: datetime) -> None:
+        for report in reports:
+            job = self.table.find(report.claim.job_id, now)
+            if job is not None and job.token == report.claim.token:
+                self.table.report(job, report.value)
 
     def recover(self, limit: int, max_stalls: int, now: datetime) -> Recovery:
         processing = self.table.by_state[JobState.PROCESSING].values()
@@ -327,4 +334,5 @@ def _status(job: Job) -> JobStatus:
         finished_at=job.finished_at,
         worker_id=job.worker_id,
         last_error=job.last_error,
+        progress=job.progress,
     )

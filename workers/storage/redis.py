@@ -43,6 +43,7 @@ from workers.jobs import (
     NewJob,
     OutcomeKind,
     Page,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -212,6 +213,12 @@ class RedisStorage:
             outcomes += [OUTCOMES[code] for code in answer]
         return outcomes
 
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        for start in range(0, len(reports), AT_ONCE):
+            some = reports[start : start + AT_ONCE]
+            packed = [(one.claim.job_id.encode(), redis_codec.token_of(one.claim), one.value) for one in some]
+            await self._lua.run("progress", pack(packed))
+
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         answer = unpack(await self._lua.run("recover", min(limit, AT_ONCE), max_stalls))
         requeued, failed = ([one.decode() for one in ids] for ids in answer)
@@ -253,6 +260,11 @@ class RedisStorage:
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         async with self._notices.subscribe(None) as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._notices.cancel_requests() as subscription:
             yield subscription
 
     @asynccontextmanager

@@ -58,6 +58,8 @@ _HEAD: Final = struct.Struct(">BQQIIQQ")  # version, place and creation in front
 _RUN: Final = struct.Struct(f">BBIIHQQQ{_TOKEN_BYTES}s")
 _BACKOFF: Final = struct.Struct(">dddd")
 _LENGTH: Final = struct.Struct(">H")
+_LONG_LENGTH: Final = struct.Struct(">I")
+_HAS_PROGRESS: Final = 2
 
 _PLAIN, _EXHAUSTED, _STALLED = b"\0", b"\1", b"\2"
 
@@ -253,7 +255,9 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
     if code not in STATES:
         raise StorageError(f"job {job_id!r} is in a state that this version does not know; update every worker")
     state, record = STATES[code], decode_record(head)
-    attempts, place, finished, worker, error = _decode_run(run) if run else (0, record.place, 0, b"", b"")
+    attempts, place, finished, worker, error, progress = (
+        _decode_run(run) if run else (0, record.place, 0, b"", b"", None)
+    )
     return JobStatus(
         id=job_id,
         name=_decoded_name(record.name),
@@ -266,11 +270,15 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
         finished_at=moment(finished) if state in (JobState.COMPLETED, JobState.FAILED) else None,
         worker_id=worker.decode() or None,
         last_error=decode_error(error),
+        progress=progress,
     )
 
 
-def _decode_run(run: bytes) -> tuple[int, int, int, bytes, bytes]:
-    _, _, attempts, _, _, place, finished, _, _ = _RUN.unpack_from(run)
+def _decode_run(run: bytes) -> tuple[int, int, int, bytes, bytes, bytes | None]:
+    _, flags, attempts, _, _, place, finished, _, _ = _RUN.unpack_from(run)
     at = _RUN.size
     end = at + 2 + _LENGTH.unpack_from(run, at)[0]
-    return attempts, place, finished, run[at + 2 : end], run[end + 4 :]
+    start = end + _LONG_LENGTH.size
+    stop = start + _LONG_LENGTH.unpack_from(run, end)[0]
+    progress = run[stop + _LENGTH.size :] if flags & _HAS_PROGRESS else None
+    return attempts, place, finished, run[at + 2 : end], run[start:stop], progress

@@ -13,7 +13,7 @@ from workers.storage.redis_server import Reply, Server
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "recover", "retry", "remove", "promote"), ()),
-    **dict.fromkeys(("drain", "clean", "pause", "keep"), ()),
+    **dict.fromkeys(("drain", "clean", "pause", "keep", "progress"), ()),
     "enqueue": ("add",),
     "settle": ("add",),
     "claim": ("due",),
@@ -50,6 +50,9 @@ def _script(parts: Sequence[str]) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+_CHANNELS: Final = (b"wake", b"events", b"cancels")
+
+
 class QueueScripts:
     """The scripts of one queue on one server. All its keys begin with `base`, whose hash tag puts them in one slot."""
 
@@ -60,10 +63,10 @@ class QueueScripts:
         self._scripts = scripts()
 
     @property
-    def channels(self) -> tuple[bytes, bytes]:
-        """Where sleepers are woken, and where events are told: per database, because pub/sub knows none."""
-        database = self.server.database
-        return self.base + b":wake@%d" % database, self.base + b":events@%d" % database
+    def channels(self) -> tuple[bytes, bytes, bytes]:
+        """Where sleepers are woken, events told and cancels requested: per database, because pub/sub knows none."""
+        wake, events, cancels = (self.base + b":%b@%d" % (name, self.server.database) for name in _CHANNELS)
+        return wake, events, cancels
 
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
         """What the script answers; see `Server.call` for errors."""

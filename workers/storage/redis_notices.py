@@ -6,7 +6,8 @@ and every bell rings: what was said meanwhile is unknown, so sleepers look for t
 lost; a subscriber looks at `result` anyway. A line that went dead without a word is noticed by a ping without answer.
 
 Events are heard only while somebody subscribes; the server is told to stop when one arrives that nobody wants any more,
-so that waiters coming one after another do not subscribe each anew.
+so that waiters coming one after another do not subscribe each anew. Requests to cancel a running job have a channel of
+their own besides, for workers: to hear every event would cost them far more than the jobs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ KINDS: Final[Mapping[int, JobEventKind]] = {
     5: JobEventKind.FAILED,
     6: JobEventKind.CANCELLED,
     7: JobEventKind.CANCEL_REQUESTED,
+    8: JobEventKind.PROGRESS,
 }
 
 PING_SECONDS: Final = 10.0
@@ -57,6 +59,7 @@ class Notices:
         self._queue = queue
         self._broadcast = Broadcast()
         self._subscribers = 0
+        self._cancels = Broadcast()
         self._bells: set[Bell] = set()
         self._reader: asyncio.Task[None] | None = None
         self._connection: AbstractConnection | None = None
@@ -94,6 +97,13 @@ class Notices:
                 yield subscription
         finally:
             self._subscribers -= 1
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        """Requests to cancel a running job from now on."""
+        await self._hear(self._queue.channels[2])
+        with self._cancels.cancel_requests() as subscription:
+            yield subscription
 
     async def close(self) -> None:
         """Nothing is heard any more."""
@@ -189,12 +199,14 @@ class Notices:
             await asyncio.gather(message, return_exceptions=True)
 
     async def _take(self, connection: AbstractConnection, message: Reply) -> None:
-        wake, _ = self._queue.channels
+        wake, _, cancels = self._queue.channels
         match message:
             case [b"subscribe", channel, _]:
                 self._heard.setdefault(channel, asyncio.Event()).set()
             case [b"message", channel, body] if channel == wake:
                 self._ring(unpack(body))
+            case [b"message", channel, job_id] if channel == cancels:
+                self._cancels.request_cancel(job_id.decode())
             case [b"message", channel, body]:
                 await self._tell(connection, channel, unpack(body))
 

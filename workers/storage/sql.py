@@ -25,6 +25,7 @@ from workers.jobs import (
     JobStatus,
     NewJob,
     Page,
+    ProgressReport,
     Recovery,
     Released,
     Renewal,
@@ -197,6 +198,10 @@ class SqlStorage:
             return []
         return await asyncio.wrap_future(self._writable().settle(self._transaction, settlements))
 
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        if reports:
+            await asyncio.wrap_future(self._writable().progress(self._transaction, reports))
+
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         return await asyncio.wrap_future(self._writable().recover(self._transaction, limit, max_stalls))
 
@@ -227,6 +232,16 @@ class SqlStorage:
             await database.subscribe(self._transaction, self._id)
             with ears.broadcast.everything() as subscription:
                 yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        database = self._database()
+        with (
+            database.notices.listen(self._id, for_cancels=True) as ears,
+            ears.broadcast.cancel_requests() as subscription,
+        ):
+            await database.hear_cancels()
+            yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 
-from workers.jobs import Claim, EnqueueResult, NewJob, Recovery, Renewal, Settlement, SettleOutcome
+from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
 from workers.storage.sql_notices import Notices
 from workers.storage.sql_rows import Transaction
@@ -46,6 +46,8 @@ class Database(Protocol):
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
 
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]: ...
+
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
 
     def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
@@ -66,6 +68,9 @@ class Database(Protocol):
 
     async def subscribe(self, begin: Begin, queue: int) -> None:
         """Every event of the queue that is committed from now on reaches `notices`."""
+
+    async def hear_cancels(self) -> None:
+        """Every request to cancel a running job that is committed from now on reaches `notices`."""
 
     async def release(self) -> None:
         """One user less; with the last one its threads and connections are gone."""

@@ -4,6 +4,8 @@ Theory of operation. A process with subscribers keeps a row in `workers_listener
 time. A transaction that changes jobs of a queue with such a row of *another* process adds its events to
 `workers_events`, so they appear with the commit and vanish with a rollback. Within a process events are delivered
 directly, but for those of a caller's own transaction: these carry no process, so everybody reads them from the table.
+Requests to cancel a running job are always written: they are few, and whoever listens to them alone keeps no row, which
+would have every event written.
 """
 
 from __future__ import annotations
@@ -64,10 +66,13 @@ class EventLog:
             return
         process = self._process if own else NOBODY
         place = {"queue": transaction.queue, "process": process, "now": transaction.now}
+        events = transaction.events
         if transaction.connection.execute(_LISTENED, place).first() is None:
+            events = [event for event in events if event[0] is JobEventKind.CANCEL_REQUESTED]
+        if not events:
             return
         common = {"queue": transaction.queue, "process": process, "at": transaction.now}
-        rows = [{**common, "kind": kind.value, "job_id": job_id} for kind, job_id in transaction.events]
+        rows = [{**common, "kind": kind.value, "job_id": job_id} for kind, job_id in events]
         transaction.connection.execute(_LOG, rows)
 
     def is_listening(self, queue: int) -> bool:
@@ -104,7 +109,7 @@ class EventLog:
 
     def read(self, connection: Connection) -> None:
         """What others wrote since the last call is delivered; the first call only notes where the table ends."""
-        if not self._notices.subscribed():
+        if not (self._notices.subscribed() or self._notices.awaits_cancels):
             self._position = None
             return
         if self._position is None:

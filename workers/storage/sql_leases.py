@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, text
 
 from workers.errors import LossReason
-from workers.jobs import Claim, ErrorInfo, JobEventKind, Recovery, Renewal
+from workers.jobs import Claim, ErrorInfo, JobEventKind, ProgressReport, Recovery, Renewal
 from workers.storage.rules import stalled_error
 from workers.storage.sql_claim import see, unhold
 from workers.storage.sql_enqueue import delete
@@ -33,6 +33,10 @@ _HOLDERS = expanding(
 )
 _EXTEND = expanding("UPDATE workers_jobs SET lease_until = :lease_until WHERE seq IN :seqs", "seqs")
 _STATES = expanding("SELECT id, state, expires_at FROM workers_jobs WHERE queue = :queue AND id IN :ids", "ids")
+_REPORT = text(
+    "UPDATE workers_jobs SET progress = :progress"
+    " WHERE seq = :seq AND +queue = :queue AND id = :id AND token = :token AND state = 'processing'"
+)
 _EXPIRED = text(
     "SELECT seq, ordering_key FROM workers_jobs"
     " WHERE queue = :queue AND state = 'processing' AND lease_until <= :now ORDER BY lease_until LIMIT :limit"
@@ -77,6 +81,15 @@ def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
     lost = [claim for claim in claims if claim.token not in held]
     reasons = why_lost(transaction, [claim.job_id for claim in lost])
     return Renewal(lost={claim.token: reasons[claim.job_id] for claim in lost}, cancel_requested=frozenset(cancelled))
+
+
+def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> None:
+    """See `Storage.progress`."""
+    for report in reports:
+        seq, secret = decode_token(report.claim.token)
+        place = {"queue": transaction.queue, "seq": seq, "id": report.claim.job_id, "token": secret}
+        if transaction.connection.execute(_REPORT, {**place, "progress": report.value}).rowcount:
+            transaction.announce(JobEventKind.PROGRESS, [report.claim.job_id])
 
 
 def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReason]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias
 
 from workers.jobs import JobEventKind
@@ -20,12 +21,13 @@ Events: TypeAlias = Sequence[tuple[JobEventKind, str]]
 
 
 class Ears:
-    """One event loop's waiters for and subscribers of one queue."""
+    """One event loop's waiters for and subscribers of one queue; the counts are the registry's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.users = 0
         self.subscribers = 0
+        self.for_cancels = 0
         self.broadcast = Broadcast()
         self.bells: set[asyncio.Event] = set()
 
@@ -36,6 +38,12 @@ class Ears:
         if wake:
             for bell in self.bells:
                 bell.set()
+
+    def wants(self, events: Events) -> Events:
+        """Those of the events that somebody here listens to; from any thread."""
+        if self.subscribers:
+            return events
+        return [event for event in events if event[0] is JobEventKind.CANCEL_REQUESTED] if self.for_cancels else ()
 
     @contextmanager
     def bell(self) -> Iterator[asyncio.Event]:
@@ -56,19 +64,21 @@ class Notices:
         self._ears: dict[tuple[int, asyncio.AbstractEventLoop], Ears] = {}
 
     @contextmanager
-    def listen(self, queue: int, *, subscribe: bool = False) -> Iterator[Ears]:
-        """The running loop's ears for `queue`, which hear everything announced until the context ends."""
+    def listen(self, queue: int, *, subscribe: bool = False, for_cancels: bool = False) -> Iterator[Ears]:
+        """The running loop's ears for `queue` hear wake-ups until the context ends, and what else is asked for."""
         loop = asyncio.get_running_loop()
         with self._lock:
             ears = self._ears.setdefault((queue, loop), Ears(loop))
             ears.users += 1
             ears.subscribers += subscribe
+            ears.for_cancels += for_cancels
         try:
             yield ears
         finally:
             with self._lock:
                 ears.users -= 1
                 ears.subscribers -= subscribe
+                ears.for_cancels -= for_cancels
                 if not ears.users:
                     self._ears.pop((queue, loop), None)
 
@@ -81,6 +91,12 @@ class Notices:
         """The queues that somebody subscribed to."""
         with self._lock:
             return {queue for (queue, _), ears in self._ears.items() if ears.subscribers}
+
+    @property
+    def awaits_cancels(self) -> bool:
+        """Whether anybody listens to cancel requests alone."""
+        with self._lock:
+            return any(ears.for_cancels for ears in self._ears.values())
 
     def awaited(self) -> dict[int, set[str]]:
         """The jobs with subscribers of their own, by queue."""
@@ -98,6 +114,13 @@ class Notices:
             found = [(key, ears) for key, ears in self._ears.items() if key[0] == queue]
         self._deliver(found, events, wake)
 
+    def request_cancel(self, queue: int, job_id: str) -> None:
+        """Whoever listens to cancel requests alone hears of this one; from any thread."""
+        with self._lock:
+            found = [(key, ears) for key, ears in self._ears.items() if key[0] == queue]
+        for key, ears in found:
+            self._call(key, partial(ears.broadcast.request_cancel, job_id))
+
     def wake_all(self) -> None:
         """Every waiter of every queue looks again; from any thread."""
         with self._lock:
@@ -108,8 +131,14 @@ class Notices:
         self, found: Sequence[tuple[tuple[int, asyncio.AbstractEventLoop], Ears]], events: Events, wake: bool
     ) -> None:
         for key, ears in found:
-            try:
-                ears.loop.call_soon_threadsafe(ears.hear, events, wake)
-            except RuntimeError:  # the loop was closed under its waiters
-                with self._lock:
-                    self._ears.pop(key, None)
+            wanted = ears.wants(events)
+            # A waiter hangs its bell up before it looks: without one, nobody is to be woken by what he will see.
+            if wanted or (wake and ears.bells):
+                self._call(key, partial(ears.hear, wanted, wake))
+
+    def _call(self, key: tuple[int, asyncio.AbstractEventLoop], hear: Callable[[], None]) -> None:
+        try:
+            key[1].call_soon_threadsafe(hear)
+        except RuntimeError:  # the loop was closed under its waiters
+            with self._lock:
+                self._ears.pop(key, None)

@@ -26,7 +26,18 @@ from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.jobs import Claim, Completed, EnqueueResult, NewJob, Recovery, Renewal, Settlement, SettleOutcome
+from workers.jobs import (
+    Claim,
+    Completed,
+    EnqueueResult,
+    JobEventKind,
+    NewJob,
+    ProgressReport,
+    Recovery,
+    Renewal,
+    Settlement,
+    SettleOutcome,
+)
 from workers.storage import sql_leases, sql_postgres_steps, sql_schema
 from workers.storage.base import Limits
 from workers.storage.sql_caller import run_on
@@ -47,6 +58,7 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 _ENCODING = text("SHOW server_encoding")
 _WHICH = text("SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = current_database()")
 _LISTEN = text("SELECT workers_listen(:queue, :process, :valid)")
+_REQUEST_CANCEL = text("SELECT pg_notify('workers_cancels', :request)")
 _TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake)")
 
 
@@ -99,6 +111,9 @@ class PostgresDatabase:
             return self.change(begin, work)
         return self._step(self._prompt, begin, work)
 
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
+        return self._step(self._prompt, begin, partial(sql_postgres_steps.progress, reports=reports))
+
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
         return self.change(begin, partial(sql_leases.recover, limit=limit, max_stalls=max_stalls))
 
@@ -114,6 +129,7 @@ class PostgresDatabase:
                     told = [f"{kind.value}:{transaction.encode(job_id)}" for kind, job_id in transaction.events]
                     values = {"queue": transaction.queue, "events": told, "wake": transaction.wake}
                     connection.execute(_TELL, values)
+                    _request_cancels(transaction)
                 return result
 
         return self._submit(self._patient, run)
@@ -125,13 +141,16 @@ class PostgresDatabase:
         self._listener.start()
 
     async def subscribe(self, begin: Begin, queue: int) -> None:
+        await self.hear_cancels()
+        if not self._listener.is_registered(queue):
+            await asyncio.wrap_future(self._step(self._patient, begin, self._register))
+
+    async def hear_cancels(self) -> None:
         try:
             async with asyncio.timeout(self._timeout.total_seconds()):
                 await asyncio.shield(asyncio.wrap_future(self._listener.start()))
         except TimeoutError:
             raise StorageUnavailable(f"{self.name} cannot be listened to; is it running?") from None
-        if not self._listener.is_registered(queue):
-            await asyncio.wrap_future(self._step(self._patient, begin, self._register))
 
     def _register(self, transaction: Transaction) -> None:
         values = {"queue": transaction.queue, "process": self._process, "valid": REGISTERED}
@@ -175,6 +194,14 @@ class PostgresDatabase:
             return lane.submit(translated)
         except RuntimeError:
             raise StorageUnavailable(f"{self.name} was disconnected") from None
+
+
+def _request_cancels(transaction: Transaction) -> None:
+    """Workers, who are told whether they are registered or not, hear of the requests when they are committed."""
+    for kind, job_id in transaction.events:
+        if kind is JobEventKind.CANCEL_REQUESTED:
+            request = f"{transaction.queue} {transaction.encode(job_id)}"
+            transaction.connection.execute(_REQUEST_CANCEL, {"request": request})
 
 
 def _which(transaction: Transaction) -> tuple[object, ...]:

@@ -340,6 +340,27 @@ BEGIN
     PERFORM workers_see(p_queue, p_workers, p_noted);
 END $$;
 
+-- Each claim that holds its job has this for its progress. Every token comes once.
+CREATE OR REPLACE FUNCTION workers_progress(
+    p_queue integer, p_seqs bigint[], p_tokens bytea[], p_ids text[], p_reported bytea[]
+) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+DECLARE
+    v_events text[];
+BEGIN
+    PERFORM FROM workers_jobs j WHERE j.seq = ANY(p_seqs) ORDER BY j.seq FOR UPDATE;
+    WITH reported AS (
+        UPDATE workers_jobs j SET progress = a.progress
+        FROM unnest(p_seqs, p_tokens, p_ids, p_reported) AS a (seq, token, id, progress)
+        WHERE j.seq = a.seq AND (j.queue, j.token, j.id) IS NOT DISTINCT FROM (p_queue, a.token, a.id)
+            AND j.state = 'processing'
+        RETURNING j.id
+    )
+    SELECT coalesce(array_agg('progress:' || r.id), '{}') INTO v_events FROM reported r;
+    PERFORM workers_tell(p_queue, v_events, false);
+END $$;
+
 -- What became of each settlement, by its place. p_kinds: completed, failed, retried, postponed, uncounted, released;
 -- p_keeps: NULL drops the record; p_capped: the error of an uncounted retry that is the job's last after all.
 -- Every token comes once.

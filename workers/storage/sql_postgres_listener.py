@@ -1,7 +1,8 @@
 """The one connection of a process that hears what is committed in a PostgreSQL database.
 
 Theory of operation. A thread listens to `workers_wake`, by which waiters are told to look, and to `workers_events`,
-which carries job events while anybody subscribes. The connection is opened when somebody first wants to hear and made
+which carries job events while anybody subscribes, and to `workers_cancels`, by which workers hear of requests to cancel
+what they run. The connection is opened when somebody first wants to hear and made
 again whenever it breaks. What was committed meanwhile went unheard, so after each start every waiter looks at the
 tables, and every job with a subscriber that has ended by then is told to have ended.
 """
@@ -109,6 +110,7 @@ class Listener:
     def _arm(self, connection: psycopg.Connection, first: bool) -> None:
         connection.execute("LISTEN workers_wake")
         connection.execute("LISTEN workers_events")
+        connection.execute("LISTEN workers_cancels")
         for queue in self._notices.subscribed():
             self._register(connection, queue)
         with self._lock:
@@ -143,6 +145,10 @@ class Listener:
                         self._register(connection, queue)
 
     def _deliver(self, channel: bytes, payload: str) -> None:
+        if channel == b"workers_cancels":
+            number, _, job_id = payload.partition(" ")
+            self._notices.request_cancel(int(number), decode_text(job_id))
+            return
         queue, *events = payload.split(" ")
         if channel == b"workers_wake":
             self._notices.tell(int(queue), (), wake=True)

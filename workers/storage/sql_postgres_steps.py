@@ -20,6 +20,7 @@ from workers.jobs import (
     Failed,
     JobState,
     NewJob,
+    ProgressReport,
     Renewal,
     Retention,
     Retried,
@@ -64,6 +65,10 @@ _CLAIMABLE_IN = text("SELECT workers_claimable_in(:queue, CAST(:names AS text[])
 _RENEW = text(
     "SELECT * FROM workers_renew(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
     " CAST(:leases AS bigint[]), CAST(:workers AS text[]), :noted)"
+)
+_PROGRESS = text(
+    "SELECT workers_progress(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
+    " CAST(:reported AS bytea[]))"
 )
 _SETTLE = text(
     "SELECT * FROM workers_settle(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
@@ -180,6 +185,20 @@ def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
         lost={claim.token: reasons[claim.job_id] for claim in lost},
         cancel_requested=frozenset(token for token, row in held.items() if row.cancel_requested),
     )
+
+
+def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> None:
+    """See `Storage.progress`."""
+    latest = {report.claim.token: report for report in reports}.values()
+    tokens = [decode_token(report.claim.token) for report in latest]
+    values = {
+        "queue": transaction.queue,
+        "seqs": [seq for seq, _ in tokens],
+        "tokens": [secret for _, secret in tokens],
+        "ids": [encode_text(report.claim.job_id) for report in latest],
+        "reported": [report.value for report in latest],
+    }
+    transaction.connection.execute(_PROGRESS, values)
 
 
 def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[SettleOutcome]:

@@ -28,8 +28,8 @@ from workers.storage.sql_rows import (
 
 _DELAYED = (JobState.SCHEDULED, JobState.FAILING)
 _COLUMNS = (
-    "SELECT seq, id, name, state, attempts, max_attempts, created_at, priority, run_at, finished_at, worker, error"
-    " FROM workers_jobs WHERE queue = :queue"
+    "SELECT seq, id, name, state, attempts, max_attempts, created_at, priority, run_at, finished_at, worker, error,"
+    " progress FROM workers_jobs WHERE queue = :queue"
 )
 _STATUS = expanding(
     _COLUMNS + " AND id IN :ids AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now)", "ids"
@@ -114,6 +114,7 @@ def _status(row: RowMapping, transaction: Transaction) -> JobStatus:
         finished_at=optional_moment(row["finished_at"]),
         worker_id=None if row["worker"] is None else transaction.decode(row["worker"]),
         last_error=decode_error(row["error"]),
+        progress=row["progress"],
     )
 
 

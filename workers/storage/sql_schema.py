@@ -33,7 +33,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = "sql_postgres.sql"
@@ -87,6 +87,7 @@ Table(
     Column("finished_at", BigInteger),
     Column("expires_at", BigInteger),
     Column("error", Text),
+    Column("progress", LargeBinary),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
     _partial("workers_jobs_ready", "queue", "priority", "run_at", where="state = 'ready'"),
     _partial("workers_jobs_ready_by_name", "queue", "name", "priority", "run_at", where="state = 'ready'"),
@@ -149,7 +150,10 @@ def migrate(connection: Connection) -> None:
     if found > VERSION:
         raise _newer(found)
     if found < VERSION:
-        _create(connection)
+        if found:
+            _add_progress(connection)
+        else:
+            _create(connection)
         connection.execute(text("INSERT INTO workers_schema (version) VALUES (:version)"), {"version": VERSION})
 
 
@@ -179,9 +183,21 @@ def _create(connection: Connection) -> None:
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             connection.execute(CreateIndex(_with_seq(index) if postgres else index))
     if postgres:
-        # By the driver itself: many statements at once, and percent signs that are no parameters.
-        with closing(connection.connection.cursor()) as cursor:
-            cursor.execute(resources.files(__package__).joinpath(_FUNCTIONS).read_text())
+        _define_functions(connection)
+
+
+def _add_progress(connection: Connection) -> None:
+    """From version 1."""
+    kind = "BYTEA" if connection.dialect.name == "postgresql" else "BLOB"
+    connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN progress {kind}"))
+    if connection.dialect.name == "postgresql":
+        _define_functions(connection)
+
+
+def _define_functions(connection: Connection) -> None:
+    # By the driver itself: many statements at once, and percent signs that are no parameters.
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(resources.files(__package__).joinpath(_FUNCTIONS).read_text())
 
 
 def _with_seq(index: Index) -> Index:

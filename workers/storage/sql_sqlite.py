@@ -35,7 +35,7 @@ from sqlalchemy import URL, Connection, NullPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.jobs import Claim, EnqueueResult, NewJob, Recovery, Renewal, Settlement, SettleOutcome
+from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage import sql_claim, sql_enqueue, sql_leases, sql_schema, sql_settle
 from workers.storage.base import Limits
 from workers.storage.sql_caller import Callers, real_path
@@ -225,6 +225,9 @@ class SqliteDatabase:
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(sql_settle.settle, settlements=settlements))
 
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
+        return self.change(begin, partial(sql_leases.progress, reports=reports))
+
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
         return self.change(begin, partial(sql_leases.recover, limit=limit, max_stalls=max_stalls))
 
@@ -254,6 +257,9 @@ class SqliteDatabase:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
+        await self.hear_cancels()
+
+    async def hear_cancels(self) -> None:
         await asyncio.wrap_future(self._reader.submit(self.events.read))
 
     async def release(self) -> None:

@@ -28,6 +28,13 @@ async def complete(storage: SqlStorage, _: str) -> None:
         await storage.settle([Completed(claim=claim, result=b"from the child")])
 
 
+async def cancel(storage: SqlStorage, job_id: str) -> None:
+    """The job is cancelled, as soon as the parent says so."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await storage.cancel(job_id)
+
+
 async def race(storage: SqlStorage, _: str) -> None:
     """Claims until nothing is left; prints what it got."""
     print("ready", flush=True)
@@ -57,6 +64,7 @@ async def migrate(storage: SqlStorage, _: str) -> None:
 VERBS: dict[str, Callable[[SqlStorage, str], Awaitable[None]]] = {
     "enqueue": enqueue,
     "complete": complete,
+    "cancel": cancel,
     "race": race,
     "churn": churn,
 }

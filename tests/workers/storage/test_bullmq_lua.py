@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
         lambda their: their.scripts.extendJobLocks(["a", "b"], ["t", "u"], 30_000),
     ),
     "recover": (OURS.recover(3, NOW)[1], lambda their: their.scripts.moveStalledJobsToWait(3, 1)),
+    "progress": (OURS.progress("id", '{"x":1}'), lambda their: their.scripts.updateProgress("id", {"x": 1})),
     "state": (OURS.state("id"), lambda their: their.scripts.getState("id")),
     "remove": (OURS.remove("id")[1], lambda their: their.scripts.remove("id", False)),
     "pause": (OURS.pause(), lambda their: their.scripts.pause(True)),

@@ -35,6 +35,7 @@ from workers.jobs import (
     JobState,
     NewJob,
     OutcomeKind,
+    ProgressReport,
     Released,
     Retried,
     SettleStatus,
@@ -258,6 +259,7 @@ class RandomSteps:
 
     async def _lease(self, storage: FileStorage) -> None:
         await storage.renew(self._claims)
+        await storage.progress([ProgressReport(claim=claim, value=claim.token.encode()) for claim in self._claims[::2]])
         await storage.recover(2)
 
     async def _pass_time(self, storage: FileStorage) -> None:

@@ -406,6 +406,16 @@ async def test_events_nobody_wants_are_no_longer_sent(storage: RedisStorage, cli
         assert (await events.get()).kind is JobEventKind.QUEUED
 
 
+async def test_who_listens_for_cancel_requests_hears_no_other_events(storage: RedisStorage, client: Any) -> None:
+    """The requests have a channel of their own, so that a busy queue's events are not sent to its workers."""
+    await storage.enqueue([job("a")])
+    await claim_one(storage)
+    async with storage.cancel_requests() as requests, asyncio.timeout(PATIENCE):
+        assert (await client.pubsub_numsub(key(storage, "events@0")))[0][1] == 0
+        await storage.cancel("a")
+        assert (await requests.get()).job_id == "a"
+
+
 async def test_databases_of_one_server_hear_nothing_of_each_other(redis_url: str, storage: RedisStorage) -> None:
     """Pub/sub knows no databases, our channels do."""
     other = RedisStorage(redis_url.removesuffix("/0") + "/1", storage.queue)

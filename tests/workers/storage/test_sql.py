@@ -35,6 +35,7 @@ from workers.jobs import (
     JobEventKind,
     JobState,
     NewJob,
+    ProgressReport,
     Released,
     SettleStatus,
 )
@@ -46,6 +47,7 @@ from workers.storage import (
     sql_leases,
     sql_manage,
     sql_records,
+    sql_schema,
     sql_settle,
     sql_sqlite,
 )
@@ -333,6 +335,20 @@ async def test_another_processs_completion_is_told_to_a_subscriber(storage: SqlS
     assert outcome.result == b"from the child"
 
 
+async def test_another_processs_cancel_request_is_told(storage: SqlStorage, url: str) -> None:
+    """Who listens for cancel requests alone hears of one from another process, and has no other event written down."""
+    await storage.enqueue([job("a"), job("b")])
+    await claim(storage)
+    async with child("cancel", url, argument="a") as process, storage.cancel_requests() as requests:
+        go(process)
+        heard = await asyncio.wait_for(requests.get(), PATIENCE)
+    assert (heard.kind, heard.job_id) == (JobEventKind.CANCEL_REQUESTED, "a")
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        assert database.execute("SELECT kind FROM workers_events").fetchall() == [("cancel_requested",)]
+        assert database.execute("SELECT count(*) FROM workers_listeners").fetchone() == (0,)
+    database.close()
+
+
 async def test_events_are_written_down_for_other_processes_only(storage: SqlStorage, url: str) -> None:
     """With no other process listening, events cost no row."""
     async with storage.events():
@@ -461,6 +477,25 @@ async def test_migrating_again_keeps_the_jobs(storage: SqlStorage) -> None:
     assert await ids(storage) == ["a"]
 
 
+async def test_tables_of_version_1_are_brought_forward(tmp_path: Path) -> None:
+    """Jobs of a database from before there was progress stay, and can report it after the migration."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    await SqlStorage(url).migrate()
+    async with connected(SqlStorage(url)) as storage:
+        await storage.enqueue([job("a")])
+    with sqlite3.connect(tmp_path / "jobs.db") as database:
+        database.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
+        database.execute("UPDATE workers_schema SET version = 1")
+    database.close()
+    with pytest.raises(StorageError, match="migrate"):
+        await SqlStorage(url).connect()
+    await SqlStorage(url).migrate()
+    async with connected(SqlStorage(url)) as storage:
+        [claimed] = await claim(storage)
+        await storage.progress([ProgressReport(claim=claimed, value=b"1")])
+        assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
+
+
 async def test_processes_migrate_at_once(tmp_path: Path) -> None:
     """Two processes and several threads that start together all find the tables made, once."""
     url = f"sqlite:///{tmp_path}/jobs.db"
@@ -472,7 +507,7 @@ async def test_processes_migrate_at_once(tmp_path: Path) -> None:
     async with connected(SqlStorage(url)) as storage:
         await storage.enqueue([job("a")])
     with sqlite3.connect(tmp_path / "jobs.db") as database:
-        assert database.execute("SELECT version FROM workers_schema").fetchall() == [(1,)]
+        assert database.execute("SELECT version FROM workers_schema").fetchall() == [(sql_schema.VERSION,)]
     database.close()
 
 

@@ -33,6 +33,7 @@ from workers.jobs import (
     JobEventKind,
     JobState,
     NewJob,
+    ProgressReport,
     Released,
     Retried,
     SettleStatus,
@@ -195,6 +196,20 @@ async def test_a_subscription_survives_the_listener(storage: SqlStorage, admin: 
             await storage.enqueue([job("a")])
             heard = await asyncio.wait_for(events.get(), PATIENCE)
     assert (heard.kind, heard.job_id) == (JobEventKind.QUEUED, "a")
+
+
+async def test_cancel_requests_are_heard_after_the_listener_was_dropped(
+    storage: SqlStorage, admin: psycopg.Connection
+) -> None:
+    """After a reconnection requests arrive as before, and nobody is registered for other events."""
+    await storage.enqueue([job("a")])
+    await claim(storage)
+    async with storage.cancel_requests() as requests:
+        await drop_listener(admin)
+        async with storage.cancel_requests():  # confirmed, so the listener is back
+            await storage.cancel("a")
+            assert (await asyncio.wait_for(requests.get(), PATIENCE)).job_id == "a"
+    assert admin.execute("SELECT count(*) FROM workers_listeners").fetchone() == (0,)
 
 
 async def test_queues_of_a_process_share_one_listener(
@@ -419,6 +434,23 @@ async def test_anybody_may_migrate_at_once(postgres_url: str) -> None:
         await storage.enqueue([job("a")])
         await storage.migrate()
         assert await ids(storage) == ["a"]
+
+
+async def test_tables_of_version_1_are_brought_forward(postgres_url: str, admin: psycopg.Connection) -> None:
+    """Jobs of a database from before there was progress stay, and can report it after the migration."""
+    await SqlStorage(postgres_url).migrate()
+    async with connected(SqlStorage(postgres_url)) as storage:
+        await storage.enqueue([job("a")])
+    admin.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
+    admin.execute("DROP FUNCTION workers_progress")
+    admin.execute("UPDATE workers_schema SET version = 1")
+    with pytest.raises(StorageError, match="migrate"):
+        await SqlStorage(postgres_url).connect()
+    await SqlStorage(postgres_url).migrate()
+    async with connected(SqlStorage(postgres_url)) as storage:
+        [claimed] = await claim(storage)
+        await storage.progress([ProgressReport(claim=claimed, value=b"1")])
+        assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
 
 
 async def test_missing_tables_say_what_to_do(postgres_url: str) -> None:

@@ -25,7 +25,7 @@ local now = clock[1] * 1000000 + clock[2]
 
 local STATE = { queued = 1, failing = 2, processing = 3, completed = 4, failed = 5, cancelled = 6, scheduled = 7 }
 local LINE_OF = { [STATE.completed] = COMPLETED, [STATE.failed] = FAILED, [STATE.cancelled] = CANCELLED }
-local EVENT = { queued = 1, active = 2, completed = 3, failing = 4, failed = 5, cancelled = 6, cancel_requested = 7 }
+local EVENT = { queued = 1, active = 2, completed = 3, failing = 4, failed = 5, cancelled = 6, cancel_requested = 7, progress = 8 }
 
 local HOUR = 3600 * 1000000
 
@@ -70,8 +70,8 @@ local function read_job(record)
   }
 end
 
--- What changes is beside it, once there is something to say: state, cancel requested, attempts, stalls, uncounted
--- retries, place, finished, expires, token, worker, error, result.
+-- What changes is beside it, once there is something to say: state, flags (1: cancel requested, 2: there is progress),
+-- attempts, stalls, uncounted retries, place, finished, expires, token, worker, error, progress, result.
 local RUN = '>BBI4I4I2I8I8I8c14I2c0I4c0'
 local NO_TOKEN = string.rep('\0', 14)
 
@@ -83,23 +83,28 @@ local function fresh_run(place)
 end
 
 local function read_run(record)
-  local good, state, cancel, attempts, stalls, uncounted, place, finished, expires, token, worker, fault, finish =
+  local good, state, flags, attempts, stalls, uncounted, place, finished, expires, token, worker, fault, finish =
     pcall(struct.unpack, RUN, record)
+  local progress
+  if good and flags >= 2 then
+    good, progress, finish = pcall(struct.unpack, '>I2c0', record, finish)
+  end
   if not good then
     return nil
   end
   return {
-    state = state, cancel = cancel, attempts = attempts, stalls = stalls, uncounted = uncounted, place = place,
-    finished = finished, expires = expires, token = token, worker = worker, error = fault, finish = finish,
+    state = state, cancel = flags % 2, attempts = attempts, stalls = stalls, uncounted = uncounted, place = place,
+    finished = finished, expires = expires, token = token, worker = worker, error = fault, progress = progress, finish = finish,
     result = string.sub(record, finish),
   }
 end
 
 local function write_run(run)
+  local progress = run.progress and struct.pack('>I2', #run.progress) .. run.progress or ''
   return struct.pack(
-    RUN, run.state, run.cancel, run.attempts, run.stalls, run.uncounted, run.place, run.finished, run.expires,
+    RUN, run.state, run.cancel + (run.progress and 2 or 0), run.attempts, run.stalls, run.uncounted, run.place, run.finished, run.expires,
     run.token, #run.worker, run.worker, #run.error, run.error
-  ) .. run.result
+  ) .. progress .. run.result
 end
 
 -- Lines. A member says where it stands and whose it is, so that no line needs to look a job up. In READY all scores are

@@ -86,6 +86,22 @@ async def a_running_job_is_asked_to_stop(harness: Harness) -> None:
 
 
 @case(guarantees=(7,))
+async def a_request_is_told_at_once(harness: Harness) -> None:
+    """A worker that listens for cancel requests hears of one for a running job, and of nothing else."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    async with storage.cancel_requests() as requests, storage.cancel_requests() as others_too:
+        await enqueue(other, job("waiting"), job("running"), job("done"))
+        assert await other.cancel("waiting") is CancelResult.CANCELLED
+        running, done = await claim(storage, 2)
+        await apply(storage, completed(done))
+        assert await other.cancel("running") is CancelResult.PROCESSING
+        for heard in (requests, others_too):
+            assert (await expect(heard, JobEventKind.CANCEL_REQUESTED))[0].job_id == "running"
+        assert (await storage.renew([running])).cancel_requested == {running.token}
+
+
+@case(guarantees=(7,))
 async def a_request_outlives_a_crash(harness: Harness) -> None:
     """A request that the worker could not follow, because it died, is reported to the one that takes over."""
     storage = await harness.open()

@@ -75,3 +75,19 @@ async def a_subscription_survives_a_restart(harness: Harness) -> None:
                 await _in_time(lambda: storage.enqueue([job()]))
                 await asyncio.wait([heard], timeout=0.1)
             assert (await heard).kind is JobEventKind.QUEUED
+
+
+@case(guarantees=(7, 11), needs=(RESTARTS,))
+async def cancel_requests_are_heard_after_a_restart(harness: Harness) -> None:
+    """A worker that listened before the restart hears of the cancel requests made after it."""
+    storage = await harness.open()
+    await enqueue(storage, job("running"))
+    await claim_one(storage)
+    async with storage.cancel_requests() as requests:
+        await harness.restart_server()
+        heard = asyncio.create_task(requests.get())
+        async with background(heard), asyncio.timeout(PATIENCE):
+            while not heard.done():
+                await _in_time(lambda: storage.cancel("running"))
+                await asyncio.wait([heard], timeout=0.1)
+            assert (await heard).job_id == "running"

@@ -1,0 +1,245 @@
+"""The middlewares that come with the package: what they say of each way an attempt can end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry
+
+from tests.workers.running import NEVER, Recorder, done, forever, running
+from workers.errors import LossReason, Retry, UnrecoverableError
+from workers.events import WorkerEventKind as Kind
+from workers.handlers import Handler, HandlerFunction, Job, Middleware, SignalReason
+from workers.middlewares import AttemptFilter, Outcome, log_attempts, measure_attempts, outcome_of
+from workers.middlewares.opentelemetry import trace_attempts
+from workers.middlewares.prometheus import PrometheusMetrics
+from workers.storage.memory import MemoryStorage
+from workers.testing import steps
+from workers.worker import Worker
+
+SECRET = "payload-4711"  # never to be seen by a log, a metric or a trace
+
+
+async def no_use(job: Job) -> None:
+    raise UnrecoverableError(f"cannot send {SECRET}")
+
+
+async def not_now(job: Job) -> None:
+    raise ValueError(f"busy with {SECRET}")
+
+
+async def later(job: Job) -> None:
+    raise Retry(f"asked to come back with {SECRET}", delay=timedelta(hours=1))
+
+
+class Ending:
+    """A handler, what is done to its job while it runs, and how that ends."""
+
+    def __init__(
+        self,
+        handler: HandlerFunction | Handler,
+        outcome: Outcome,
+        kind: Kind,
+        *,
+        error: str | None = None,
+        cancelled: bool = False,
+        stopped: bool = False,
+    ) -> None:
+        self.handler = handler
+        self.outcome = outcome
+        self.kind = kind
+        self.error = error
+        self.cancelled = cancelled
+        self.stopped = stopped
+
+
+UNTIL_CANCELLED = "asyncio.exceptions.CancelledError"
+ENDINGS = {
+    "returned": Ending(done, Outcome.COMPLETED, Kind.COMPLETED),
+    "asked for a retry": Ending(later, Outcome.RETRIED, Kind.FAILING),
+    "raised": Ending(not_now, Outcome.RETRIED, Kind.FAILING, error="ValueError"),
+    "unrecoverable": Ending(no_use, Outcome.FAILED, Kind.FAILED, error="workers.errors.UnrecoverableError"),
+    "timed out": Ending(
+        Handler(forever, timeout=timedelta(milliseconds=1)), Outcome.RETRIED, Kind.FAILING, error=UNTIL_CANCELLED
+    ),
+    "cancelled": Ending(forever, Outcome.CANCELLED, Kind.FAILED, error=UNTIL_CANCELLED, cancelled=True),
+    "released": Ending(forever, Outcome.RELEASED, Kind.RELEASED, stopped=True),
+}
+
+every_ending = pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+
+
+async def end(ending: Ending, *middlewares: Middleware) -> None:
+    """One attempt at a job of a worker with these middlewares has ended so."""
+    storage, recorder = MemoryStorage(queue="mail"), Recorder()
+    await steps.enqueue(storage, steps.job("job", payload=f'"{SECRET}"'.encode(), max_attempts=2))
+    worker = Worker(
+        storage,
+        {"work": ending.handler},
+        worker_id="w1",
+        retry=NEVER,
+        lease=timedelta(milliseconds=150),
+        middlewares=middlewares,
+        observers=[recorder],
+        grace=timedelta(0),
+    )
+    async with running(worker):
+        await recorder.seen(Kind.ACTIVE)
+        if ending.cancelled:
+            await storage.cancel("job")
+        if ending.stopped:
+            worker.stop()
+        await recorder.seen(ending.kind)
+
+
+@every_ending
+async def test_an_attempt_is_one_log_line(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
+    """The line names job, attempt, outcome and the exception's type, and nothing of payload or message."""
+    with caplog.at_level(logging.INFO, "workers.attempts"):
+        await end(ending, log_attempts)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "workers.attempts"]
+    assert line.startswith(f"job job (work) attempt 1 of 2: {ending.outcome.value} after 0.")
+    assert SECRET not in caplog.text
+
+
+async def test_a_hostile_name_stays_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    """An id with line ends cannot pass for a line of its own."""
+    storage, recorder = MemoryStorage(), Recorder()
+    await steps.enqueue(storage, steps.job("a\nERROR all is lost"))
+    with caplog.at_level(logging.INFO, "workers.attempts"):
+        async with running(Worker(storage, {"*": done}, middlewares=[log_attempts], observers=[recorder])):
+            await recorder.seen(Kind.COMPLETED)
+    assert "job a\\nERROR all is lost (work)" in caplog.text
+
+
+class Lines(logging.Handler):
+    """A log whose format names the attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.setFormatter(logging.Formatter("%(job_id)s/%(attempt)s %(message)s"))
+        self.addFilter(AttemptFilter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture
+def log() -> Iterator[tuple[logging.Logger, list[str]]]:
+    """A logger of the application, and what it has written."""
+    logger, handler = logging.getLogger("application"), Lines()
+    logger.addHandler(handler)
+    yield logger, handler.lines
+    logger.removeHandler(handler)
+
+
+async def test_a_handlers_own_lines_name_its_job(log: tuple[logging.Logger, list[str]]) -> None:
+    """Lines that async and plain handlers write carry their job and attempt; lines outside of attempts a dash."""
+    logger, lines = log
+    storage, recorder = MemoryStorage(), Recorder()
+
+    async def write(job: Job) -> None:
+        await asyncio.create_task(write_later())
+
+    async def write_later() -> None:
+        logger.warning("from a task")
+
+    def write_plainly(job: Job) -> None:
+        logger.warning("from a thread")
+
+    await steps.enqueue(storage, steps.job("one", name="async"), steps.job("two", name="plain"))
+    handlers = {"async": write, "plain": write_plainly}
+    async with running(Worker(storage, handlers, middlewares=[log_attempts], observers=[recorder])):
+        await recorder.seen(Kind.COMPLETED, 2)
+    logger.warning("from nowhere")
+    assert sorted(lines) == ["-/- from nowhere", "one/1 from a task", "two/1 from a thread"]
+
+
+class Observations:
+    """Metrics as a list."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Outcome]] = []
+
+    def observe(self, name: str, outcome: Outcome, seconds: float) -> None:
+        assert seconds >= 0
+        self.seen.append((name, outcome))
+
+
+@every_ending
+async def test_every_ending_is_measured(ending: Ending) -> None:
+    """Any object with `observe` is told of the attempt's name, outcome and seconds, once."""
+    observations = Observations()
+    await end(ending, measure_attempts(observations))
+    assert observations.seen == [("work", ending.outcome)]
+
+
+async def test_prometheus_counts_by_name_and_outcome() -> None:
+    """The histogram has a series for each name and outcome, in the registry it was given."""
+    registry = CollectorRegistry()
+    measured = measure_attempts(PrometheusMetrics(registry))
+    for ending in (ENDINGS["returned"], ENDINGS["returned"], ENDINGS["unrecoverable"]):
+        await end(ending, measured)
+    counts = {
+        outcome: registry.get_sample_value("workers_attempt_seconds_count", {"name": "work", "outcome": outcome})
+        for outcome in ("completed", "failed", "retried")
+    }
+    assert counts == {"completed": 2, "failed": 1, "retried": None}
+
+
+async def traced(ending: Ending) -> ReadableSpan:
+    """The one span of an attempt that ended so."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    await end(ending, trace_attempts(provider))
+    [span] = exporter.get_finished_spans()
+    return span
+
+
+async def test_a_span_says_which_attempt_it_is() -> None:
+    """Kind and attributes are those of messaging, with the attempt and its outcome beside them."""
+    span = await traced(ENDINGS["returned"])
+    assert (span.name, span.kind, span.parent) == ("process mail", SpanKind.CONSUMER, None)
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "workers",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "mail",
+        "messaging.client.id": "w1",
+        "messaging.message.id": "job",
+        "workers.job.name": "work",
+        "workers.job.attempt": 1,
+        "workers.job.max_attempts": 2,
+        "workers.job.outcome": "completed",
+    }
+
+
+@every_ending
+async def test_a_span_tells_failures_by_type(ending: Ending) -> None:
+    """A failure sets the status and records the exception's type; its message, which may quote the payload, never."""
+    span = await traced(ending)
+    assert (span.attributes or {})["workers.job.outcome"] == ending.outcome.value
+    assert span.status.status_code is (StatusCode.UNSET if ending.error is None else StatusCode.ERROR)
+    assert (span.attributes or {}).get("error.type") == ending.error
+    assert [dict(event.attributes or {}) for event in span.events] == (
+        [] if ending.error is None else [{"exception.type": ending.error}]
+    )
+    assert SECRET not in span.to_json()
+
+
+def test_what_a_lost_lease_returned_does_not_count() -> None:
+    """An attempt whose lease is lost has that for its outcome, however its handler ended."""
+    job = Job(id="1", name="work", payload=None, attempt=1, max_attempts=1, created_at=datetime.now(UTC))
+    assert outcome_of(job, ValueError()) is Outcome.FAILED
+    job.signal.fire(SignalReason.LEASE_LOST, LossReason.TAKEN)
+    assert outcome_of(job, None) is outcome_of(job, ValueError()) is Outcome.LEASE_LOST

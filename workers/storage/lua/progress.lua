@@ -1,0 +1,12 @@
+-- ARGV[2]: reports, each `{id, token, progress}`. Those of claims that hold their job are what there is to say of it.
+for _, report in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local id, token = report[1], report[2]
+  local packed = redis.call('HGET', RUNS, id)
+  local run = packed and read_run(packed)
+  if run and run.state == STATE.processing and run.token == token then
+    run.progress = report[3]
+    redis.call('HSET', RUNS, id, write_run(run))
+    tell(EVENT.progress, id)
+  end
+end
+finish()

@@ -1,0 +1,126 @@
+"""What `progress` promises."""
+
+from __future__ import annotations
+
+from workers.jobs import Claim, JobEventKind, ProgressReport
+from workers.storage.base import Storage
+from workers.testing.case import case
+from workers.testing.harness import Harness
+from workers.testing.steps import (
+    apply,
+    claim,
+    claim_one,
+    completed,
+    crash,
+    enqueue,
+    expect,
+    failed,
+    job,
+    recover,
+    released,
+    retried,
+    status,
+)
+
+MOST = b'"' + b"x" * 4_094 + b'"'
+
+
+def report(held: Claim, value: bytes) -> ProgressReport:
+    return ProgressReport(claim=held, value=value)
+
+
+async def progress_of(storage: Storage, job_id: str) -> bytes | None:
+    """What was last reported for the job, which must exist."""
+    return (await status(storage, job_id)).progress
+
+
+@case()
+async def it_is_read_by_others(harness: Harness) -> None:
+    """What claims report is in the status of their jobs, also for another client, byte for byte."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("one"), job("two"), job("silent"))
+    one, two, _ = await claim(storage, 3)
+    await storage.progress([report(one, b'{"done":0.5}'), report(two, MOST)])
+    assert await progress_of(other, "one") == b'{"done":0.5}'
+    assert await progress_of(other, "two") == MOST
+    assert await progress_of(other, "silent") is None
+
+
+@case()
+async def the_last_report_counts(harness: Harness) -> None:
+    """A later report takes the place of an earlier one, in one call or in two; no report changes nothing."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    held = await claim_one(storage)
+    await storage.progress([report(held, b"1"), report(held, b"2")])
+    assert await progress_of(storage, "job") == b"2"
+    await storage.progress([])
+    await storage.progress([report(held, b"null")])
+    assert await progress_of(storage, "job") == b"null"
+
+
+@case()
+async def it_is_told_to_subscribers(harness: Harness) -> None:
+    """A subscriber on another client hears of a report and can read it then."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("job"))
+    held = await claim_one(storage)
+    async with other.subscribe("job") as subscription:
+        await storage.progress([report(held, b"50")])
+        await expect(subscription, JobEventKind.PROGRESS)
+        assert await progress_of(other, "job") == b"50"
+
+
+@case(guarantees=(3,))
+async def an_old_token_reports_nothing(harness: Harness) -> None:
+    """A claim that lost its job, or settled it, has no say any more, and does not keep others from theirs."""
+    storage = await harness.open()
+    await enqueue(storage, job("lost"), job("done"), job("live"))
+    (lost,) = await crash(harness, storage)
+    await recover(harness, storage, 1)
+    again, done, live = sorted(await claim(storage, 3), key=lambda held: "lost done live".index(held.job_id))
+    await apply(storage, completed(done, b"1"))
+    await storage.progress([report(lost, b"1"), report(done, b"1"), report(live, b"1")])
+    assert await progress_of(storage, "lost") is None
+    assert await progress_of(storage, "done") is None
+    assert await progress_of(storage, "live") == b"1"
+    await storage.progress([report(again, b"2"), report(lost, b"1")])
+    assert await progress_of(storage, "lost") == b"2"
+
+
+@case()
+async def it_outlives_the_attempt(harness: Harness) -> None:
+    """Released, retried, recovered and finished jobs keep what was reported last, beside their result or error."""
+    storage = await harness.open()
+    await enqueue(storage, job("job", max_attempts=5))
+    for end in (released, retried):
+        held = await claim_one(storage)
+        await storage.progress([report(held, b"1")])
+        await apply(storage, end(held))
+        assert await progress_of(storage, "job") == b"1"
+    held = await claim_one(storage, lease=harness.moment)
+    await storage.progress([report(held, b"2")])
+    await harness.advance(harness.moment)
+    await recover(harness, storage, 1)
+    assert await progress_of(storage, "job") == b"2"
+    await apply(storage, completed(await claim_one(storage), b"result"))
+    assert await progress_of(storage, "job") == b"2"
+    outcome = await storage.result("job")
+    assert outcome is not None
+    assert outcome.result == b"result"
+
+
+@case(guarantees=(2, 12))
+async def it_goes_with_the_record(harness: Harness) -> None:
+    """A new generation of a failed job begins without, whether by another enqueue or an operator's retry."""
+    storage = await harness.open()
+    await enqueue(storage, job("again"), job("retried"))
+    for held in await claim(storage, 2):
+        await storage.progress([report(held, b"99")])
+        await apply(storage, failed(held))
+    assert await progress_of(storage, "again") == await progress_of(storage, "retried") == b"99"
+    await enqueue(storage, job("again"))
+    assert await storage.retry(["retried"]) == 1
+    assert await progress_of(storage, "again") is await progress_of(storage, "retried") is None
