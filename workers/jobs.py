@@ -135,7 +135,8 @@ class Claim:
     priority: int = 0
     backoff: RetryPolicy | None = None
     stalled: ErrorInfo | None = None
-    """Set where a storage tells only at the claim that the job stalled too often: settle it as failed, run nothing."""
+    """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
+    it as failed, run nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

