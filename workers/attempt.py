@@ -83,7 +83,7 @@ class Runner:
         Raises:
             CancelledError: somebody else than the worker cancelled the attempt's task.
         """
-        started = time.monotonic()
+        started, task = time.monotonic(), asyncio.current_task()
         policy = attempt.claim.backoff or self.retry
         try:
             handler = self._handler(attempt.claim)
@@ -96,9 +96,9 @@ class Runner:
             attempt.phase = Phase.ENDED
             settlement: Settlement | None = Completed(claim=attempt.claim, result=self._encode(result))
             error = None
-        except GeneratorExit:  # the loop is being torn down: awaiting anything more is an error
-            raise
         except BaseException as caught:
+            if isinstance(caught, GeneratorExit) and not _runs(task):
+                raise  # the loop is being torn down: awaiting anything more is an error
             attempt.phase = Phase.ENDED
             _pass_on_foreign_cancellation(attempt, caught)
             settlement, error = _settlement_of(attempt, caught, policy), caught
@@ -142,6 +142,14 @@ class Runner:
                 f"the handler's result of type {type(result).__name__} cannot be encoded by "
                 f"{type(self.result_serde).__name__}: {type(error).__name__}"
             ) from error
+
+
+def _runs(task: asyncio.Task[object] | None) -> bool:
+    """Whether this is called from within the task, and not because what was left of it is thrown away."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs any more
+        return False
 
 
 def _pass_on_foreign_cancellation(attempt: Attempt, error: BaseException) -> None:

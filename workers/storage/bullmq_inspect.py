@@ -14,7 +14,7 @@ from workers.storage.bullmq_queue import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq_record import FIELDS, Record, reading, record, worker_of
 from workers.storage.bullmq_server import Reply
 from workers.storage.redis_server import Command
-from workers.storage.rules import check_cleanable
+from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor, read_cursor
 
 PAGE: Final = 100
 READS_PER_PAGE: Final = 10
@@ -79,8 +79,8 @@ class Inspector:
         A page ends early, with a cursor, when many jobs were looked at that are in another state.
         """
         sources = _SOURCES[state]
-        index, _, offset = (cursor or "0:0").partition(":")
-        at, start = whole(index), whole(offset)
+        at, start = _read_cursor(cursor)
+        limit = bounded_count(limit)
         jobs: list[JobStatus] = []
         for _ in range(READS_PER_PAGE):
             if at >= len(sources) or len(jobs) >= limit:
@@ -184,7 +184,7 @@ class Inspector:
         if limit < 1:  # which the script takes for no limit
             return 0
         before_ms = self._queue.now_ms() - to_ms(older_than)
-        [removed] = await self._ask([self._lua.clean(state.value, before_ms, limit)])
+        [removed] = await self._ask([self._lua.clean(state.value, before_ms, bounded_count(limit))])
         return len(removed)
 
     def _due_score(self) -> int:
@@ -196,6 +196,17 @@ class Inspector:
             if isinstance(reply, StorageError):
                 raise reply
         return replies
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, int]:
+    """The structure to go on with, and the place in it."""
+    if cursor is None:
+        return 0, 0
+    index, _, offset = cursor.partition(":")
+    try:
+        return read_cursor(index), read_cursor(offset)
+    except StorageError:
+        raise foreign_cursor(cursor) from None
 
 
 _SOURCES: Final = {

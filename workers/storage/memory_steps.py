@@ -37,12 +37,20 @@ from workers.jobs import (
     SettleStatus,
     WorkerInfo,
     check_retention,
-    check_text,
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
 from workers.storage.memory_jobs import Job, JobTable
-from workers.storage.rules import WORKER_RECORD, bounded, check_cleanable, count_retry, stalled_error
+from workers.storage.rules import (
+    WORKER_RECORD,
+    bounded,
+    bounded_count,
+    check_claim,
+    check_cleanable,
+    count_retry,
+    read_cursor,
+    stalled_error,
+)
 
 _APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
@@ -85,7 +93,7 @@ class QueueSteps:
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
 
     def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int, now: datetime) -> list[Claim]:
-        check_text("worker id", worker_id)
+        check_claim(worker_id, leases)
         self.table.ready_what_is_due(now)
         self.see(worker_id, now)
         if self.paused:
@@ -179,7 +187,9 @@ class QueueSteps:
     def recover(self, limit: int, max_stalls: int, now: datetime) -> Recovery:
         processing = self.table.by_state[JobState.PROCESSING].values()
         stalled = list(
-            itertools.islice((job for job in processing if job.deadline is not None and job.deadline <= now), limit)
+            itertools.islice(
+                (job for job in processing if job.deadline is not None and job.deadline <= now), bounded_count(limit)
+            )
         )
         requeued, failed = [], []
         for job in stalled:
@@ -200,6 +210,7 @@ class QueueSteps:
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 
     def sweep(self, limit: int, now: datetime) -> int:
+        limit = bounded_count(limit)
         removed = sum(1 for _ in itertools.islice(self.table.drop_expired(now), limit))
         busy = {job.worker_id for job in self.table.by_state[JobState.PROCESSING].values()}
         gone = [name for name, seen in self.seen.items() if seen + WORKER_RECORD <= now and name not in busy]
@@ -247,11 +258,12 @@ class QueueSteps:
 
     def page(self, state: JobState, cursor: str | None, limit: int, now: datetime) -> Page:
         self._look_at_the_clock(now)
-        last = -1 if cursor is None else int(cursor)
+        last, limit = read_cursor(cursor), bounded_count(limit)
         later = sorted((job for job in self.table.by_state[state].values() if job.serial > last), key=_serial)
         page = later[:limit]
         return Page(
-            jobs=tuple(_status(job) for job in page), cursor=str(page[-1].serial) if len(later) > limit else None
+            jobs=tuple(_status(job) for job in page),
+            cursor=str(page[-1].serial) if page and len(later) > limit else None,
         )
 
     # Management
@@ -286,10 +298,10 @@ class QueueSteps:
     def clean(self, state: JobState, older_than: timedelta, limit: int, now: datetime) -> int:
         check_cleanable(state)
         self._look_at_the_clock(now)
-        ended_before = now - older_than
+        ended_before = now - bounded(older_than)
         records = self.table.by_state[state].values()
         old = (job for job in records if job.finished_at is not None and job.finished_at <= ended_before)
-        cleaned = list(itertools.islice(old, limit))
+        cleaned = list(itertools.islice(old, bounded_count(limit)))
         for job in cleaned:
             self.table.expire(job)
         return len(cleaned)

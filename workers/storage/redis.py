@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from redis.asyncio import Redis
 
@@ -61,12 +61,23 @@ from workers.storage.redis_codec import STATES, duration, pack, unpack
 from workers.storage.redis_lua import QueueScripts, loaded_scripts
 from workers.storage.redis_notices import Notices
 from workers.storage.redis_server import Reply, Server, parse_url, to_the_end
-from workers.storage.rules import check_cleanable
+from workers.storage.rules import (
+    bounded_count,
+    check_claim,
+    check_cleanable,
+    check_fits_redis,
+    unfit_for_redis,
+    weight,
+)
 
 DEFAULT_QUEUE: Final = "default"
 
+T = TypeVar("T")
+
 AT_ONCE: Final = 1_000
 """Jobs that one script handles at most, during which the server serves nobody else."""
+PORTION_BYTES: Final = 64 << 20
+"""Payloads or results that one call sends at most, unless it is a single one."""
 LOOK_SECONDS: Final = 10.0
 """How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
 CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
@@ -132,19 +143,20 @@ class RedisStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        """See `Storage.enqueue`; a batch of more than 1 000 jobs takes a step for each 1 000."""
+        """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions."""
         if connection is not None:
             raise Unsupported("Redis cannot join a transaction; enqueue without `connection`")
+        for job in jobs:
+            check_fits_redis(job)
         results: list[EnqueueResult] = []
-        for start in range(0, len(jobs), AT_ONCE):
-            some = jobs[start : start + AT_ONCE]
+        for some in _portions(jobs, lambda job: len(job.payload)):
             answer = await self._lua.run("enqueue", pack([redis_codec.encode_job(job) for job in some]))
             results += map(redis_codec.enqueue_result, some, unpack(answer))
         return results
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if cancelled meanwhile, what it claimed is released. At most 1 000 at once."""
-        check_text("worker id", worker_id)
+        check_claim(worker_id, leases)
         if not leases or limit < 1:
             return []
         call = asyncio.ensure_future(self._claim(worker_id, leases, limit))
@@ -206,12 +218,14 @@ class RedisStorage:
         return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-        outcomes: list[SettleOutcome] = []
-        for start in range(0, len(settlements), AT_ONCE):
-            some = [redis_codec.encode_settlement(one) for one in settlements[start : start + AT_ONCE]]
-            answer = unpack(await self._lua.run("settle", pack(some), UNCOUNTED_RETRIES))
-            outcomes += [OUTCOMES[code] for code in answer]
-        return outcomes
+        unfit = [unfit_for_redis(one) for one in settlements]
+        fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
+        codes: list[int] = []
+        for some in _portions(fit, weight):
+            packed = pack([redis_codec.encode_settlement(one) for one in some])
+            codes += unpack(await self._lua.run("settle", packed, UNCOUNTED_RETRIES))
+        answers = iter(codes)
+        return [fault or OUTCOMES[next(answers)] for fault in unfit]
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         for start in range(0, len(reports), AT_ONCE):
@@ -220,7 +234,7 @@ class RedisStorage:
             await self._lua.run("progress", pack(packed))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        answer = unpack(await self._lua.run("recover", min(limit, AT_ONCE), max_stalls))
+        answer = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
         requeued, failed = ([one.decode() for one in ids] for ids in answer)
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 
@@ -310,3 +324,17 @@ class RedisStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await redis_inspect.page(self._lua, state, cursor, limit)
+
+
+def _portions(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in order, as many at a time as one script shall handle and one call shall carry."""
+    portion: list[T] = []
+    carried = 0
+    for item in items:
+        if portion and (len(portion) == AT_ONCE or carried + size(item) > PORTION_BYTES):
+            yield portion
+            portion, carried = [], 0
+        portion.append(item)
+        carried += size(item)
+    if portion:
+        yield portion

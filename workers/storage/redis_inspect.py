@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, TypeAlias
 
+from workers.errors import StorageError
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.storage.redis_codec import decode_status, duration, moment, pack, unpack
 from workers.storage.redis_lua import QueueScripts
-from workers.storage.rules import WORKER_RECORD
+from workers.storage.rules import WORKER_RECORD, foreign_cursor, read_cursor
 
 AT_ONCE: Final = 1_000
 
@@ -77,7 +78,10 @@ def _decode_cursor(cursor: str | None) -> tuple[int, tuple[bytes, ...]]:
     if cursor is None:
         return 0, ()
     at, *behind = cursor.split(":")
-    return int(at), tuple(bytes.fromhex(one) for one in behind)
+    try:
+        return read_cursor(at), tuple(bytes.fromhex(one) for one in behind)
+    except (ValueError, StorageError):
+        raise foreign_cursor(cursor) from None
 
 
 async def sweep(lua: QueueScripts, limit: int) -> int:

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from workers.jobs import MAX_DELAY, UNCOUNTED_RETRIES, ErrorInfo, JobState, Retried
+from workers.errors import StorageError
+from workers.jobs import (
+    MAX_DELAY,
+    UNCOUNTED_RETRIES,
+    Completed,
+    ErrorInfo,
+    JobState,
+    NewJob,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+    check_text,
+)
 
 WORKER_RECORD: Final = timedelta(hours=1)
 """How long a worker without claims is listed after it was last seen."""
+
+REDIS_VALUE_BYTES: Final = 350 << 20
+"""Redis takes 512 MiB in one string and cuts the connection over more: room is left for base64 and the record."""
+
+_MOST: Final = (1 << 31) - 1
+_CURSOR_DIGITS: Final = 19
 
 
 def bounded(duration: timedelta) -> timedelta:
     """The duration within 0 and 100 years: a handler may ask for any delay, and every date must stay one."""
     return min(max(duration, timedelta(0)), MAX_DELAY)
+
+
+def bounded_count(limit: int) -> int:
+    """The limit within 0 and what every server can count to: less than nothing is nothing, any number will do."""
+    return min(max(limit, 0), _MOST)
 
 
 def count_retry(settlement: Retried, uncounted: int) -> tuple[bool, int]:
@@ -37,6 +62,61 @@ def stalled_error(
         message=f"{holder} vanished or lost its lease ({spent}): find what stops it, then retry the job",
         exhausted=attempts >= max_attempts,
     )
+
+
+def check_fits_redis(job: NewJob) -> None:
+    """Accept what a Redis server takes.
+
+    Raises:
+        StorageError: the payload is too large; sent all the same, it would look like a server that does not answer.
+    """
+    if len(job.payload) > REDIS_VALUE_BYTES:
+        raise StorageError(f"job {job.id!r}: a payload of {len(job.payload)} bytes is more than {REDIS_VALUE_BYTES}")
+
+
+def unfit_for_redis(settlement: Settlement) -> SettleOutcome | None:
+    """What becomes of a settlement that no Redis server takes; None for any other."""
+    size = weight(settlement)
+    if size <= REDIS_VALUE_BYTES:
+        return None
+    detail = f"a result and continuation of {size} bytes are more than {REDIS_VALUE_BYTES}"
+    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
+
+
+def weight(settlement: Settlement) -> int:
+    """How many bytes of the caller's are in the settlement."""
+    if not isinstance(settlement, Completed):
+        return 0
+    return len(settlement.result) + (0 if settlement.then is None else len(settlement.then.payload))
+
+
+def check_claim(worker_id: str, leases: Mapping[str, timedelta]) -> None:
+    """Accept a worker and names of 1 to 512 bytes, and leases above 0 of at most 100 years.
+
+    A lease that is over as it begins would hand the job to the next worker, and the next, until it counts as stalled.
+    """
+    check_text("worker id", worker_id)
+    for name, lease in leases.items():
+        check_text("job name", name)
+        if not timedelta(0) < lease <= MAX_DELAY:
+            raise ValueError(f"the lease of {name!r} must be above 0 and at most 100 years, not {lease}")
+
+
+def read_cursor(cursor: str | None) -> int:
+    """The number after which a page begins, -1 for the first page.
+
+    Raises:
+        StorageError: `list` never gave this cursor.
+    """
+    if cursor is None:
+        return -1
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < _CURSOR_DIGITS):
+        raise foreign_cursor(cursor)
+    return int(cursor)
+
+
+def foreign_cursor(cursor: str) -> StorageError:
+    return StorageError(f"cursor {cursor!r} is not one that list() gave; begin again without one")
 
 
 def check_cleanable(state: JobState) -> None:

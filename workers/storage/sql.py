@@ -38,6 +38,7 @@ from workers.jobs import (
 from workers.storage import sql_manage, sql_records, sql_schema
 from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription
+from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql_database import Database, Target
 from workers.storage.sql_rows import Transaction, milliseconds
 from workers.storage.sql_sqlite import SqliteTarget
@@ -151,8 +152,8 @@ class SqlStorage:
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""
-        check_text("worker id", worker_id)
-        future = self._writable().claim(self._transaction, worker_id, dict(leases), limit)
+        check_claim(worker_id, leases)
+        future = self._writable().claim(self._transaction, worker_id, dict(leases), bounded_count(limit))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -203,10 +204,10 @@ class SqlStorage:
             await asyncio.wrap_future(self._writable().progress(self._transaction, reports))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        return await asyncio.wrap_future(self._writable().recover(self._transaction, limit, max_stalls))
+        return await asyncio.wrap_future(self._writable().recover(self._transaction, bounded_count(limit), max_stalls))
 
     async def sweep(self, limit: int) -> int:
-        return await self._write(partial(sql_records.sweep, limit=limit))
+        return await self._write(partial(sql_records.sweep, limit=bounded_count(limit)))
 
     async def cancel(self, job_id: str) -> CancelResult:
         return await self._write(partial(sql_manage.cancel, job_id=job_id))
@@ -276,7 +277,9 @@ class SqlStorage:
         return total
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        return await self._write(partial(sql_manage.clean, state=state, older_than=older_than, limit=limit))
+        return await self._write(
+            partial(sql_manage.clean, state=state, older_than=older_than, limit=bounded_count(limit))
+        )
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         check_retention(ttl)
@@ -314,7 +317,7 @@ class SqlStorage:
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._read(partial(sql_records.page, state=state, cursor=cursor, limit=limit))
+        return await self._read(partial(sql_records.page, state=state, cursor=cursor, limit=bounded_count(limit)))
 
 
 def _target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:

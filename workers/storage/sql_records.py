@@ -7,9 +7,8 @@ from typing import Final
 
 from sqlalchemy import RowMapping, TextClause, text
 
-from workers.errors import StorageError
 from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
-from workers.storage.rules import WORKER_RECORD
+from workers.storage.rules import WORKER_RECORD, read_cursor
 from workers.storage.sql_enqueue import delete
 from workers.storage.sql_events import EVENTS_KEPT
 from workers.storage.sql_rows import (
@@ -142,10 +141,7 @@ def counts(transaction: Transaction) -> dict[JobState, int]:
 
 def page(transaction: Transaction, state: JobState, cursor: str | None, limit: int) -> Page:
     """See `Storage.list`; in the order of enqueueing."""
-    try:
-        seq = -1 if cursor is None else int(cursor)
-    except ValueError:
-        raise StorageError(f"cursor {cursor!r} is not one that list() gave") from None
+    seq = read_cursor(cursor)
     place = {"queue": transaction.queue, "now": transaction.now, "seq": seq, "limit": limit + 1}
     rows = [row for statement in _LIST[state] for row in transaction.connection.execute(statement, place).mappings()]
     rows.sort(key=lambda row: int(row["seq"]))

@@ -44,8 +44,11 @@ NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
 PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
+DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable)
 RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
 RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts, declared=False)
+CUTS: Final = Need(what="connections that can be cut", met=lambda harness: harness.cuts, declared=False)
+MEASURES: Final = Need(what="a measure of what is stored", met=lambda harness: harness.measures, declared=False)
 MOVES_TIME: Final = Need(what="a clock the harness can move", met=lambda harness: harness.moves_time, declared=False)
 
 

@@ -34,6 +34,10 @@ class Harness(ABC):
     """Whether `advance` costs nothing, so that cases may let hours pass."""
     restarts: bool = False
     """Whether `restart_server` is there."""
+    cuts: bool = False
+    """Whether `cut_connections` is there."""
+    measures: bool = False
+    """Whether `entries` is there."""
 
     def __init__(self) -> None:
         self._open: list[Storage] = []
@@ -74,6 +78,14 @@ class Harness(ABC):
     async def restart_server(self) -> None:
         """The server was stopped and is there again with the data it promised to keep (`restarts` only)."""
         raise NotImplementedError(f"{type(self).__name__} declares no restarts")
+
+    async def cut_connections(self) -> None:
+        """The server closed every client's connections and forgot their scripts (`cuts` only)."""
+        raise NotImplementedError(f"{type(self).__name__} declares no cuts")
+
+    async def entries(self, storage: Storage) -> int:
+        """How many rows, keys, members or other entries the storage keeps for this queue (`measures` only)."""
+        raise NotImplementedError(f"{type(self).__name__} declares no measure")
 
     async def __aenter__(self) -> Self:
         return self

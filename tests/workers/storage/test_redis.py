@@ -16,6 +16,7 @@ from redis.crc import key_slot
 from tests.servers import ValkeyProcess, free_port
 from workers import JobState, StorageError, StorageUnavailable
 from workers.jobs import (
+    DROP,
     CancelResult,
     Claim,
     Completed,
@@ -28,6 +29,8 @@ from workers.jobs import (
     Retried,
     SettleStatus,
 )
+from workers.storage import redis as redis_storage
+from workers.storage import rules
 from workers.storage.base import Storage
 from workers.storage.redis import RedisStorage
 
@@ -465,3 +468,42 @@ def test_event_loops_one_after_another(redis_url: str) -> None:
 
     for disconnect in (True, False, True):
         asyncio.run(use(disconnect=disconnect))
+
+
+async def test_tombstones_and_worker_records_expire(storage: RedisStorage, client: Any) -> None:
+    """An hour later, which their scores are made to say, a sweep leaves no key behind."""
+    await storage.enqueue([job("cancelled"), job("done", keep_completed=DROP)])
+    await storage.cancel("cancelled")
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"")])
+    assert await storage.result("cancelled") is not None
+    for name in ("cancelled", "workers"):
+        for member, score in await client.zrange(key(storage, name), 0, -1, withscores=True):
+            await client.zadd(key(storage, name), {member: score - HOUR / timedelta(microseconds=1) - 1})
+    assert await storage.sweep(10) == 2
+    assert await storage.result("cancelled") is None
+    assert await storage.workers() == []
+    assert [found async for found in client.scan_iter(key(storage, "*"))] == [key(storage, "meta").encode()]
+
+
+async def test_what_no_server_takes_is_an_error(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
+    monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
+    with pytest.raises(StorageError, match="job 'large': a payload of 11 bytes"):
+        await storage.enqueue([job("small"), job("large", payload=bytes(11))])
+    assert await storage.status(["small"]) == [None]
+    await storage.enqueue([job("a"), job("b")])
+    one, other = await storage.claim("w", leases=LEASES, limit=2)
+    outcomes = await storage.settle([Completed(claim=one, result=bytes(11)), Completed(claim=other, result=b"")])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
+    assert (await storage.settle([Completed(claim=one, result=b"1")]))[0].status is SettleStatus.APPLIED
+
+
+async def test_large_batches_are_sent_in_portions(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer stands in its place, however the batch was cut."""
+    monkeypatch.setattr(redis_storage, "PORTION_BYTES", 100)
+    jobs = [job(f"job-{number}", payload=bytes(number * 9)) for number in range(20)]
+    assert [result.id for result in await storage.enqueue(jobs)] == [one.id for one in jobs]
+    claims = await storage.claim("w", leases=LEASES, limit=20)
+    assert [claim.payload for claim in claims] == [one.payload for one in jobs]
+    outcomes = await storage.settle([Completed(claim=claim, result=claim.payload) for claim in (*claims, claims[0])])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED] * 20 + [SettleStatus.ALREADY_APPLIED]

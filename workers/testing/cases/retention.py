@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 from workers.errors import LossReason
 from workers.jobs import DROP, CancelResult, EnqueueStatus, Failed, JobOutcome, JobState, OutcomeKind
 from workers.storage.base import Storage
-from workers.testing.case import MOVES_TIME, RESULT_TTL_UPDATES, RETENTION_PER_JOB, case
+from workers.testing.case import MEASURES, MOVES_TIME, RESULT_TTL_UPDATES, RETENTION_PER_JOB, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     ERROR,
@@ -23,7 +24,7 @@ from workers.testing.steps import (
     failed,
     job,
     recover,
-    released,
+    retried,
     state,
 )
 
@@ -68,14 +69,13 @@ async def an_expired_id_is_free(harness: Harness) -> None:
     assert (await claim_one(storage)).attempt == 1
 
 
-@case(guarantees=(6,), needs=(RETENTION_PER_JOB, MOVES_TIME))
+@case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
 async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
     """A record whose time is over reads as gone at that moment, however late the sweep."""
     storage = await harness.open()
-    await enqueue(storage, job("done", keep=harness.moment), job("bad", keep=harness.moment), job("cancelled"))
-    done, bad, other = await claim(storage, 3)
-    await apply(storage, completed(done), failed(bad), released(other))
-    await storage.cancel("cancelled")
+    await enqueue(storage, job("done", keep=harness.moment), job("bad", keep=harness.moment))
+    done, bad = await claim(storage, 2)
+    await apply(storage, completed(done), failed(bad))
     await harness.advance(harness.moment)
     assert await storage.status(["done", "bad"]) == [None, None]
     assert [await storage.result(name) for name in ("done", "bad")] == [None, None]
@@ -84,8 +84,6 @@ async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
     assert await storage.cancel("done") is CancelResult.NOT_FOUND
     assert await storage.retry(["bad"]) == 0
     assert dict((await storage.renew([done])).lost) == {done.token: LossReason.NOT_FOUND}
-    await harness.advance(HOUR)
-    assert await storage.result("cancelled") is None
 
 
 @case(needs=(RETENTION_PER_JOB,))
@@ -165,14 +163,61 @@ async def a_results_time_can_be_changed(harness: Harness) -> None:
     assert await storage.result("longer") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
 
 
-@case(guarantees=(6,), needs=(RETENTION_PER_JOB, MOVES_TIME))
+@case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
 async def a_stalled_jobs_error_expires_too(harness: Harness) -> None:
     """The record of a job that the reaper failed lasts as long as any failed one."""
     storage = await harness.open()
-    await enqueue(storage, job("stalled", max_attempts=1, keep=2 * HOUR))
-    await crash(harness, storage)
-    await recover(harness, storage, 1)
-    await harness.advance(HOUR)
-    assert await state(storage, "stalled") is JobState.FAILED
-    await harness.advance(HOUR)
-    assert await state(storage, "stalled") is None
+    await enqueue(storage, job("short", max_attempts=1, keep=harness.moment), job("long", max_attempts=1))
+    await crash(harness, storage, limit=2)
+    assert sorted((await recover(harness, storage, 2)).failed) == ["long", "short"]
+    await harness.advance(harness.moment)
+    await _swept(harness, storage, "short")
+    assert await state(storage, "long") is JobState.FAILED
+
+
+@case(guarantees=(12,), needs=(MEASURES,))
+async def what_ended_leaves_nothing(harness: Harness) -> None:
+    """Of jobs of every fate, their names and ordering keys, no more is left after three rounds than after one."""
+    storage = await harness.open()
+    await _every_fate(harness, storage, "first")
+    before = await harness.entries(storage)
+    await _every_fate(harness, storage, "second")
+    await _every_fate(harness, storage, "third")
+    assert await harness.entries(storage) <= before
+
+
+async def _every_fate(harness: Harness, storage: Storage, word: str) -> None:
+    """Jobs are lost, retried, completed, failed, removed, cleaned and drained; what is left of them is swept."""
+    keep = harness.moment if harness.limits.retention_per_job else DROP
+    keys = [f"{word}-{number}" if harness.limits.ordering_keys else None for number in range(10)]
+    await enqueue(
+        storage,
+        *(
+            job(f"{word}-{key}-{at}", name=f"{word}-{at}", ordering_key=key, keep=keep, max_attempts=9)
+            for at, key in enumerate(keys)
+        ),
+    )
+    async with storage.subscribe(f"{word}-ended"):
+        await crash(harness, storage, limit=10)
+        await recover(harness, storage, 10)
+        done, *others = await claim(storage, 10)
+        then = job(f"{word}-then", keep=keep)
+        await apply(storage, replace(completed(done), then=then), *(retried(held) for held in others))
+        again = await claim(storage, 10)
+        await apply(storage, *(completed(held) for held in again[:4]), *(failed(held) for held in again[4:]))
+    await enqueue(
+        storage,
+        *(job(f"{word}-{name}", delay=HOUR) for name in ("removed", "promoted", "drained")),
+        job(f"{word}-cleaned"),
+    )
+    await apply(storage, completed(await claim_one(storage)))
+    assert await storage.remove([f"{word}-removed"]) == 1
+    assert await storage.promote([f"{word}-promoted"]) == 1
+    assert await storage.drain() == 2
+    assert await storage.clean(JobState.COMPLETED, older_than=timedelta.min) >= 1
+    assert len(again) == 10
+    async with asyncio.timeout(PATIENCE):
+        while any((await storage.counts()).values()):
+            await harness.advance(harness.moment)
+            await storage.sweep(1_000)
+    await storage.sweep(1_000)
