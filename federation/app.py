@@ -23,13 +23,16 @@ from federation.http.guard import AddressGuard
 from federation.http.transport import PoolLimits, pooled_transport
 from federation.queues import (
     DELIVERY_QUEUE_NAME,
+    DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
     bullmq_url,
     delivery_queue,
+    discovery_queue,
     health_check_queue,
     open_storage,
 )
 from federation.servers.discovery import Discovery
+from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
 from federation.setting_types import plain
 from federation.settings import Settings
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
 SPARE_CONNECTIONS: Final = 50
-"""For discovery and the inbound side, beside the workers' own."""
+"""For the inbound side and producers, beside the workers' own."""
 
 
 class Federation:
@@ -71,6 +74,9 @@ class Federation:
         self.registry = Registry(self.database, schedule_health_check=self.schedule_health_check)
         self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy)
         self.discovery = Discovery(own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry)
+        self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
+        self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
+        self.discovery_processor = DiscoveryProcessor(self.discovery)
         self.outbox = Outbox(self.database, self.delivery_queue, joins=self._queue_joins_database())
         self.ledger = Ledger(self.database)
         self.attempts = AttemptLog(self.database)
@@ -78,7 +84,7 @@ class Federation:
             own_url=self.own_url,
             keys=self.keys,
             registry=self.registry,
-            discover=self.discovery,
+            discover=self.queued_discovery,
             guard=self.guard,
             fetch=self.fetch,
             ledger=self.ledger,
@@ -167,6 +173,8 @@ class Federation:
                     stack.push_async_callback(client.aclose)
             stack.push_async_callback(self.client.close)
             stack.push_async_callback(self.discovery.close)
+            stack.push_async_callback(self.discovery_queue.stop)
+            stack.push_async_callback(self.queued_discovery.close)
             stack.push_async_callback(self.health_check_queue.stop)
             stack.push_async_callback(self.delivery_queue.stop)
             stack.push_async_callback(self.attempts.close)
@@ -178,7 +186,11 @@ class Federation:
 
 def _pool_limits(settings: Settings) -> PoolLimits:
     """Room for every attempt and probe at once: waiting for a connection would count against the server."""
-    attempts = settings.federation_delivery_concurrency + settings.federation_health_concurrency
+    attempts = (
+        settings.federation_delivery_concurrency
+        + settings.federation_health_concurrency
+        + settings.federation_discovery_concurrency
+    )
     return PoolLimits(
         connections=attempts + SPARE_CONNECTIONS,
         connections_per_server=settings.federation_per_server + settings.federation_health_concurrency + 1,

@@ -1,4 +1,4 @@
-"""The two queues: their names, what their jobs hold, and how they are opened on whatever storage is configured."""
+"""The queues: their names, what their jobs hold, and how they are opened on whatever storage is configured."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 DELIVERY_QUEUE_NAME: Final = "federation-delivery"
 HEALTH_CHECK_QUEUE_NAME: Final = "federation-health-check"
+DISCOVERY_QUEUE_NAME: Final = "federation-discovery"
 
 FOLLOW_JOB: Final = "deliver-follow"
 UNFOLLOW_JOB: Final = "deliver-unfollow"
 POST_JOB: Final = "deliver-post"
 HEALTH_CHECK_JOB: Final = "health-check"
+DISCOVERY_JOB: Final = "discover"
 
 KEEP_COMPLETED: Final = timedelta(hours=24)
 KEEP_FAILED: Final = timedelta(days=7)
+KEEP_DISCOVERED: Final = timedelta(seconds=5)
 MAX_NUMBER: Final = 2**53
 """The largest number BullMQ's scripts count exactly to."""
 
@@ -66,6 +69,12 @@ class FederationDeliveryJob(_JobData):
 
 class HealthCheckJob(_JobData):
     """One probe of one server."""
+
+    server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
+
+
+class DiscoveryJob(_JobData):
+    """One unknown server."""
 
     server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
 
@@ -149,6 +158,11 @@ def delivery_queue(settings: Settings, storage: Storage) -> BullQueue:
 def health_check_queue(settings: Settings, storage: Storage) -> BullQueue:
     """The health-check queue, without defaults: one attempt a job, kept an hour unless it says otherwise."""
     return BullQueue(storage, redis_url=bullmq_url(settings), prefix=settings.federation_queue_prefix)
+
+
+def discovery_queue(storage: Storage) -> Queue:
+    """The discovery queue: one attempt a job, for the delivery that asks is itself tried again; kept 5 s."""
+    return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED)
 
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:

@@ -73,7 +73,7 @@ def _metrics(port: int | None) -> WorkerMetrics | None:
 
 
 async def _until_stopped(workers: FederationWorkers, federation: Federation, metrics: WorkerMetrics | None) -> None:
-    queues = [federation.delivery_queue, federation.health_check_queue]
+    queues = [federation.delivery_queue, federation.health_check_queue, federation.discovery_queue]
     watch = asyncio.create_task(metrics.watch(queues)) if metrics else None
     try:
         await workers.wait()

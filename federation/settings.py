@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     """The first pause between two attempts; each further one is twice as long."""
     federation_delivery_concurrency: Annotated[int, Field(ge=1, le=1000)] = 10
     federation_health_concurrency: Annotated[int, Field(ge=1, le=1000)] = 3
+    federation_discovery_concurrency: Annotated[int, Field(ge=1, le=1000)] = 10
     federation_health_first_delay: Duration = timedelta(minutes=5)
     federation_health_step: Duration = timedelta(minutes=10)
     federation_health_checks: Annotated[int, Field(ge=1, le=100)] = 5

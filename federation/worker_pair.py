@@ -1,10 +1,11 @@
-"""The two workers of a process, and how they start, report and stop."""
+"""The workers of a process, and how they start, report and stop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 import structlog
@@ -16,7 +17,13 @@ from federation.delivery.errors import Parked
 from federation.housekeeping import Housekeeping
 from federation.protocol.activities import parse_method
 from federation.protocol.errors import PayloadError
-from federation.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, FederationDeliveryJob, delivery_backoff
+from federation.queues import (
+    DELIVERY_QUEUE_NAME,
+    DISCOVERY_QUEUE_NAME,
+    HEALTH_CHECK_QUEUE_NAME,
+    FederationDeliveryJob,
+    delivery_backoff,
+)
 from workers import Claim, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
@@ -41,12 +48,15 @@ class RunningWorker:
 
 
 class FederationWorkers:
-    """The delivery worker and the health-check worker of one node, and the housekeeping beside them."""
+    """The delivery worker and the health-check worker of one node, and what they need beside them: the discovery
+    worker, which lives as long as the delivery worker, and the housekeeping.
+    """
 
     def __init__(self, federation: Federation, *, observers: Sequence[Observer] = ()) -> None:
         self._federation = federation
         self._observers = tuple(observers)
         self._running: tuple[RunningWorker, RunningWorker] | None = None
+        self._discovering: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
         self._housekeeping = Housekeeping(federation.database)
@@ -54,29 +64,49 @@ class FederationWorkers:
     def start(self) -> tuple[RunningWorker, RunningWorker]:
         """Both run; a second call returns the same pair, until both have stopped."""
         if self._running is None or all(running.task.done() for running in self._running):
-            settings = self._federation.settings
-            delivery = Worker(
-                self._federation.worker_storage(DELIVERY_QUEUE_NAME),
-                {ANY_NAME: self._federation.delivery_processor},
-                concurrency=settings.federation_delivery_concurrency,
-                lease=settings.federation_lease,
-                grace=settings.federation_grace,
-                max_stalls=settings.federation_max_stalls,
-                retry=delivery_backoff(settings),
-                observers=[log_event, self._rows, *self._observers],
-            )
-            health_check = Worker(
-                self._federation.worker_storage(HEALTH_CHECK_QUEUE_NAME),
-                {ANY_NAME: self._federation.health_check_processor},
-                concurrency=settings.federation_health_concurrency,
-                lease=settings.federation_lease,
-                grace=settings.federation_grace,
-                observers=[log_event, *self._observers],
-            )
-            self._running = _run(delivery), _run(health_check)
+            delivery = _run(self._delivery_worker())
+            self._running = delivery, _run(self._health_check_worker())
+            self._discovering = discovering = _run(self._discovery_worker())
+            # Deliveries that are let finish may wait for a discovery.
+            delivery.task.add_done_callback(lambda _: discovering.worker.stop())
             self._stop_requested = False
             self._housekeeping.start()
         return self._running
+
+    def _delivery_worker(self) -> Worker:
+        settings = self._federation.settings
+        return Worker(
+            self._federation.worker_storage(DELIVERY_QUEUE_NAME),
+            {ANY_NAME: self._federation.delivery_processor},
+            concurrency=settings.federation_delivery_concurrency,
+            lease=settings.federation_lease,
+            grace=settings.federation_grace,
+            max_stalls=settings.federation_max_stalls,
+            retry=delivery_backoff(settings),
+            observers=[log_event, self._rows, *self._observers],
+        )
+
+    def _health_check_worker(self) -> Worker:
+        settings = self._federation.settings
+        return Worker(
+            self._federation.worker_storage(HEALTH_CHECK_QUEUE_NAME),
+            {ANY_NAME: self._federation.health_check_processor},
+            concurrency=settings.federation_health_concurrency,
+            lease=settings.federation_lease,
+            grace=settings.federation_grace,
+            observers=[log_event, *self._observers],
+        )
+
+    def _discovery_worker(self) -> Worker:
+        settings = self._federation.settings
+        return Worker(
+            self._federation.worker_storage(DISCOVERY_QUEUE_NAME),
+            {ANY_NAME: self._federation.discovery_processor},
+            concurrency=settings.federation_discovery_concurrency,
+            lease=settings.federation_lease,
+            grace=timedelta(0),  # nobody waits for its jobs any more when it is stopped
+            observers=[log_event, *self._observers],
+        )
 
     def request_stop(self) -> None:
         """Both begin to stop; a second request skips their grace."""
@@ -90,7 +120,7 @@ class FederationWorkers:
         Raises:
             ExceptionGroup: what ended a worker.
         """
-        tasks = [running.task for running in self._running or ()]
+        tasks = [running.task for running in (*(self._running or ()), self._discovering) if running is not None]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:

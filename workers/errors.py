@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.jobs import ErrorInfo  # which imports this module
 
 
 class WorkersError(Exception):
@@ -100,3 +104,21 @@ class JobCancelledError(WorkersError):
 
 class StalledError(WorkersError):
     """The job's worker disappeared too often, or with its last attempt."""
+
+
+class JobFailedError(WorkersError):
+    """The job that was waited for failed for good; `original` is its stored error, None where that was not kept."""
+
+    def __init__(self, job_id: str, original: ErrorInfo | None) -> None:
+        why = "its error was not kept" if original is None else f"{original.type}: {original.message}"
+        super().__init__(f"job {job_id!r} failed: {why}")
+        self.job_id = job_id
+        self.original = original
+
+
+class JobTimeoutError(WorkersError):
+    """The job that was waited for did not end in time; it goes on."""
+
+
+class JobGoneError(WorkersError):
+    """The job that was waited for is over, but its record is gone, and its result with it."""

@@ -25,6 +25,7 @@ from workers.jobs import (
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, Storage
+from workers.waiting import enqueue_and_wait, result_of
 from workers.worker import Worker
 
 DEFAULT_NAME = "default"
@@ -143,6 +144,75 @@ class Queue:
         jobs = [self._new_job(spec) for spec in specs]
         await self._connect()
         return [self._decoded(result) for result in await self.storage.enqueue(jobs, connection=connection)]
+
+    async def enqueue_and_wait(
+        self,
+        payload: object,
+        *,
+        timeout: timedelta = timedelta(seconds=30),
+        id: str | None = None,  # noqa: A002 - the contract's word
+        name: str = DEFAULT_NAME,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        max_attempts: int | None = None,
+        result_ttl: timedelta | int | None = None,
+        priority: int = 0,
+        ordering_key: str | None = None,
+        backoff: RetryPolicy | None = None,
+    ) -> object:
+        """The decoded result of the job, enqueued as by `enqueue`, as soon as it has completed.
+
+        A duplicate waits for the end of the job that has the id, and a result that is there already is returned at
+        once. A retry in between is no answer. `timeout` covers everything; neither it nor a cancellation of this call
+        takes the job back.
+
+        Raises:
+            ValueError, TypeError: as `enqueue`; a timeout that is not above zero.
+            JobFailedError: the job failed for good.
+            JobCancelledError: the job was cancelled.
+            JobTimeoutError: it did not end in time.
+            JobGoneError: it ended, and nothing of it was kept.
+            StorageUnavailable: nobody knows whether it was enqueued; calling again with the same id is safe.
+        """
+        if timeout <= timedelta(0):
+            raise ValueError(f"the timeout must be above zero, not {timeout}")
+        spec = JobSpec(
+            payload=payload,
+            id=id,
+            name=name,
+            delay=delay,
+            at=at,
+            max_attempts=max_attempts,
+            result_ttl=result_ttl,
+            priority=priority,
+            ordering_key=ordering_key,
+            backoff=backoff,
+        )
+        job = self._new_job(spec)
+        await self._connect()
+        return self._result_serde.loads(await enqueue_and_wait(self.storage, job, timeout))
+
+    async def get_result(self, job_id: str) -> object:
+        """The decoded result of a completed job; None while it has none, and for ids that are not known (any more).
+
+        Raises:
+            JobFailedError: the job failed for good.
+            JobCancelledError: the job was cancelled, less than an hour ago.
+        """
+        await self._connect()
+        outcome = await self.storage.result(job_id)
+        return None if outcome is None else self._result_serde.loads(result_of(job_id, outcome))
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta | int) -> bool:
+        """The record of a finished job lasts `ttl` from now, a timedelta or whole milliseconds; False for other ids.
+
+        Raises:
+            ValueError: a duration that is not above zero.
+            Unsupported: the storage keeps all records alike; see `limits.result_ttl_updates`.
+        """
+        ttl = _as_ttl(ttl)
+        await self._connect()
+        return await self.storage.update_result_ttl(job_id, ttl)
 
     async def cancel(self, job_id: str) -> CancelResult:
         """See `Storage.cancel`."""

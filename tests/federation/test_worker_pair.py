@@ -96,15 +96,15 @@ async def test_stopping_is_idempotent_and_may_come_before_a_start(workers: Feder
 
 
 async def test_a_workers_life_is_logged(make_settings: MakeSettings, queue_settings: dict[str, object]) -> None:
-    """Each of the two says when it is ready and when it has stopped, and of which queue it speaks."""
+    """Each worker says when it is ready and when it has stopped, and of which queue it speaks."""
     federation = Federation(make_settings(**queue_settings))
     workers = FederationWorkers(federation)
     with capture_logs() as logs:
         workers.start()
-        ready = await until_logged(logs, "worker_ready", 2)
+        ready = await until_logged(logs, "worker_ready", 3)
         await workers.stop()
     await federation.close()
-    queues = {"federation-delivery", "federation-health-check"}
+    queues = {"federation-delivery", "federation-discovery", "federation-health-check"}
     assert {entry["queue"] for entry in ready} == {entry["queue"] for entry in of(logs, "worker_stopped")} == queues
     assert {entry["log_level"] for entry in ready} == {"info"}
 

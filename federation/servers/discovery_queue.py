@@ -1,0 +1,110 @@
+"""Discovery asked for by deliveries, done once for all processes of a node.
+
+Theory of operation. A delivery to an unknown server enqueues a job whose id is the server's, and waits for its end; the
+discovery worker of any process runs it. Who asks meanwhile, here or elsewhere, finds the job and waits for the same
+end. The result is the row in the registry; the job's record is kept only until those who wait have seen it. Deliveries
+and discoveries have workers of their own, so no slot ever waits for itself.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from pydantic import ValidationError
+
+from federation.http.errors import BlockedUrl
+from federation.queues import DISCOVERY_JOB, DiscoveryJob
+from federation.servers.discovery import Discover, DiscoveryError
+from federation.servers.registry import KnownServer, Registry
+from federation.servers.single_flight import SingleFlight
+from workers import (
+    Job,
+    JobCancelledError,
+    JobFailedError,
+    JobGoneError,
+    JobTimeoutError,
+    Queue,
+    StorageUnavailable,
+    UnrecoverableError,
+)
+from workers.queue import content_id
+
+PATIENCE: Final = timedelta(seconds=10)
+"""How long a delivery waits for a discovery; its next attempt finds what became of it."""
+
+
+class QueuedDiscovery:
+    """Callable as `Discovery` is; `queue` is read by the node's discovery workers."""
+
+    def __init__(self, queue: Queue, registry: Registry, *, patience: timedelta = PATIENCE) -> None:
+        self._queue = queue
+        self._registry = registry
+        self._patience = patience
+        self._asking: SingleFlight[KnownServer] = SingleFlight()
+
+    async def __call__(self, server_url: str) -> KnownServer:
+        """The server is in the registry, discovered by whichever worker took it.
+
+        Raises:
+            DiscoveryError: it could not be discovered, or nobody did within the patience.
+            BlockedUrl: the guard refuses the URL; trying again cannot help.
+        """
+        return await self._asking.run(server_url, lambda: self._ask(server_url))
+
+    async def close(self) -> None:
+        """Nobody waits for a discovery any more."""
+        await self._asking.close()
+
+    async def _ask(self, server_url: str) -> KnownServer:
+        trouble = await self._wait_for(server_url)
+        # Also after a failure: the server may be registered although asking it to register us took too long.
+        known = await self._registry.find(server_url)
+        if known is None:
+            raise trouble or DiscoveryError(f"{server_url} was removed from the registry right after its discovery")
+        return known
+
+    async def _wait_for(self, server_url: str) -> DiscoveryError | None:
+        """The discovery has ended, or the patience: what went wrong.
+
+        Raises:
+            BlockedUrl: the worker's guard refused the URL.
+        """
+        job = DiscoveryJob(server_url=server_url).to_wire()
+        try:
+            await self._queue.enqueue_and_wait(job, id=content_id(job), name=DISCOVERY_JOB, timeout=self._patience)
+        except JobFailedError as failure:
+            return _trouble(failure, server_url)
+        except JobTimeoutError:
+            return DiscoveryError(f"{server_url} was not discovered within {self._patience.total_seconds():g} s")
+        except (JobCancelledError, JobGoneError, StorageUnavailable) as error:
+            return DiscoveryError(f"{server_url} was not discovered: {error}")
+        return None
+
+
+def _trouble(failure: JobFailedError, server_url: str) -> DiscoveryError:
+    if failure.original is None:
+        return DiscoveryError(f"{server_url} could not be discovered")
+    if failure.original.type == BlockedUrl.__name__:
+        raise BlockedUrl(failure.original.message)
+    return DiscoveryError(failure.original.message)
+
+
+class DiscoveryProcessor:
+    """Callable with a job of the discovery queue."""
+
+    def __init__(self, discover: Discover) -> None:
+        self._discover = discover
+
+    async def __call__(self, job: Job) -> None:
+        """The server the job names is in the registry.
+
+        Raises:
+            DiscoveryError, BlockedUrl: as `Discovery`.
+            UnrecoverableError: the job's data is malformed.
+        """
+        try:
+            server_url = DiscoveryJob.model_validate(job.payload).server_url
+        except ValidationError:
+            raise UnrecoverableError(f"the data of job {job.id!r} is malformed: serverUrl must be a text") from None
+        await self._discover(server_url)

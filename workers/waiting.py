@@ -1,0 +1,96 @@
+"""Waits for the end of a job that is enqueued meanwhile.
+
+Theory of operation. The waiter subscribes before it enqueues, so no end slips by. An event is a hint: an end is only
+what the storage's `result` says, because a new generation of the id may have begun since the event. Events can be lost
+with a connection, so a waiter that hears nothing for long looks at the result unasked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Final
+
+from workers.errors import JobCancelledError, JobFailedError, JobGoneError, JobTimeoutError, StorageUnavailable
+from workers.jobs import TERMINAL_EVENTS, EnqueueStatus, JobEvent, JobEventKind, JobOutcome, NewJob, OutcomeKind
+from workers.storage.base import Storage, Subscription
+
+LOOK_SECONDS: Final = 10.0
+"""How long a waiter trusts that it would have been told."""
+LOOK_AGAIN_SECONDS: Final = 1.0
+"""How long it waits when the storage did not answer."""
+
+
+async def enqueue_and_wait(storage: Storage, job: NewJob, timeout: timedelta) -> bytes:
+    """The result of the job with this id, whoever enqueued it first; see `Queue.enqueue_and_wait`."""
+    try:
+        async with asyncio.timeout(timeout.total_seconds()) as bound:
+            async with storage.subscribe(job.id) as events:
+                [enqueued] = await storage.enqueue([job])
+                if enqueued.status is EnqueueStatus.COMPLETED and enqueued.result is not None:
+                    return enqueued.result
+                return result_of(job.id, await _end(storage, job.id, events))
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise JobTimeoutError(f"job {job.id!r} did not end within {timeout}; it goes on without its waiter") from None
+
+
+async def _end(storage: Storage, job_id: str, events: Subscription) -> JobOutcome:
+    patience = LOOK_SECONDS
+    while True:
+        event = await _next(events, patience)
+        if event is not None and event.kind not in TERMINAL_EVENTS:
+            continue
+        try:
+            outcome = await storage.result(job_id) or await _end_without_record(storage, job_id, event)
+        except StorageUnavailable:
+            patience = LOOK_AGAIN_SECONDS
+            continue
+        if outcome is not None:
+            return outcome
+        patience = LOOK_SECONDS
+
+
+async def _next(events: Subscription, patience: float) -> JobEvent | None:
+    try:
+        async with asyncio.timeout(patience):
+            return await events.get()
+    except TimeoutError:
+        return None
+
+
+async def _end_without_record(storage: Storage, job_id: str, event: JobEvent | None) -> JobOutcome | None:
+    """How a job ended whose record was dropped; None if it has not ended.
+
+    Raises:
+        JobGoneError: it may have completed, and its result is lost.
+    """
+    if (await storage.status([job_id]))[0] is not None:
+        return None
+    match event:
+        case JobEvent(kind=JobEventKind.FAILED):
+            return JobOutcome(kind=OutcomeKind.FAILED)
+        case JobEvent(kind=JobEventKind.CANCELLED):
+            return JobOutcome(kind=OutcomeKind.CANCELLED)
+        case JobEvent():
+            raise JobGoneError(f"job {job_id!r} completed, but its result was not kept; enqueue it with a retention")
+        case None:
+            raise JobGoneError(f"job {job_id!r} is not there any more; it was removed, or its result not kept")
+
+
+def result_of(job_id: str, outcome: JobOutcome) -> bytes:
+    """The result of a job that completed.
+
+    Raises:
+        JobFailedError: it failed.
+        JobCancelledError: it was cancelled, before it ran or while it ran.
+    """
+    if outcome.kind is OutcomeKind.COMPLETED:
+        assert outcome.result is not None, "a completed job has a result"
+        return outcome.result
+    # A running job that was cancelled is stored as failed, by the error its worker gave it.
+    error = outcome.error
+    if outcome.kind is OutcomeKind.CANCELLED or (error is not None and error.type == JobCancelledError.__name__):
+        raise JobCancelledError(f"job {job_id!r} was cancelled")
+    raise JobFailedError(job_id, error)
