@@ -35,8 +35,10 @@ from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.queue import Enqueued, JobSpec, Queue, content_id
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
-from workers.serde import JsonSerde, Serde
+from workers.serde import Encoded, JsonSerde, Serde
 from workers.storage.base import Limits, Storage
+from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.tasks import EnqueuedTasks, Task, Tasks
 from workers.worker import Worker
 
 __all__ = [
@@ -47,8 +49,12 @@ __all__ = [
     "Clock",
     "ConditionalKvStore",
     "CorruptPayloadError",
+    "DeduplicationMode",
+    "Encoded",
+    "EnqueueOptions",
     "EnqueueStatus",
     "Enqueued",
+    "EnqueuedTasks",
     "ErrorInfo",
     "Handler",
     "HandlerTimeout",
@@ -69,6 +75,7 @@ __all__ = [
     "NewJob",
     "Observer",
     "Queue",
+    "QueueTasks",
     "Reaper",
     "Retry",
     "RetryPolicy",
@@ -80,6 +87,10 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "SystemClock",
+    "Task",
+    "TaskMessage",
+    "TaskQueue",
+    "Tasks",
     "TransactionError",
     "UnknownJobError",
     "UnrecoverableError",

@@ -36,6 +36,25 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "1 {'to': 'bob'}" in finished.stdout
 
 
+def test_the_tasks_example_runs(tmp_path: Path) -> None:
+    """The README's tasks run as they stand, each once per key."""
+    example = re.search(r"## Tasks.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example[1]],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(README.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    printed = finished.stdout.splitlines()
+    assert "queued duplicate True" in printed
+    assert [line for line in printed if "digest" in line] == [f"digest for {who}" for who in ("bob", "carol", "dave")]
+
+
 def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
     """The README's way to certify a storage runs as it stands and prints a certificate."""
     example = re.search(r"## Certify a storage.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
