@@ -189,6 +189,8 @@ async def test_a_bad_time_to_live_writes_nothing(kept: Kept, ttl: timedelta) -> 
         await kept.store.set("key", b"", ttl=ttl)
     with pytest.raises(ValueError, match="time to live"):
         await kept.store.set_if_absent("key", b"", ttl=ttl)
+    with pytest.raises(ValueError, match="time to live"):
+        await kept.store.compare_and_set("key", b"", b"new", ttl=ttl)
     assert await kept.store.get("key") is None
     await kept.store.set("key", b"", ttl=HOUR)
     with pytest.raises(ValueError, match="time to live"):

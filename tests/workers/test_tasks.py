@@ -18,6 +18,7 @@ from workers import (
     Encoded,
     EnqueueStatus,
     Job,
+    JobState,
     JsonSerde,
     ManualClock,
     MemoryKvStore,
@@ -541,15 +542,19 @@ async def test_our_worker_runs_tasks_and_other_handlers() -> None:
 
 
 async def test_a_delay_and_an_ordering_key_reach_the_job() -> None:
-    """A delayed task waits in the queue's own schedule."""
+    """A delayed task waits in the queue's own schedule; of one ordering key never two are claimed."""
     storage = MemoryStorage(MemorySpace())
     queue = Queue(storage)
     tasks = Tasks(queue)
+    digest = declared(tasks)
     async with queue:
-        enqueued = await tasks.enqueue_task(declared(tasks), None, delay=HOUR, ordering_key="o")
-        status = await queue.get_status(enqueued.id)
+        delayed = await tasks.enqueue_task(digest, None, delay=HOUR)
+        first, _ = (await tasks.enqueue_task_many(digest, [1, 2], ordering_key="o")).ids
+        status = await queue.get_status(delayed.id)
+        claims = await storage.claim("w", leases={"*": HOUR}, limit=3)
     assert status is not None
-    assert (status.state.value, status.name) == ("scheduled", "digest")
+    assert (status.state, status.name) == (JobState.SCHEDULED, "digest")
+    assert [claim.job_id for claim in claims] == [first]
 
 
 async def test_the_function_gets_what_validation_made() -> None:
