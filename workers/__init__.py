@@ -34,11 +34,14 @@ from workers.jobs import (
     NewJob,
     new_id,
 )
+from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.queue import Enqueued, JobSpec, Queue, content_id
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
-from workers.serde import JsonSerde, Serde
+from workers.serde import Encoded, JsonSerde, Serde
 from workers.storage.base import Limits, Storage
+from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.tasks import EnqueuedTasks, Task, Tasks
 from workers.worker import Worker
 
 __all__ = [
@@ -47,9 +50,14 @@ __all__ = [
     "CancelResult",
     "Claim",
     "Clock",
+    "ConditionalKvStore",
     "CorruptPayloadError",
+    "DeduplicationMode",
+    "Encoded",
+    "EnqueueOptions",
     "EnqueueStatus",
     "Enqueued",
+    "EnqueuedTasks",
     "ErrorInfo",
     "Handler",
     "HandlerTimeout",
@@ -63,14 +71,17 @@ __all__ = [
     "JobStatus",
     "JobTimeoutError",
     "JsonSerde",
+    "KvStore",
     "LeaseLost",
     "Limits",
     "LossReason",
     "ManualClock",
+    "MemoryKvStore",
     "Middleware",
     "NewJob",
     "Observer",
     "Queue",
+    "QueueTasks",
     "Reaper",
     "Retry",
     "RetryPolicy",
@@ -82,6 +93,10 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "SystemClock",
+    "Task",
+    "TaskMessage",
+    "TaskQueue",
+    "Tasks",
     "TransactionError",
     "UnknownJobError",
     "UnrecoverableError",

@@ -200,13 +200,14 @@ def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) 
 
 async def call(handler: Handler, context: AttemptContext, middlewares: Sequence[Middleware]) -> object:
     """Run the handler inside its middlewares, the first of them outermost."""
-    step: Next = partial(_invoke, handler.fn, context.job)
+    step: Next = partial(invoke, handler.fn, context.job)
     for middleware in reversed(middlewares):
         step = partial(middleware, context, step)
     return await step()
 
 
-async def _invoke(function: HandlerFunction, job: Job) -> object:
+async def invoke(function: HandlerFunction, job: Job) -> object:
+    """What the function returns; a plain one runs in a thread of its own."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         result = function(job)
     else:

@@ -23,7 +23,7 @@ from workers.jobs import (
     new_id,
 )
 from workers.retry import RetryPolicy
-from workers.serde import JsonSerde, Serde
+from workers.serde import Encoded, JsonSerde, Serde
 from workers.storage.base import ANY_NAME, Storage
 from workers.waiting import enqueue_and_wait, result_of
 from workers.worker import Worker
@@ -102,6 +102,11 @@ class Queue:
         self._running: asyncio.Task[None] | None = None
         self._connected = False
         self._connecting = asyncio.Lock()
+
+    @property
+    def payload_serde(self) -> Serde:
+        """How payloads become bytes."""
+        return self._payload_serde
 
     async def enqueue(
         self,
@@ -292,7 +297,9 @@ class Queue:
         return NewJob(
             id=new_id() if spec.id is None else spec.id,
             name=spec.name,
-            payload=self._payload_serde.dumps(spec.payload),
+            payload=(
+                spec.payload.data if isinstance(spec.payload, Encoded) else self._payload_serde.dumps(spec.payload)
+            ),
             delay=_as_delay(spec),
             max_attempts=self._max_attempts if spec.max_attempts is None else spec.max_attempts,
             keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,

@@ -80,7 +80,7 @@ class SqlStorage:
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         check_text("queue name", queue)
-        self._target = _target(target, busy_timeout)
+        self._target = parse_target(target, busy_timeout)
         self._name = queue
         if clock is not None and self.limits.clock == "server":
             raise Unsupported("PostgreSQL's own clock decides what is due; leave `clock` out")
@@ -111,7 +111,7 @@ class SqlStorage:
             StorageError: a newer version made the tables, or there is no place for them.
             StorageUnavailable: the server did not answer, or another connection held its transaction too long.
         """
-        await asyncio.to_thread(self._target.migrate)
+        await asyncio.to_thread(self._target.migrate, sql_schema.migrate)
 
     async def connect(self) -> None:
         database = self._target.acquire()
@@ -320,7 +320,13 @@ class SqlStorage:
         return await self._read(partial(sql_records.page, state=state, cursor=cursor, limit=bounded_count(limit)))
 
 
-def _target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:
+def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:
+    """The database that a URL, or an engine's, names.
+
+    Raises:
+        StorageError: the URL is malformed, or names no SQLite file.
+        Unsupported: it is another database than these.
+    """
     try:
         url = target.url if isinstance(target, (Engine, AsyncEngine)) else make_url(target)
     except (ArgumentError, ValueError):

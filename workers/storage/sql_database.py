@@ -89,5 +89,5 @@ class Target(Protocol):
     def acquire(self) -> Database:
         """This process's database, with one user more; each must `release` it."""
 
-    def migrate(self) -> None:
-        """The tables are there, at this package's version; blocks."""
+    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
+        """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""

@@ -38,7 +38,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage import sql_leases, sql_postgres_steps, sql_schema
+from workers.storage import sql_leases, sql_postgres_steps
 from workers.storage.base import Limits
 from workers.storage.sql_caller import run_on
 from workers.storage.sql_database import Begin
@@ -237,7 +237,7 @@ class PostgresTarget:
             database.users += 1
             return database
 
-    def migrate(self) -> None:
+    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         name = f"PostgreSQL database {self.url!r}"
         engine = self.engine(1)
         try:
@@ -247,7 +247,7 @@ class PostgresTarget:
                 connection.execute(_LOCK, {"key": _MIGRATION_LOCK})
                 if connection.execute(_ENCODING).scalar_one() != "UTF8":
                     raise StorageError(f"{name} is not encoded in UTF8; create it with ENCODING 'UTF8'")
-                sql_schema.migrate(connection)
+                make_tables(connection)
         except DBAPIError as error:
             raise translate(error, name) from error
         finally:

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
-from workers.storage import sql_claim, sql_enqueue, sql_leases, sql_schema, sql_settle
+from workers.storage import sql_claim, sql_enqueue, sql_leases, sql_settle
 from workers.storage.base import Limits
 from workers.storage.sql_caller import Callers, real_path
 from workers.storage.sql_database import Begin
@@ -368,14 +368,14 @@ def _connect(path: str, busy_timeout: timedelta) -> Connection:
     return engine.connect()
 
 
-def migrate(path: str, busy_timeout: timedelta) -> None:
-    """The file exists and has this version's tables; processes that migrate at once do so one after another."""
+def migrate(path: str, busy_timeout: timedelta, make_tables: Callable[[Connection], None]) -> None:
+    """The file exists and has the tables; processes that migrate at once do so one after another."""
     name = f"SQLite database {path!r}"
     try:
         connection = open_writer(path, busy_timeout)
         try:
             with connection.begin():
-                sql_schema.migrate(connection)
+                make_tables(connection)
         finally:
             connection.close()
     except DBAPIError as error:
@@ -435,11 +435,11 @@ class SqliteTarget:
         self._check_kind()
         return acquire(self.path, self.busy_timeout)
 
-    def migrate(self) -> None:
+    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         if not Path(self.path).parent.is_dir():
             raise StorageError(f"directory {str(Path(self.path).parent)!r} does not exist; create it first")
         self._check_kind()
-        migrate(self.path, self.busy_timeout)
+        migrate(self.path, self.busy_timeout, make_tables)
 
     def _check_kind(self) -> None:
         if Path(self.path).is_dir():
