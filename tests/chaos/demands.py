@@ -51,7 +51,7 @@ def job_of(seed: str, job_id: str) -> NewJob:
         "kind": kind,
         "failures": chance.randint(1, 3) if kind is Kind.FLAKY else 0,
         # Some run longer than a lease and live by its renewals.
-        "seconds": chance.choices([0, chance.uniform(0.005, 0.05), chance.uniform(0.2, 0.7)], [80, 17, 3])[0],
+        "seconds": chance.choices([0, chance.uniform(0.005, 0.05), chance.uniform(0.2, 0.7)], [76, 16, 8])[0],
         "filler": "x" * chance.choice([0, 10, 1_000, 5_000]),
     }
     return NewJob(

