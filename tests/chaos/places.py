@@ -27,6 +27,8 @@ Fault: TypeAlias = Callable[[Sequence[int]], None]
 """Happens, and is over, when called with the process ids of all that use the queue."""
 
 DISK_BYTES: Final = 64 << 20
+LEDGER_BYTES: Final = 256 << 10
+"""More than the ledger of a child has before it is killed: those have no room of their own where sizes are limited."""
 DOWN_SECONDS: Final = (0.05, 0.4)
 FULL_SECONDS: Final = (0.2, 0.8)
 
@@ -180,8 +182,9 @@ class _Disk:
 
     @contextlib.contextmanager
     def _limited(self, pids: Sequence[int]) -> Iterator[None]:
-        """Files may not grow beyond what the largest of the queue's has now."""
-        limit = max((file.stat().st_size for file in self.directory.rglob("*") if file.is_file()), default=0)
+        """Nothing can be written to the second half of the queue's largest file, nor behind it."""
+        sizes = [file.stat().st_size for file in self.directory.rglob("*") if file.is_file()]
+        limit = max([size // 2 for size in sizes] + [LEDGER_BYTES])
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         for pid in pids:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, hard))

@@ -36,13 +36,15 @@ from workers.jobs import CancelResult, EnqueueStatus, OutcomeKind, SettleStatus
 SLACK_SECONDS: Final = 0.02
 """Leases are counted by wall clocks, ledgers by the monotonic one, and those may drift apart this much in a round."""
 
+NO_RECORD: Final = "no record"
+
 _HELD: Final = {SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED}
 _ENDINGS: Final[dict[Kind, set[str]]] = {
     Kind.PLAIN: {"completed"},
     Kind.FLAKY: {"completed"},
     Kind.DOOMED: {"UnrecoverableError"},
     Kind.MORTAL: {"completed", "StalledError"},
-    Kind.DROPPED: {"unknown"},
+    Kind.DROPPED: {NO_RECORD},
     Kind.CANCELLED: {"completed", "cancelled", "JobCancelledError"},
 }
 
@@ -173,9 +175,9 @@ class Ending:
 
     @property
     def kind(self) -> str:
-        """`completed`, `cancelled`, the type of a failure's error, or the state of a job that has not ended."""
+        """How it ended: the type of its error, if it failed; its state, if it has not ended; or `NO_RECORD`."""
         if self.outcome is None:
-            return self.status.state.value if self.status else "unknown"
+            return self.status.state.value if self.status else NO_RECORD
         if self.outcome.kind is OutcomeKind.FAILED:
             return self.outcome.error.type if self.outcome.error else "a failure without an error"
         return self.outcome.kind.value
@@ -220,7 +222,7 @@ def _overlaps(books: Books) -> Iterator[str]:
 
 def _wrong_with(books: Books, job_id: str, claims: list[Held], ending: Ending) -> Iterator[str]:
     kind = demands.kind_of(books.seed, job_id)
-    if ending.kind == "unknown":
+    if ending.kind == NO_RECORD:
         forgotten = kind is Kind.DROPPED and any(claim.settling is not None for claim in claims)
         if job_id in books.acknowledged and not forgotten:
             yield "acknowledged and lost"
