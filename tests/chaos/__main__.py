@@ -21,8 +21,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+from tests.chaos.findings import Findings
 from tests.chaos.places import PLACES
-from tests.chaos.round import Findings, run_round
+from tests.chaos.round import run_round
 
 KILLS_PER_ROUND = 125
 SHOWN = 20

@@ -8,28 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import signal
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Final
 
 from tests.chaos import ledger
-from tests.chaos.children import NEVER, Order
-from tests.chaos.nursery import Nursery
+from tests.chaos.crew import CONSUMERS, QUEUE, Crew, crew_of
+from tests.chaos.findings import Findings
 from tests.chaos.places import PLACES, Place, prepare
 from tests.chaos.verdict import Books, Ending, judge
 from workers import JobState, StorageUnavailable
 from workers.storage.base import Storage
 from workers.storage.urls import open_storage
 
-LEASE_SECONDS: Final = 0.5
-PRODUCERS: Final = 2
-CONSUMERS: Final = 3
 GAP_SECONDS: Final = 0.06
 """Between two kills, on average: a child lives five times as long."""
 PAUSE_EVERY: Final = 8
@@ -41,159 +32,6 @@ KILLS_PER_FAULT: Final = 40
 LAST_BATCHES: Final = 10
 PEACE_SECONDS: Final = 120.0
 """How long the last consumers may take for all that is left; a lost wake-up would cost them an hour."""
-QUEUE: Final = "chaos:../é"
-
-
-@dataclass
-class Findings:
-    """What a round did, and what it found."""
-
-    storage: str
-    seed: str
-    did: Counter[str] = field(default_factory=Counter)
-    endings: Counter[str] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Child:
-    pid: int
-    order: Order
-    nursery: Nursery
-    paused_until: float | None = None
-
-
-class _Crew:
-    """The children of a round."""
-
-    def __init__(self, place: Place, findings: Findings, nurseries: list[Nursery], directory: Path) -> None:
-        self._place = place
-        self._findings = findings
-        self._nurseries = nurseries
-        self._directory = directory
-        self._chance = random.Random(f"{findings.seed} crew")
-        self._born = 0
-        self._unacknowledged: list[str] = []
-        self.children: list[_Child] = []
-
-    @property
-    def pids(self) -> list[int]:
-        return [child.pid for child in self.children]
-
-    @property
-    def ledgers(self) -> list[Path]:
-        return sorted(self._directory.glob("*.ledger"))
-
-    def spawn(self, role: str, *, batches: int = NEVER, lease: float = LEASE_SECONDS) -> _Child:
-        """A child at work, its clock as wrong as any may be."""
-        again: list[str] = []
-        if role == "produce":
-            again, self._unacknowledged = self._unacknowledged, []
-        self._born += 1
-        name = f"{role}-{self._born}"
-        order = Order(
-            role=role,
-            name=name,
-            url=self._place.url,
-            queue=QUEUE,
-            seed=self._findings.seed,
-            ledger=str(self._directory / f"{self._born:05}.ledger"),
-            lease=lease,
-            batches=batches,
-            again=tuple(again),
-        )
-        nursery = self._nurseries[self._born % len(self._nurseries)]
-        child = _Child(nursery.spawn(order), order, nursery)
-        self.children.append(child)
-        if nursery.clock_skew:
-            self._findings.did["children with a clock an hour off"] += 1
-        return child
-
-    def complete(self) -> None:
-        """There are as many producers and consumers at work as there should be."""
-        for role, number in (("produce", PRODUCERS), ("consume", CONSUMERS)):
-            for _ in range(number - sum(child.order.role == role for child in self._working())):
-                self.spawn(role)
-
-    def kill(self, child: _Child) -> None:
-        """`kill -9`, and a note of what the child was about to be told."""
-        self.children.remove(child)
-        status = child.nursery.kill(child.pid)
-        self._findings.did[f"kills of {child.order.role}rs"] += 1
-        if status != -signal.SIGKILL:
-            self._findings.violations.append(f"{child.order.name} had ended by itself, with status {status}")
-        if child.order.role == "produce":
-            self._unacknowledged += _unacknowledged(Path(child.order.ledger))
-
-    def kill_any(self) -> None:
-        """One that is not stopped: those shall go on, and find that their jobs were taken."""
-        self.kill(self._chance.choice(self._working()))
-
-    def stop_any(self) -> None:
-        """Some consumer is asked to stop, and has given back what it was at."""
-        stopping = self._any_consumer()
-        for child in self.children:
-            self._wake(child)  # it may hold a lock that the other needs
-        self.end(stopping)
-        self._findings.did["stops of consumers"] += 1
-
-    def pause_any(self) -> None:
-        """Some consumer is stopped, until after its leases."""
-        child = self._any_consumer()
-        child.paused_until = time.monotonic() + LEASE_SECONDS * self._chance.uniform(1.5, 2.5)
-        child.nursery.signal(child.pid, signal.SIGSTOP)
-        self._findings.did["pauses past the lease"] += 1
-
-    def _any_consumer(self) -> _Child:
-        return self._chance.choice([child for child in self._working() if child.order.role == "consume"])
-
-    def _working(self) -> list[_Child]:
-        """All but those that are stopped."""
-        return [child for child in self.children if child.paused_until is None]
-
-    def wake(self) -> None:
-        """Those that were stopped for long enough go on."""
-        for child in self.children:
-            if child.paused_until is not None and child.paused_until <= time.monotonic():
-                self._wake(child)
-
-    def _wake(self, child: _Child) -> None:
-        child.paused_until = None
-        child.nursery.signal(child.pid, signal.SIGCONT)
-
-    def end(self, child: _Child) -> None:
-        """It was asked to end, if it does not do so by itself, and has."""
-        self.children.remove(child)
-        if child.order.batches == NEVER:
-            child.nursery.signal(child.pid, signal.SIGTERM)
-        if status := child.nursery.wait(child.pid):
-            self._findings.violations.append(f"{child.order.name} ended with status {status}")
-
-
-def _unacknowledged(path: Path) -> list[str]:
-    """What the ledger's writer sent and heard nothing of."""
-    waiting: list[str] = []
-    for line in ledger.lines(path):
-        if line["what"] == "intended":
-            waiting = line["ids"]
-        elif line["what"] == "acknowledged":
-            waiting = []
-    return waiting
-
-
-@contextlib.contextmanager
-def _crew(place: Place, findings: Findings) -> Iterator[_Crew]:
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-chaos-")))
-        log = directory / "log"
-        nurseries = []
-        for clock_skew in place.skews:
-            nurseries.append(Nursery(log, clock_skew=clock_skew))
-            stack.callback(nurseries[-1].close)
-        yield _Crew(place, findings, nurseries, directory)
-        if text := log.read_text(errors="replace").strip():
-            findings.violations.append(f"children wrote to stderr:\n{text[-3000:]}")
 
 
 async def run_round(storage: str, *, kills: int, seed: str) -> Findings:
@@ -201,7 +39,7 @@ async def run_round(storage: str, *, kills: int, seed: str) -> Findings:
     findings = Findings(storage, seed)
     with PLACES[storage]() as place:
         await prepare(place.url)
-        with _crew(place, findings) as crew:
+        with crew_of(place, findings) as crew:
             await _wreak_havoc(place, crew, findings, kills)
             await _make_peace(place, crew, findings)
             await _pass_judgement(place, crew, findings)
@@ -217,7 +55,7 @@ def _schedule(chance: random.Random, faults: Iterable[str], kills: int) -> dict[
     return {kills * (number + 1) // (len(names) + 1): name for number, name in enumerate(names)}
 
 
-async def _wreak_havoc(place: Place, crew: _Crew, findings: Findings, kills: int) -> None:
+async def _wreak_havoc(place: Place, crew: Crew, findings: Findings, kills: int) -> None:
     chance = random.Random(f"{findings.seed} havoc")
     faults = _schedule(chance, place.faults, kills)
     for number in range(kills):
@@ -236,7 +74,7 @@ async def _wreak_havoc(place: Place, crew: _Crew, findings: Findings, kills: int
         crew.kill(child)
 
 
-async def _make_peace(place: Place, crew: _Crew, findings: Findings) -> None:
+async def _make_peace(place: Place, crew: Crew, findings: Findings) -> None:
     """Consumers nobody kills end what is left, and what a last producer adds; and again after they went deaf."""
     storage = open_storage(place.url, queue=QUEUE)
     await storage.connect()
@@ -269,7 +107,7 @@ async def _nothing_left(storage: Storage) -> bool:
     return False
 
 
-async def _pass_judgement(place: Place, crew: _Crew, findings: Findings) -> None:
+async def _pass_judgement(place: Place, crew: Crew, findings: Findings) -> None:
     books = Books(findings.seed)
     for path in crew.ledgers:
         books.read(ledger.lines(path))
