@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -637,6 +637,23 @@ async def _rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:
     ).fetchone()
     assert found is not None
     return int(found[0])
+
+
+async def test_a_job_that_moves_is_counted_once(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """Counting sees a job in one state, though another process releases it meanwhile."""
+    await storage.enqueue([job("a")])
+    await claim(storage)
+
+    def release(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if "count(*)" in statement:
+            admin.execute("UPDATE workers_jobs SET state = 'ready', token = NULL, worker = NULL, lease_until = NULL")
+
+    event.listen(Engine, "after_cursor_execute", release)
+    try:
+        assert sum((await storage.counts()).values()) == 1
+    finally:
+        event.remove(Engine, "after_cursor_execute", release)
+    assert (await storage.counts())[JobState.QUEUED] == 1
 
 
 async def test_a_busy_key_holds_up_nobody_else(storage: SqlStorage) -> None:
