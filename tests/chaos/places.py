@@ -26,6 +26,7 @@ from workers.storage.sql import SqlStorage
 Fault: TypeAlias = Callable[[Sequence[int]], None]
 """Happens, and is over, when called with the process ids of all that use the queue."""
 
+HOUR: Final = 3600.0
 DISK_BYTES: Final = 64 << 20
 LEDGER_BYTES: Final = 256 << 10
 """More than the ledger of a child has before it is killed: those have no room of their own where sizes are limited."""
@@ -41,7 +42,7 @@ class Place:
     faults: Mapping[str, Fault]
     """By what they are."""
     silence: Fault | None = None
-    """Whoever listens for wake-ups must find out that he hears nothing any more."""
+    """Cuts off whoever listens for wake-ups, and nobody else."""
     skews: Sequence[float] = (0,)
     """By how many seconds its clients' clocks may be wrong."""
     check: Callable[[], list[str]] = field(default=list)
@@ -50,11 +51,8 @@ class Place:
     """What could not be done here as it should."""
 
 
-HOUR: Final = 3600.0
-
-
 @contextlib.contextmanager
-def redis_place() -> Iterator[Place]:
+def redis_place(chance: random.Random) -> Iterator[Place]:
     with valkey() as server, Redis.from_url(server.url) as client:
 
         def cut_all(_: Sequence[int]) -> None:
@@ -64,8 +62,8 @@ def redis_place() -> Iterator[Place]:
         yield Place(
             url=server.url,
             faults={
-                "server restarted": lambda _: _restart(server, server.stop),
-                "server killed": lambda _: _restart(server, server.kill),
+                "server restarted": lambda _: _restart(server, server.stop, chance),
+                "server killed": lambda _: _restart(server, server.kill, chance),
                 "scripts flushed": lambda _: client.script_flush(),
                 "connections cut": cut_all,
                 "listeners cut": lambda _: client.execute_command("CLIENT KILL TYPE pubsub"),
@@ -75,9 +73,9 @@ def redis_place() -> Iterator[Place]:
         )
 
 
-def _restart(server: ValkeyProcess, stop: Callable[[], None]) -> None:
+def _restart(server: ValkeyProcess, stop: Callable[[], None], chance: random.Random) -> None:
     stop()
-    time.sleep(random.uniform(*DOWN_SECONDS))
+    time.sleep(chance.uniform(*DOWN_SECONDS))
     server.start()
 
 
@@ -85,7 +83,7 @@ _TERMINATE: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHER
 
 
 @contextlib.contextmanager
-def postgres_place() -> Iterator[Place]:
+def postgres_place(chance: random.Random) -> Iterator[Place]:
     with postgres_process() as server:
 
         def terminate(which: str) -> Fault:
@@ -98,7 +96,7 @@ def postgres_place() -> Iterator[Place]:
         def restart(stop: Callable[[], None]) -> Fault:
             def fault(_: Sequence[int]) -> None:
                 stop()
-                time.sleep(random.uniform(*DOWN_SECONDS))
+                time.sleep(chance.uniform(*DOWN_SECONDS))
                 server.start()
 
             return fault
@@ -117,8 +115,8 @@ def postgres_place() -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def sqlite_place() -> Iterator[Place]:
-    with _disk() as disk:
+def sqlite_place(chance: random.Random) -> Iterator[Place]:
+    with _disk(chance) as disk:
         path = disk.directory / "queue.sqlite3"
 
         def check() -> list[str]:
@@ -130,12 +128,12 @@ def sqlite_place() -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def file_place() -> Iterator[Place]:
-    with _disk() as disk:
+def file_place(chance: random.Random) -> Iterator[Place]:
+    with _disk(chance) as disk:
         yield Place(url=f"file://{disk.directory}/queues", faults={"disk full": disk.fill}, notes=disk.notes)
 
 
-PLACES: Final[Mapping[str, Callable[[], AbstractContextManager[Place]]]] = {
+PLACES: Final[Mapping[str, Callable[[random.Random], AbstractContextManager[Place]]]] = {
     "redis": redis_place,
     "sqlite": sqlite_place,
     "postgres": postgres_place,
@@ -155,6 +153,7 @@ class _Disk:
 
     directory: Path
     mounted: bool
+    chance: random.Random
 
     @property
     def notes(self) -> list[str]:
@@ -164,7 +163,7 @@ class _Disk:
     def fill(self, pids: Sequence[int]) -> None:
         """Nobody finds room for a while."""
         with self._filled() if self.mounted else self._limited(pids):
-            time.sleep(random.uniform(*FULL_SECONDS))
+            time.sleep(self.chance.uniform(*FULL_SECONDS))
 
     @contextlib.contextmanager
     def _filled(self) -> Iterator[None]:
@@ -196,14 +195,14 @@ class _Disk:
 
 
 @contextlib.contextmanager
-def _disk() -> Iterator[_Disk]:
+def _disk(chance: random.Random) -> Iterator[_Disk]:
     """A small file system in memory, or, where mounting is not permitted, a directory."""
     directory = Path(tempfile.mkdtemp(prefix="fd-disk-"))
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", str(directory)]
     try:
         mounted = shutil.which("mount") is not None and not subprocess.run(mount, capture_output=True).returncode
         try:
-            yield _Disk(directory=directory, mounted=mounted)
+            yield _Disk(directory=directory, mounted=mounted, chance=chance)
         finally:
             if mounted:
                 subprocess.run(["umount", "--lazy", str(directory)], check=True)

@@ -37,7 +37,7 @@ PEACE_SECONDS: Final = 120.0
 async def run_round(storage: str, *, kills: int, seed: str) -> Findings:
     """That many kills, every fault of the place among them, then peace; what came of it."""
     findings = Findings(storage, seed)
-    with PLACES[storage]() as place:
+    with PLACES[storage](random.Random(f"{seed} place")) as place:
         await prepare(place.url)
         with crew_of(place, findings) as crew:
             await _wreak_havoc(place, crew, findings, kills)
@@ -81,19 +81,22 @@ async def _make_peace(place: Place, crew: Crew, findings: Findings) -> None:
     try:
         for _ in range(CONSUMERS):
             crew.spawn("consume")
-        for silence in (None, place.silence) if place.silence else (None,):
-            if silence is not None:
-                silence(crew.pids)
-                findings.did["listeners cut"] += 1
-            crew.end(crew.spawn("produce", batches=LAST_BATCHES))
-            if not await _nothing_left(storage):
-                counts = {state.value: number for state, number in (await storage.counts()).items()}
-                findings.violations.append(f"after {PEACE_SECONDS:g} s of peace there was work left: {counts}")
-                return
+        await _work_off(storage, crew, findings)
+        if place.silence is not None:
+            place.silence(crew.pids)
+            findings.did["listeners cut"] += 1
+            await _work_off(storage, crew, findings)
         for child in list(crew.children):
             crew.end(child)
     finally:
         await storage.disconnect()
+
+
+async def _work_off(storage: Storage, crew: Crew, findings: Findings) -> None:
+    crew.end(crew.spawn("produce", batches=LAST_BATCHES))
+    if not await _nothing_left(storage):
+        counts = {state.value: number for state, number in (await storage.counts()).items()}
+        findings.violations.append(f"after {PEACE_SECONDS:g} s of peace there was work left: {counts}")
 
 
 async def _nothing_left(storage: Storage) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -31,16 +32,19 @@ Line = dict[str, Any]
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("storage", PLACES)
-async def test_promises_outlive_processes_servers_and_disks(storage: str) -> None:
+async def test_promises_outlive_processes_servers_and_disks(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Producers and consumers are killed, paused and cut off at random, and nothing that was promised is broken."""
     findings = await run_round(storage, kills=KILLS, seed="short")
+    with capsys.disabled():
+        for note in findings.notes:
+            print(f"\n############ {storage}: {note}")
     assert findings.violations == []
     assert findings.endings["completed"] > 20
 
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with PLACES[request.param]() as place:
+    with PLACES[request.param](random.Random(1)) as place:
         yield place
 
 
