@@ -3,8 +3,8 @@
     scripts/chaos [--storage redis sqlite postgres file] [--kills 250] [--seed N]
 
 Kills so many processes on each storage, in rounds of up to 125, each on a fresh server or disk, where every fault of
-the storage happens once. Progress and a table go to stderr, one JSON object to stdout. Exits with 1 if anything that
-was promised did not hold. What is checked is said in `tests/chaos/verdict.py`.
+the storage happens about every 40 kills. Progress and a table go to stderr, one JSON object to stdout. Exits with 1 if
+anything that was promised did not hold. What is checked is said in `tests/chaos/verdict.py`.
 """
 
 from __future__ import annotations
