@@ -91,6 +91,10 @@ def code_outcome(code: Reply) -> SettleOutcome | None:
     return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
 
 
+ASKED_BLINDLY: Final = 1_000
+"""Jobs that are asked for before it is known how many there are."""
+
+
 class Claims:
     """The part of a BullMQ storage that workers and reapers use."""
 
@@ -117,7 +121,8 @@ class Claims:
             await self.settle([Released(claim=claim) for claim in await claiming])
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
-        asked = limit if self._plentiful else 1
+        # Each is a command of its own: beyond some, one looks first how many jobs there are.
+        asked = min(limit, ASKED_BLINDLY) if self._plentiful else 1
         claims, left = await self._claim(worker_id, leases, asked)
         # What was claimed must not be lost with a later step: without the second there are fewer claims, without the
         # third some leases are longer than they had to be.
