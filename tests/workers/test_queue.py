@@ -424,3 +424,18 @@ class _Plain:
 
     def loads(self, data: bytes) -> object:
         return data.decode()
+
+
+async def test_concurrent_enqueues_share_round_trips() -> None:
+    """A hundred enqueues at once take a few calls of the storage, a large payload its own; each has its own answer."""
+    slow, faults = faulty(MemoryStorage())
+    faults.delayed["enqueue"] = 1_000
+    storage, calls = counting(slow)
+    queue = Queue(storage)
+    large = "x" * 20_000
+    results = await asyncio.gather(*(queue.enqueue(1, id=f"job-{number % 50}") for number in range(100)))
+    assert [result.id for result in results] == [f"job-{number % 50}" for number in range(100)]
+    assert [result.status for result in results[50:]] == [EnqueueStatus.DUPLICATE] * 50
+    assert calls["enqueue"] == 2
+    await asyncio.gather(*(queue.enqueue(large) for _ in range(3)))
+    assert calls["enqueue"] == 5

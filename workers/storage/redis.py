@@ -32,6 +32,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from workers.errors import LossReason, Unsupported, WorkersError
+from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -66,6 +67,8 @@ DEFAULT_QUEUE: Final = "default"
 
 AT_ONCE: Final = 1_000
 """Jobs that one script handles at most, during which the server serves nobody else."""
+RESULTS_AT_ONCE: Final = 100
+"""Results that are read in one step when many are asked for at the same time."""
 LOOK_SECONDS: Final = 10.0
 """How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
 CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
@@ -112,6 +115,7 @@ class RedisStorage:
         self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = QueueScripts(self._server, prefix, queue)
         self._notices = Notices(self._lua)
+        self._results = Gathering(self._ends, RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"
@@ -233,15 +237,21 @@ class RedisStorage:
         return await redis_inspect.status(self._lua, ids)
 
     async def result(self, job_id: str) -> JobOutcome | None:
-        answer = await self._lua.run("result", job_id.encode())
-        if answer is None:
+        answer = await self._results.ask(job_id.encode())
+        if not answer:
             return None
-        code, error, result = unpack(answer)
+        code, error, result = answer
         if code == redis_codec.CANCELLED:
             return JobOutcome(kind=OutcomeKind.CANCELLED)
         if STATES[code] is JobState.COMPLETED:
             return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
         return JobOutcome(kind=OutcomeKind.FAILED, error=redis_codec.decode_error(error))
+
+    async def _ends(self, ids: Sequence[bytes]) -> list[Reply]:
+        answers: list[Reply] = []
+        while len(answers) < len(ids):  # an answer breaks off where it gets too large
+            answers += unpack(await self._lua.run("result", pack(ids[len(answers) :])))
+        return answers
 
     async def counts(self) -> dict[JobState, int]:
         answer: Reply = await self._lua.run("counts")
