@@ -27,6 +27,7 @@ import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
@@ -115,7 +116,7 @@ class RedisStorage:
         self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = QueueScripts(self._server, prefix, queue)
         self._notices = Notices(self._lua)
-        self._results = Gathering(self._ends, RESULTS_AT_ONCE)
+        self._results = Gathering(partial(redis_inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"
@@ -246,12 +247,6 @@ class RedisStorage:
         if STATES[code] is JobState.COMPLETED:
             return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
         return JobOutcome(kind=OutcomeKind.FAILED, error=redis_codec.decode_error(error))
-
-    async def _ends(self, ids: Sequence[bytes]) -> list[Reply]:
-        answers: list[Reply] = []
-        while len(answers) < len(ids):  # an answer breaks off where it gets too large
-            answers += unpack(await self._lua.run("result", pack(ids[len(answers) :])))
-        return answers
 
     async def counts(self) -> dict[JobState, int]:
         answer: Reply = await self._lua.run("counts")
