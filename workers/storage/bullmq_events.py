@@ -1,8 +1,9 @@
 """Job events from the stream BullMQ keeps beside each queue.
 
-Theory of operation. One task per storage object reads the stream, from the first subscriber to the last, and hands
-events to all of them. A subscription asks for the last entry of the stream and returns when the reader has passed it:
-nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes on where it stopped.
+Theory of operation. One task per storage object reads the stream, from the first subscriber until there has been none
+for a second, and hands events to all of them. A subscription asks for the last entry of the stream and returns when the
+reader has passed it: nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes
+on where it stopped.
 
 BullMQ has no word for a cancelled job, so two events of ours are written into the stream; Node's `QueueEvents` passes
 names it does not know to whoever listens for them.
@@ -11,6 +12,7 @@ names it does not know to whoever listens for them.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
@@ -42,6 +44,8 @@ BLOCK_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 2.0
 CATCH_UP_SECONDS: Final = 10.0
+LINGER_SECONDS: Final = 1.0
+"""How long the reader outlives the last subscriber, as waiters come one after another."""
 
 Position: TypeAlias = tuple[int, int]
 
@@ -53,6 +57,7 @@ class EventFeed:
         self._queue = queue
         self._broadcast = Broadcast()
         self._subscribers = 0
+        self._left_at = 0.0  # when the last subscriber so far went, on the monotonic clock
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
         self._moved = asyncio.Condition()  # the reader's: like it, of one event loop
         self._reader: asyncio.Task[None] | None = None
@@ -69,8 +74,7 @@ class EventFeed:
                 yield subscription
         finally:
             self._subscribers -= 1
-            if self._subscribers == 0:
-                await self.close()
+            self._left_at = time.monotonic()
 
     async def close(self) -> None:
         """Nothing is read any more."""
@@ -98,7 +102,7 @@ class EventFeed:
 
     async def _read(self) -> None:
         pause = FIRST_PAUSE_SECONDS
-        while True:
+        while self._subscribers or time.monotonic() - self._left_at < LINGER_SECONDS:
             try:
                 await self._read_page()
                 pause = FIRST_PAUSE_SECONDS
