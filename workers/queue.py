@@ -300,7 +300,8 @@ class Queue:
                 self._connected = True
 
     async def _store(self, job: NewJob) -> EnqueueResult:
-        if len(job.payload) > GATHERED_BYTES:
+        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it.
+        if self.storage.limits.transactions or len(job.payload) > GATHERED_BYTES:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
 
