@@ -50,8 +50,8 @@ SPARE_CONNECTIONS: Final = 50
 class Federation:
     """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
 
-    `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor` leaves
-    discoveries to the discovery worker that has to run beside it.
+    `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
+    leaves discoveries to the discovery worker that has to run beside it.
     """
 
     def __init__(self, settings: Settings, *, client: FederationClient | None = None) -> None:

@@ -7,10 +7,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from workers.events import Observer
+from workers.gathering import Gathering
 from workers.handlers import Handler, HandlerFunction, Middleware
 from workers.jobs import (
     CancelResult,
@@ -25,10 +27,15 @@ from workers.jobs import (
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.storage.base import ANY_NAME, Storage
-from workers.waiting import enqueue_and_wait, result_of
+from workers.waiting import end_of, result_of
 from workers.worker import Worker
 
 DEFAULT_NAME = "default"
+
+GATHERED: Final = 100
+"""Concurrent enqueues that go to the storage together, at most."""
+GATHERED_BYTES: Final = 16 * 1024
+"""A larger payload goes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,7 @@ class Queue:
         self._running: asyncio.Task[None] | None = None
         self._connected = False
         self._connecting = asyncio.Lock()
+        self._enqueues = Gathering(storage.enqueue, GATHERED)
 
     @property
     def payload_serde(self) -> Serde:
@@ -142,7 +150,11 @@ class Queue:
             ordering_key=ordering_key,
             backoff=backoff,
         )
-        return (await self.enqueue_many([spec], connection=connection))[0]
+        if connection is not None:
+            return (await self.enqueue_many([spec], connection=connection))[0]
+        job = self._new_job(spec)
+        await self._connect()
+        return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
         """As `enqueue`, for many jobs in one round trip; every job is checked before the first is stored."""
@@ -195,7 +207,7 @@ class Queue:
         )
         job = self._new_job(spec)
         await self._connect()
-        return self._result_serde.loads(await enqueue_and_wait(self.storage, job, timeout))
+        return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
         """The decoded result of a completed job; None while it has none, and for ids that are not known (any more).
@@ -291,6 +303,12 @@ class Queue:
             if not self._connected:
                 await self.storage.connect()
                 self._connected = True
+
+    async def _store(self, job: NewJob) -> EnqueueResult:
+        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it.
+        if self.storage.limits.transactions or len(job.payload) > GATHERED_BYTES:
+            return (await self.storage.enqueue([job]))[0]
+        return await self._enqueues.ask(job)
 
     def _new_job(self, spec: JobSpec) -> NewJob:
         ttl = self._result_ttl if spec.result_ttl is None else _as_ttl(spec.result_ttl)

@@ -27,11 +27,13 @@ import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final, TypeVar
 
 from redis.asyncio import Redis
 
 from workers.errors import LossReason, Unsupported, WorkersError
+from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -78,6 +80,8 @@ AT_ONCE: Final = 1_000
 """Jobs that one script handles at most, during which the server serves nobody else."""
 PORTION_BYTES: Final = 64 << 20
 """Payloads or results that one call sends at most, unless it is a single one."""
+RESULTS_AT_ONCE: Final = 100
+"""Results that are read in one step when many are asked for at the same time."""
 LOOK_SECONDS: Final = 10.0
 """How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
 CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
@@ -124,6 +128,7 @@ class RedisStorage:
         self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = QueueScripts(self._server, prefix, queue)
         self._notices = Notices(self._lua)
+        self._results = Gathering(partial(redis_inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"
@@ -254,10 +259,10 @@ class RedisStorage:
         return await redis_inspect.status(self._lua, ids)
 
     async def result(self, job_id: str) -> JobOutcome | None:
-        answer = await self._lua.run("result", job_id.encode())
-        if answer is None:
+        answer = await self._results.ask(job_id.encode())
+        if not answer:
             return None
-        code, error, result = unpack(answer)
+        code, error, result = answer
         if code == redis_codec.CANCELLED:
             return JobOutcome(kind=OutcomeKind.CANCELLED)
         if STATES[code] is JobState.COMPLETED:

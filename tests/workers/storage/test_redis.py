@@ -30,7 +30,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage import redis as redis_storage
-from workers.storage import rules
+from workers.storage import redis_notices, rules
 from workers.storage.base import Storage
 from workers.storage.redis import RedisStorage
 
@@ -417,6 +417,72 @@ async def test_who_listens_for_cancel_requests_hears_no_other_events(storage: Re
         assert (await client.pubsub_numsub(key(storage, "events@0")))[0][1] == 0
         await storage.cancel("a")
         assert (await requests.get()).job_id == "a"
+
+
+class DeadLine:
+    """A line to a server on which nothing comes through while it is `dead`; `hung_up` once the client gave up."""
+
+    def __init__(self, server: ValkeyProcess) -> None:
+        self._server = server
+        self._writers: list[asyncio.StreamWriter] = []
+        self.dead = False
+        self.hung_up = asyncio.Event()
+
+    async def open(self) -> str:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"redis://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        self._listener.close()
+        for writer in self._writers:
+            writer.close()
+        await self._listener.wait_closed()
+
+    async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        self._writers += [back, to_server]
+        answers = asyncio.create_task(self._copy(server, back))
+        await self._copy(client, to_server)
+        if self.dead:
+            self.hung_up.set()
+        answers.cancel()
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 20):
+            if not self.dead:
+                target.write(data)
+
+
+async def test_a_waiter_is_told_of_an_end_it_could_not_hear(
+    own_server: ValkeyProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs end while a listener's line is dead: that is noticed, the line made again, and the ends told."""
+    monkeypatch.setattr(redis_notices, "PING_SECONDS", 0.1)
+    line = DeadLine(own_server)
+    listener, storage = RedisStorage(await line.open()), RedisStorage(own_server.url)
+    await listener.connect()
+    await storage.connect()
+    async with asyncio.timeout(PATIENCE), listener.subscribe("a") as ours, listener.subscribe("b") as others:
+        line.dead = True
+        await storage.enqueue([job("a"), job("b")])
+        await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+        await storage.cancel("b")
+        await line.hung_up.wait()
+        line.dead = False
+        assert (await ours.get()).kind is JobEventKind.COMPLETED
+        assert (await others.get()).kind is JobEventKind.CANCELLED
+    await listener.disconnect()
+    await storage.disconnect()
+    await line.close()
+
+
+async def test_results_are_read_in_bounded_steps(storage: RedisStorage) -> None:
+    """Many large results asked for at once take several answers, each caller having its own."""
+    await storage.enqueue([job(f"job-{number}") for number in range(8)])
+    claims = await storage.claim("w", leases=LEASES, limit=8)
+    await storage.settle([Completed(claim=claim, result=claim.job_id.encode() * 100_000) for claim in claims])
+    found = await asyncio.gather(*(storage.result(f"job-{number}") for number in range(10)))
+    assert [end and end.result and end.result[:5] for end in found] == [b"job-%d" % at for at in range(8)] + [None] * 2
 
 
 async def test_databases_of_one_server_hear_nothing_of_each_other(redis_url: str, storage: RedisStorage) -> None:

@@ -1,0 +1,1 @@
+"""What `bench_queue.py` measures, and how it shows it."""

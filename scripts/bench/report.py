@@ -1,0 +1,76 @@
+"""Medians of what was measured, as tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+Run: TypeAlias = Mapping[str, float]
+
+_UNITS: Final = {"_per_s": "/s", "_ms": " (ms)", "_us": " (µs)", "_kib": " (KiB)"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One row of a table: what to measure, and what each repetition found."""
+
+    table: str
+    labels: Mapping[str, object]
+    measure: Callable[[], Awaitable[Run]]
+    baseline: Row | None = None
+    """The row that this one's speed is compared to."""
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def medians(self) -> dict[str, float]:
+        return {name: round(statistics.median(run[name] for run in self.runs), 3) for name in self.runs[0]}
+
+    @property
+    def cells(self) -> dict[str, object]:
+        """Everything the row shows, by column."""
+        cells = {**self.labels, **self.medians}
+        if self.baseline is not None:
+            cells["times slower"] = self.baseline.medians["processed_per_s"] / self.medians["processed_per_s"]
+        return cells
+
+
+def by_table(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
+    """The cells of every row of every table."""
+    tables: dict[str, list[dict[str, object]]] = {}
+    for row in rows:
+        tables.setdefault(row.table, []).append(row.cells)
+    return tables
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Every table under its name."""
+    return "\n\n".join(f"{name}:\n\n" + "\n".join(_lines(table)) for name, table in by_table(rows).items())
+
+
+def _lines(table: list[dict[str, object]]) -> Iterator[str]:
+    columns = list(dict.fromkeys(name for cells in table for name in cells))
+    yield _line([_title(name) for name in columns])
+    yield "|---" * len(columns) + "|"
+    for cells in table:
+        yield _line([_shown(cells.get(name)) for name in columns])
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _title(name: str) -> str:
+    for suffix, unit in _UNITS.items():
+        if name.endswith(suffix):
+            return name.removesuffix(suffix).replace("_", " ") + unit
+    return name
+
+
+def _shown(value: object) -> str:
+    """Numbers to three digits, with thousands set apart."""
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}".replace(",", " ") if rounded >= 1000 else f"{rounded:g}"
