@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import partial
 
 from workers.chains import Continuation
 from workers.errors import (
@@ -45,9 +44,11 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One run of a claimed job."""
+    """One run of a claimed job; `reporter` is told of its progress."""
 
     claim: Claim
+    queue: str
+    reporter: Callable[[Claim, bytes], None]
     signal: Signal = field(default_factory=Signal)
     phase: Phase = Phase.STARTING
     task: asyncio.Task[None] | None = None
@@ -61,6 +62,11 @@ class Attempt:
             self.task.cancel()
         return True
 
+    def report(self, progress: bytes) -> None:
+        """The job has come this far; of no effect when the handler has ended, as a thread may not know."""
+        if self.phase is not Phase.ENDED:
+            self.reporter(self.claim, progress)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -71,9 +77,6 @@ class Runner:
     payload_serde: Serde
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
-    queue: str
-    report: Callable[[Claim, bytes], None]
-    """Who is told of an attempt's progress while it runs."""
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
@@ -81,7 +84,7 @@ class Runner:
         Raises:
             CancelledError: somebody else than the worker cancelled the attempt's task.
         """
-        started = time.monotonic()
+        started, task = time.monotonic(), asyncio.current_task()
         policy = attempt.claim.backoff or self.retry
         try:
             handler = self._handler(attempt.claim)
@@ -94,9 +97,9 @@ class Runner:
             attempt.phase = Phase.ENDED
             settlement: Settlement | None = self._success(attempt.claim, result)
             error = None
-        except GeneratorExit:  # the loop is being torn down: awaiting anything more is an error
-            raise
         except BaseException as caught:
+            if isinstance(caught, GeneratorExit) and not _runs(task):
+                raise  # the loop is being torn down: awaiting anything more is an error
             attempt.phase = Phase.ENDED
             _pass_on_foreign_cancellation(attempt, caught)
             settlement, error = _settlement_of(attempt, caught, policy), caught
@@ -118,12 +121,8 @@ class Runner:
                 f"job {claim.job_id!r}: its payload of {len(claim.payload)} bytes cannot be decoded "
                 f"by {type(self.payload_serde).__name__}: {type(error).__name__}"
             ) from None
-        job = make_job(claim, payload, attempt.signal, queue=self.queue, report=partial(self._report, attempt))
-        return AttemptContext(job=job, queue=self.queue, worker_id=claim.worker_id)
-
-    def _report(self, attempt: Attempt, progress: bytes) -> None:
-        if attempt.phase is not Phase.ENDED:  # a thread may go on when nobody listens any more
-            self.report(attempt.claim, progress)
+        job = make_job(claim, payload, attempt.signal, attempt)
+        return AttemptContext(job=job, queue=attempt.queue, worker_id=claim.worker_id)
 
     async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
         if handler.timeout is None:
@@ -152,6 +151,14 @@ class Runner:
                 f"the handler's result of type {type(result).__name__} cannot be encoded by "
                 f"{type(self.result_serde).__name__}: {type(error).__name__}"
             ) from error
+
+
+def _runs(task: asyncio.Task[object] | None) -> bool:
+    """Whether this is called from within the task, and not because what was left of it is thrown away."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs any more
+        return False
 
 
 def _pass_on_foreign_cancellation(attempt: Attempt, error: BaseException) -> None:

@@ -88,8 +88,6 @@ class Worker:
             payload_serde=payload_serde or JsonSerde(),
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
-            queue=storage.queue,
-            report=self._progress.put,
         )
         self._leases = LeaseKeeper(
             storage,
@@ -226,7 +224,7 @@ class Worker:
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
             self._idle = False
-            attempt = Attempt(claim)
+            attempt = Attempt(claim, self._storage.queue, self._progress.put)
             self._attempts[claim.token] = attempt
             self._leases.hold(claim, since=asked_at)
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
@@ -273,7 +271,8 @@ class Worker:
                 self._emit(WorkerEventKind.ACTIVE, claim=claim)
             ending = await self._runner.run(attempt)
             if ending.settlement is not None:
-                await self._progress.flush(claim)
+                if self._progress.has(claim):
+                    await self._progress.flush()
                 await self._settle(attempt, ending)
         finally:
             self._leases.drop(claim)

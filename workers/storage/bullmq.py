@@ -53,7 +53,6 @@ from workers.storage.rules import check_claim, refuse_transaction
 __all__ = ["BullMQStorage", "as_processor"]
 
 DEFAULT_QUEUE: Final = "default"
-AT_ONCE: Final = 1_000
 
 
 class BullMQStorage:
@@ -129,9 +128,8 @@ class BullMQStorage:
         return await self._jobs.enqueue(jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`. At most 1 000 at once: each is a command of its own."""
         check_claim(worker_id, leases)
-        return await self._claims.claim(worker_id, leases, min(limit, AT_ONCE)) if leases and limit > 0 else []
+        return await self._claims.claim(worker_id, leases, limit) if leases and limit > 0 else []
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         await self._waiter.wait(timeout.total_seconds())

@@ -67,7 +67,7 @@ from workers.storage.bullmq_record import (
 )
 from workers.storage.bullmq_server import Reply, to_the_end
 from workers.storage.redis_server import Command
-from workers.storage.rules import count_retry, stalled_error
+from workers.storage.rules import count_retry, stalled_error, unfit_for_redis
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
@@ -89,6 +89,10 @@ def code_outcome(code: Reply) -> SettleOutcome | None:
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
     return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
+
+
+ASKED_BLINDLY: Final = 1_000
+"""Jobs that are asked for before it is known how many there are."""
 
 
 class Claims:
@@ -117,7 +121,8 @@ class Claims:
             await self.settle([Released(claim=claim) for claim in await claiming])
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
-        asked = limit if self._plentiful else 1
+        # Each is a command of its own: beyond some, one looks first how many jobs there are.
+        asked = min(limit, ASKED_BLINDLY) if self._plentiful else 1
         claims, left = await self._claim(worker_id, leases, asked)
         # What was claimed must not be lost with a later step: without the second there are fewer claims, without the
         # third some leases are longer than they had to be.
@@ -384,7 +389,7 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
     """Why the settlement cannot be carried out, whoever holds the job."""
     then = settlement.then if isinstance(settlement, Completed) else None
     if then is None or then.ordering_key is None:
-        return None
+        return unfit_for_redis(settlement)
     return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
 
 

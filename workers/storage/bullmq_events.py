@@ -1,8 +1,9 @@
 """Job events from the stream BullMQ keeps beside each queue, and from ours.
 
-Theory of operation. One task per storage object reads the stream, from the first subscriber to the last, and hands
-events to all of them. A subscription asks for the last entry of the stream and returns when the reader has passed it:
-nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes on where it stopped.
+Theory of operation. One task per storage object reads the stream, from the first subscriber until there has been none
+for a second, and hands events to all of them. A subscription asks for the last entry of the stream and returns when the
+reader has passed it: nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes
+on where it stopped.
 
 BullMQ has no word for a cancelled job, so two events of ours are written into the stream; Node's `QueueEvents` passes
 names it does not know to whoever listens for them. Requests to cancel a running job are in a stream of ours besides:
@@ -12,6 +13,7 @@ a worker that read every event to find them would pay more for that than for the
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
@@ -44,6 +46,8 @@ BLOCK_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 2.0
 CATCH_UP_SECONDS: Final = 10.0
+LINGER_SECONDS: Final = 1.0
+"""How long the reader outlives the last subscriber, as waiters come one after another."""
 
 Position: TypeAlias = tuple[int, int]
 
@@ -56,6 +60,7 @@ class EventFeed:
         self._stream = stream
         self._broadcast = Broadcast()
         self._subscribers = 0
+        self._left_at = 0.0  # when the last subscriber so far went, on the monotonic clock
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
         self._moved = asyncio.Condition()  # the reader's: like it, of one event loop
         self._reader: asyncio.Task[None] | None = None
@@ -72,8 +77,7 @@ class EventFeed:
                 yield subscription
         finally:
             self._subscribers -= 1
-            if self._subscribers == 0:
-                await self.close()
+            self._left_at = time.monotonic()
 
     async def close(self) -> None:
         """Nothing is read any more."""
@@ -101,7 +105,7 @@ class EventFeed:
 
     async def _read(self) -> None:
         pause = FIRST_PAUSE_SECONDS
-        while True:
+        while self._subscribers or time.monotonic() - self._left_at < LINGER_SECONDS:
             try:
                 await self._read_page()
                 pause = FIRST_PAUSE_SECONDS

@@ -30,6 +30,7 @@ from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_record import Record, cancel_mark, reading, record
 from workers.storage.bullmq_server import Reply
 from workers.storage.redis_server import Command
+from workers.storage.rules import check_fits_redis
 
 TRANSACTION_JOBS: Final = 500
 """Jobs added in one transaction, during which the server serves nobody else: about 10 ms."""
@@ -52,6 +53,7 @@ class Jobs:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         for job in jobs:
+            check_fits_redis(job)
             if job.ordering_key is not None:
                 raise Unsupported(f"job {job.id!r}: {NO_ORDERING_KEYS}")
         results: list[EnqueueResult] = []

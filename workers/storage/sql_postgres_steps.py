@@ -41,6 +41,7 @@ from workers.storage.sql_rows import (
     encode_retention,
     encode_text,
     encode_token,
+    missing_payload,
     moment,
     public_state,
 )
@@ -139,7 +140,7 @@ def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedel
             Claim(
                 job_id=transaction.decode(row.id),
                 name=name,
-                payload=row.payload,
+                payload=row.payload or b"",
                 token=encode_token(row.seq, secret),
                 worker_id=worker_id,
                 lease=leases[name] if name in named else leases[ANY_NAME],
@@ -150,6 +151,7 @@ def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedel
                 keep_failed=decode_retention(row.keep_failed),
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
+                stalled=missing_payload(row.payload),
             )
         )
     return claims

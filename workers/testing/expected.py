@@ -25,6 +25,7 @@ from workers.jobs import (
     JobState,
     NewJob,
     OutcomeKind,
+    ProgressReport,
     Recovery,
     Renewal,
     Retention,
@@ -63,6 +64,7 @@ class ExpectedJob:
     finished_at: datetime | None = None
     error: ErrorInfo | None = None
     result: bytes = b""
+    progress: bytes | None = None
 
     def must_precede(self, other: ExpectedJob) -> bool:
         """Whether claiming `other` while this one waits breaks the order: priority, then first come, first served."""
@@ -180,7 +182,7 @@ class ExpectedQueue:
         told = (claim.name, claim.payload, claim.attempt, claim.max_attempts, claim.worker_id, claim.lease)
         assert told == expected
 
-    # Renew
+    # While a job is held
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
         """The leases that still hold their job last longer; what `renew` should answer."""
@@ -195,6 +197,12 @@ class ExpectedQueue:
             if job.cancel_requested:
                 requested.add(claim.token)
         return Renewal(lost=lost, cancel_requested=frozenset(requested))
+
+    def progress(self, reports: Sequence[ProgressReport]) -> None:
+        """The reports of claims that hold their job are its progress."""
+        for report in reports:
+            if self.holds(report.claim):
+                self.jobs[report.claim.job_id].progress = report.value
 
     # Settle
 

@@ -30,6 +30,7 @@ from workers.jobs import (
     JobState,
     JobStatus,
     NewJob,
+    ProgressReport,
     Released,
     Retention,
     Retried,
@@ -94,6 +95,7 @@ _calls: Final = st.one_of(
     *_call(2, "release", pick=_picks),
     *_call(1, "settle_again"),
     *_call(1, "renew", picks=st.lists(_picks, min_size=1, max_size=4)),
+    *_call(1, "progress", picks=st.lists(_picks, min_size=1, max_size=4), value=st.sampled_from((b"1", b"2"))),
     *_call(2, "recover", limit=st.sampled_from((1, 100)), max_stalls=st.integers(min_value=0, max_value=2)),
     *_call(1, "cancel", job_id=_id),
     *_call(1, "manage", verb=st.sampled_from(("retry", "remove", "promote")), ids=_ids),
@@ -218,6 +220,11 @@ class StorageMachine(RuleBasedStateMachine):
         renewal, expected = self.run(self.storage.renew(claims)), self.expected.renew(claims)
         assert (dict(renewal.lost), renewal.cancel_requested) == (expected.lost, expected.cancel_requested)
 
+    def progress(self, picks: list[int], value: bytes) -> None:
+        reports = [ProgressReport(claim=held, value=value) for held in self.picked(*picks)]
+        self.run(self.storage.progress(reports))
+        self.expected.progress(reports)
+
     def recover(self, limit: int, max_stalls: int) -> None:
         self.expected.recovered(self.run(self.storage.recover(limit, max_stalls=max_stalls)), limit, max_stalls)
 
@@ -278,6 +285,7 @@ def _compare(found: JobStatus, job: ExpectedJob) -> None:
     times = (found.created_at, found.next_run_at, found.finished_at)
     expected_times = (job.created_at, job.run_at if waits else None, job.finished_at)
     assert times == expected_times, f"{found.id!r}: {times}, expected {expected_times}"
+    assert found.progress == job.progress
     if job.state in (JobState.FAILING, JobState.FAILED):
         _compare_errors(found.last_error, job.error)
 

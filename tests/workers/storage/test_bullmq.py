@@ -31,6 +31,7 @@ from workers.jobs import (
     Settlement,
     SettleStatus,
 )
+from workers.storage import rules
 from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq_claims import code_outcome
@@ -501,3 +502,30 @@ async def test_a_claim_of_another_id_is_another_job(storage: BullMQStorage) -> N
     claim = await claim_one(storage)
     [outcome] = await storage.settle([Completed(claim=replace(claim, job_id="b"), result=b"1")])
     assert outcome.status is SettleStatus.LOST
+
+
+async def test_tombstones_and_worker_records_expire(storage: BullMQStorage, client: Any) -> None:
+    """A tombstone is a key that Redis drops within the hour; a worker's record goes with the sweep an hour later."""
+    await storage.enqueue([job("cancelled")])
+    await storage.cancel("cancelled")
+    [tombstone] = [found async for found in client.scan_iter(f"bull:{storage.queue}:workers:cancelled:*")]
+    assert 0 < await client.pttl(tombstone) <= 3_600_000
+    await storage.claim("w", leases=LEASES, limit=1)
+    seen = f"bull:{storage.queue}:workers:seen"
+    assert await client.zincrby(seen, -3_600_001, "w") > 0
+    assert await storage.workers() == []
+    assert await storage.sweep(10) == 1
+    assert not await client.exists(seen)
+
+
+async def test_what_no_server_takes_is_an_error(storage: BullMQStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
+    monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
+    with pytest.raises(StorageError, match="job 'large': a payload of 11 bytes"):
+        await storage.enqueue([job("small"), job("large", payload=bytes(11))])
+    assert await storage.status(["small"]) == [None]
+    await storage.enqueue([job("a"), job("b")])
+    one, other = await storage.claim("w", leases=LEASES, limit=2)
+    outcomes = await storage.settle([Completed(claim=one, result=bytes(11)), Completed(claim=other, result=b"")])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
+    assert (await storage.settle([Completed(claim=one, result=b"1")]))[0].status is SettleStatus.APPLIED
