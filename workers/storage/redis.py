@@ -47,6 +47,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     SettleStatus,
@@ -204,7 +205,10 @@ class RedisStorage:
                     lost[token] = OUTCOMES[code].reason or LossReason.ERROR
         return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "RedisStorage")
         outcomes: list[SettleOutcome] = []
         for start in range(0, len(settlements), AT_ONCE):
             some = [redis_codec.encode_settlement(one) for one in settlements[start : start + AT_ONCE]]
@@ -282,17 +286,25 @@ class RedisStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._each("retry", ids)
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._each("remove", ids)
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "RedisStorage")
+        return await self._each("remove", ids, int(running))
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "RedisStorage")
+        kept = "" if keep is None else redis_codec.encode_retention(keep)
+        return STATES.get(await self._lua.run("complete", job_id.encode(), result, kept))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._each("promote", ids)
 
-    async def _each(self, script: str, ids: Sequence[str]) -> int:
+    async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
         count = 0
         for start in range(0, len(ids), AT_ONCE):
             some = [job_id.encode() for job_id in ids[start : start + AT_ONCE]]
-            count += int(await self._lua.run(script, pack(some)))
+            count += int(await self._lua.run(script, pack(some), *how))
         return count
 
     async def drain(self) -> int:

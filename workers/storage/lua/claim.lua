@@ -122,7 +122,7 @@ local function sort_out(line, count)
     if not job or (packed[at] and not run) then
       set_aside(one, records[at])
       aside = true
-    elseif (run or job).place ~= one.place or (run and run.state > STATE.failing) then
+    elseif (run or job).place ~= one.place or (run and (run.state == STATE.processing or LINE_OF[run.state])) then
       aside = true -- the job has left this place: standing here twice must not run it twice
     elseif job.key ~= '' and (granted[job.key] or is_busy(job.key)) then
       redis.call('ZADD', HELD, 0, text(job.key) .. one.member)
