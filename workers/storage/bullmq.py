@@ -2,8 +2,8 @@
 
 Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. What we keep beside them
 and Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
-`workers:error` of a job; the members `maximum` and `multiplier` of its `backoff` option; the keys
-`<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
+`workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its option `backoff`;
+the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
 (tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour.
 
 Payloads and results are JSON on the wire. Bytes that are JSON are stored as they are, others as `{"$base64": "..."}`.
@@ -32,6 +32,7 @@ from workers.jobs import (
     ProgressReport,
     Recovery,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -139,7 +140,10 @@ class BullMQStorage:
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         return await self._claims.renew(claims)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "BullMQStorage")
         return await self._claims.settle(settlements)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -175,8 +179,16 @@ class BullMQStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._jobs.retry(ids)
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._jobs.remove(ids)
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "BullMQStorage")
+        return await self._jobs.remove(ids, running=running)
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        """See `Storage.complete`. A job of a BullMQ flow that waits for its children is a `StorageError`."""
+        refuse_transaction(connection, "BullMQStorage")
+        return await self._jobs.complete(job_id, result, keep)
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._jobs.promote(ids)

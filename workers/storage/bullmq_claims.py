@@ -22,6 +22,7 @@ from workers.jobs import (
     DROP,
     Claim,
     Completed,
+    Continued,
     ErrorInfo,
     Failed,
     NewJob,
@@ -38,6 +39,7 @@ from workers.jobs import (
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq_codec import (
     CANCEL_FIELD,
+    ERROR_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
@@ -48,6 +50,7 @@ from workers.storage.bullmq_codec import (
     error_fields,
     json_object,
     keep_jobs,
+    link_fields,
     moment,
     to_ms,
     whole,
@@ -85,7 +88,7 @@ def code_outcome(code: Reply) -> SettleOutcome | None:
         return APPLIED
     if code in NOT_HELD:
         return None
-    if code == NOT_ACTIVE:  # somebody moved the job without asking for its lock, which the script has just removed
+    if code == NOT_ACTIVE:  # somebody moved the job without asking for its lock
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
     return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
@@ -281,6 +284,8 @@ class Claims:
                 return self._fail(claim, settlement.error, settlement.keep, now_ms)
             case Retried():
                 return self._retry(claim, settlement, now_ms)
+            case Continued():
+                return self._go_on(claim, settlement.then, now_ms)
         raise AssertionError("releases are settled apart")
 
     def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int) -> Command:
@@ -325,6 +330,13 @@ class Claims:
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
         )
 
+    def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
+        fields = {**link_fields(then, claim.raw), SETTLED_FIELD: claim.token}
+        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
+        return self._lua.go_on(
+            claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
+        )
+
     async def recover(self, max_stalls: int) -> Recovery:
         """See `Storage.recover`. BullMQ marks active jobs in one call and requeues all marked ones in the next.
 
@@ -358,6 +370,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         keep_failed=options.keep_failed,
         priority=whole(fields.get("priority")),
         backoff=options.backoff,
+        chain_index=options.chain_index,
         stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
         key_id=raw,
         options=options,
@@ -382,7 +395,7 @@ def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
 
 def _fault(settlement: Settlement) -> SettleOutcome | None:
     """Why the settlement cannot be carried out, whoever holds the job."""
-    then = settlement.then if isinstance(settlement, Completed) else None
+    then = settlement.then if isinstance(settlement, Completed | Continued) else None
     if then is None or then.ordering_key is None:
         return None
     return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")

@@ -138,6 +138,7 @@ class Record:
             attempt=self.runs,
             max_attempts=self.options.max_attempts,
             created_at=moment(whole(self.fields.get("timestamp"))),
+            chain_index=self.options.chain_index,
             priority=whole(self.fields.get("priority")),
             next_run_at=moment(self.due_ms) if waits and self.due_ms is not None else None,
             finished_at=None if finished is None else moment(finished),
