@@ -186,7 +186,11 @@ class BullMQStorage:
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
     ) -> JobState | None:
-        """See `Storage.complete`. A job of a BullMQ flow that waits for its children is a `StorageError`."""
+        """See `Storage.complete`.
+
+        Raises:
+            StorageError: a job of Node's that waits for its children in a flow, or belongs to a job scheduler.
+        """
         refuse_transaction(connection, "BullMQStorage")
         return await self._jobs.complete(job_id, result, keep)
 

@@ -108,8 +108,7 @@ class Jobs:
                 return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), *self._requests_cancel(raw)]
             if found.state not in WAITING:
                 return []
-            if "rjk" in found.fields:
-                raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")
+            _check_unscheduled(job_id, found)
             tombstone: Command = ("SET", self._queue.tombstone(raw), 1, "PX", to_ms(TOMBSTONE))
             return [*self._lua.remove(raw), tombstone, self._event(CANCELLED_EVENT, raw)]
 
@@ -151,6 +150,7 @@ class Jobs:
         def decide(found: Record) -> list[Command]:
             if found.state is not JobState.PROCESSING and found.state not in WAITING:
                 return []
+            _check_unscheduled(job_id, found)
             if found.place == "waiting-children":
                 raise StorageError(f"job {job_id!r} waits for its children in a BullMQ flow; complete those")
             told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
@@ -209,6 +209,12 @@ class Jobs:
 
     def _event(self, name: str, raw: str) -> Command:
         return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw
+
+
+def _check_unscheduled(job_id: str, found: Record) -> None:
+    """Refuse a run of a Node job scheduler: the schedule would end with it."""
+    if "rjk" in found.fields:
+        raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")
 
 
 def _queued(job: NewJob) -> EnqueueResult:

@@ -1,5 +1,5 @@
--- New jobs, each `{id, name, key, priority, delay, version, rest of the record}`. Answers for each what was found: nothing (it
--- was added), or the state, with the result of a completed job.
+-- New jobs, each `{id, name, key, priority, delay, version, rest of the record}`. Answers for each what was found:
+-- nothing (it was added), or the state, with the result of a completed job.
 local function add(jobs)
   flush()
   local ids, found = {}, {}

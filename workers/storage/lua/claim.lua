@@ -72,7 +72,7 @@ end
 
 -- A record that is not one of ours fails with that for a reason, and its bytes stay for whoever wants to look.
 local function set_aside(one, record)
-  local head = struct.pack('>BI8I8I4I4I8I8', VERSION, one.place, one.place, one.priority, 1, 0, HOUR)
+  local head = struct.pack('>BI8I8I4I4I8I8', PLAIN, one.place, one.place, one.priority, 1, 0, HOUR)
   local run = fresh_run(one.place)
   run.error = CORRUPT
   record = head .. text(one.name) .. text('') .. text('') .. (record or '')

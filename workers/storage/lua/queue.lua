@@ -53,23 +53,23 @@ end
 -- Records. A job's is written once for each link of its chain: version, place, created, priority, max attempts, keep
 -- completed, keep failed, name, ordering key, which are HEAD; of a LINKED one the number of the link; then what only
 -- clients read: back-off and payload.
-local VERSION, LINKED = 1, 2
+local PLAIN, LINKED = 1, 2
 local HEAD = '>BI8I8I4I4I8I8I2c0I2c0'
-local LINK_BYTES = 4
+local FORMATS = { [PLAIN] = HEAD, [LINKED] = HEAD .. 'I4' }
 
 local function read_job(record)
-  local version = record and string.byte(record)
-  if version ~= VERSION and version ~= LINKED then
+  local format = record and FORMATS[string.byte(record)]
+  if not format then
     return nil
   end
-  local good, _, place, created, priority, max_attempts, keep_completed, keep_failed, name, key, finish =
-    pcall(struct.unpack, HEAD, record)
+  local good, _, place, created, priority, max_attempts, keep_completed, keep_failed, name, key, link, finish =
+    pcall(struct.unpack, format, record)
   if not good then
     return nil
   end
   return {
     place = place, created = created, priority = priority, max_attempts = max_attempts, keep_completed = keep_completed,
-    keep_failed = keep_failed, name = name, key = key, finish = version == LINKED and finish + LINK_BYTES or finish,
+    keep_failed = keep_failed, name = name, key = key, finish = finish or link, -- where there is no link it comes last
   }
 end
 

@@ -54,7 +54,8 @@ local function retry(id, record, job, run, delay, fault, counted, postponed)
   tell(EVENT.failing, id)
 end
 
--- Everything is the next link's but the id and the date; the token stays until the next claim, so that a repeat is known.
+-- Everything is the next link's but the id, the date and the progress; the token stays until the next claim, so that a
+-- repeat is known.
 local function continue(id, job, run, new)
   local _, name, _, priority, delay, version, rest = unpack(new)
   local place = next_place() + delay
