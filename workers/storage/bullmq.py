@@ -66,7 +66,7 @@ class BullMQStorage:
 
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It takes a job's
     stalls and its failed attempts for one count, as we do, and tells at the next claim that they are too many. Released
-    and recovered jobs come back in front of their priority, retried ones behind.
+    and recovered jobs come back in front of their priority, retried ones and next links of chains behind.
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.

@@ -36,33 +36,28 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.base import ANY_NAME
 from workers.storage.bullmq_codec import (
     CANCEL_FIELD,
     ERROR_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
-    decode_bytes,
     decode_id,
-    decode_options,
     encode_bytes,
     error_fields,
-    json_object,
     keep_jobs,
     link_fields,
-    moment,
     to_ms,
     whole,
 )
 from workers.storage.bullmq_jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq_queue import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq_record import (
-    STALLED_REASON_FIELD,
     BullMQClaim,
     Record,
     cancel_mark,
     loss,
+    make_claim,
     reading,
     record,
     still_holds,
@@ -70,7 +65,7 @@ from workers.storage.bullmq_record import (
 )
 from workers.storage.bullmq_server import Reply, to_the_end
 from workers.storage.redis_server import Command
-from workers.storage.rules import count_retry, stalled_error
+from workers.storage.rules import count_retry
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
@@ -347,44 +342,6 @@ class Claims:
             if isinstance(reply, StorageError):
                 raise reply
         return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
-
-
-def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:
-    """The claim of a job as `moveToActive` answered it; a hash with holes gives an empty name, payload or date."""
-    flat, raw, *_ = reply
-    fields: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
-    options = decode_options(json_object(fields.get("opts")))
-    name = fields.get("name", "")
-    ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
-    return BullMQClaim(
-        job_id=decode_id(raw),
-        name=name,
-        payload=decode_bytes(fields.get("data", "")),
-        token=token,
-        worker_id=worker_id,
-        lease=leases.get(name) or leases.get(ANY_NAME) or max(leases.values()),
-        attempt=ended + stalls + 1,
-        max_attempts=options.max_attempts,
-        created_at=moment(whole(fields.get("timestamp"))),
-        keep_completed=options.keep_completed,
-        keep_failed=options.keep_failed,
-        priority=whole(fields.get("priority")),
-        backoff=options.backoff,
-        chain_index=options.chain_index,
-        stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
-        key_id=raw,
-        options=options,
-        uncounted=whole(fields.get(UNCOUNTED_FIELD)),
-    )
-
-
-def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
-    """Why the job must not run again. One that used its attempts up by failing was retried by an operator: it may."""
-    exhausted = stalls > 0 and ended < max_attempts <= ended + stalls
-    if not gave_up and not exhausted:
-        return None
-    error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=max_attempts, stalls=stalls)
-    return replace(error, exhausted=exhausted)
 
 
 def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:

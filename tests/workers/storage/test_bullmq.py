@@ -181,6 +181,7 @@ def test_an_unknown_code_is_an_error() -> None:
         lambda claim: Failed(claim=claim, error=ERROR),
         lambda claim: Retried(claim=claim, delay=timedelta(hours=1), error=ERROR),
         lambda claim: Released(claim=claim),
+        lambda claim: Continued(claim=claim, then=job(claim.job_id, chain_index=1)),
     ],
 )
 async def test_an_expired_lock_still_settles(
