@@ -27,7 +27,7 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec, as_delay, as_ttl
 from workers.storage.base import ANY_NAME, Storage
-from workers.waiting import end_of, result_of, wait_for_end
+from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 
 GATHERED: Final = 100
@@ -157,6 +157,7 @@ class Queue:
             JobGoneError: it ended, and nothing of it was kept.
             StorageUnavailable: nobody knows whether it was enqueued; calling again with the same id is safe.
         """
+        check_timeout(timeout)
         spec = JobSpec(
             payload=payload,
             id=id,
@@ -288,8 +289,9 @@ class Queue:
 
         Raises:
             JobGoneError: there is no such chain, or nothing of it was kept.
-            JobFailedError, JobCancelledError, JobTimeoutError: as `enqueue_and_wait`.
+            ValueError, JobFailedError, JobCancelledError, JobTimeoutError: as `enqueue_and_wait`.
         """
+        check_timeout(timeout)
         await self._connect()
         return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
 

@@ -23,6 +23,16 @@ LOOK_AGAIN_SECONDS: Final = 1.0
 """How long it waits when the storage did not answer."""
 
 
+def check_timeout(timeout: timedelta) -> None:
+    """Accept any time at all.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if timeout <= timedelta(0):
+        raise ValueError(f"the timeout must be above zero, not {timeout}")
+
+
 async def end_of(
     storage: Storage, job_id: str, enqueue: Callable[[], Awaitable[EnqueueResult]], timeout: timedelta
 ) -> bytes:
@@ -47,8 +57,6 @@ async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> byt
 
 @asynccontextmanager
 async def _within(timeout: timedelta, job_id: str) -> AsyncIterator[None]:
-    if timeout <= timedelta(0):
-        raise ValueError(f"the timeout must be above zero, not {timeout}")
     try:
         async with asyncio.timeout(timeout.total_seconds()) as bound:
             yield

@@ -5,9 +5,10 @@ for a second, and hands events to all of them. A subscription asks for the last 
 reader has passed it: nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes
 on where it stopped.
 
-BullMQ has no word for a cancelled job, so two events of ours are written into the stream; Node's `QueueEvents` passes
-names it does not know to whoever listens for them. Requests to cancel a running job are in a stream of ours besides:
-a worker that read every event to find them would pay more for that than for the jobs.
+BullMQ has no word for a cancelled job, nor for one that goes on as the next link of its chain, so three events of ours
+are written into the stream; Node's `QueueEvents` passes names it does not know to whoever listens for them. Requests to
+cancel a running job are in a stream of ours besides: a worker that read every event to find them would pay more for
+that than for the jobs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from workers.storage.bullmq_server import Reply
 
 CANCELLED_EVENT: Final = "cancelled"
 CANCEL_REQUESTED_EVENT: Final = "cancel-requested"
+CONTINUED_EVENT: Final = "continued"
 
 KINDS: Final[Mapping[str, JobEventKind]] = {
     "added": JobEventKind.QUEUED,
@@ -35,6 +37,7 @@ KINDS: Final[Mapping[str, JobEventKind]] = {
     "failed": JobEventKind.FAILED,
     "delayed": JobEventKind.FAILING,
     "progress": JobEventKind.PROGRESS,
+    CONTINUED_EVENT: JobEventKind.QUEUED,
     CANCELLED_EVENT: JobEventKind.CANCELLED,
     CANCEL_REQUESTED_EVENT: JobEventKind.CANCEL_REQUESTED,
 }
@@ -64,7 +67,7 @@ class EventFeed:
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
         self._moved = asyncio.Condition()  # the reader's: like it, of one event loop
         self._reader: asyncio.Task[None] | None = None
-        self._added = ""  # the job of the last `added` event, whose `delayed` event is no failure
+        self._added = ""  # the job of an `added` or `continued` event, whose next `delayed` event is no failure
 
     @asynccontextmanager
     async def subscribe(self, job_id: str | None) -> AsyncIterator[BufferedSubscription]:
@@ -131,7 +134,7 @@ class EventFeed:
             kind = JobEventKind.QUEUED
         if name == "delayed" and raw == self._added:
             kind = None
-        self._added = raw if name == "added" else ""
+        self._added = raw if name in ("added", CONTINUED_EVENT) else ""
         if kind is not None and raw:
             self._broadcast.publish(kind, decode_id(raw))
 

@@ -49,6 +49,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     SettleStatus,
@@ -152,7 +153,7 @@ class RedisStorage:
         """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions."""
         refuse_transaction(connection, "RedisStorage")
         for job in jobs:
-            check_fits_redis(job)
+            check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []
         for some in _portions(jobs, lambda job: len(job.payload)):
             answer = await self._lua.run("enqueue", pack([redis_codec.encode_job(job) for job in some]))
@@ -222,7 +223,10 @@ class RedisStorage:
                     lost[token] = OUTCOMES[code].reason or LossReason.ERROR
         return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "RedisStorage")
         unfit = [unfit_for_redis(one) for one in settlements]
         fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
         codes: list[int] = []
@@ -302,17 +306,26 @@ class RedisStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._each("retry", ids)
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._each("remove", ids)
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "RedisStorage")
+        return await self._each("remove", ids, int(running))
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "RedisStorage")
+        check_fits_redis(job_id, result)
+        kept = "" if keep is None else redis_codec.encode_retention(keep)
+        return STATES.get(await self._lua.run("complete", job_id.encode(), result, kept))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._each("promote", ids)
 
-    async def _each(self, script: str, ids: Sequence[str]) -> int:
+    async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
         count = 0
         for start in range(0, len(ids), AT_ONCE):
             some = [job_id.encode() for job_id in ids[start : start + AT_ONCE]]
-            count += int(await self._lua.run(script, pack(some)))
+            count += int(await self._lua.run(script, pack(some), *how))
         return count
 
     async def drain(self) -> int:

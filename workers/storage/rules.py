@@ -11,9 +11,9 @@ from workers.jobs import (
     MAX_DELAY,
     UNCOUNTED_RETRIES,
     Completed,
+    Continued,
     ErrorInfo,
     JobState,
-    NewJob,
     Retried,
     Settlement,
     SettleOutcome,
@@ -70,14 +70,14 @@ def stalled_error(
     )
 
 
-def check_fits_redis(job: NewJob) -> None:
-    """Accept what a Redis server takes.
+def check_fits_redis(job_id: str, value: bytes) -> None:
+    """Accept payloads and results that a Redis server takes.
 
     Raises:
-        StorageError: the payload is too large; sent all the same, it would look like a server that does not answer.
+        StorageError: the value is too large; sent all the same, it would look like a server that does not answer.
     """
-    if len(job.payload) > REDIS_VALUE_BYTES:
-        raise StorageError(f"job {job.id!r}: a payload of {len(job.payload)} bytes is more than {REDIS_VALUE_BYTES}")
+    if len(value) > REDIS_VALUE_BYTES:
+        raise StorageError(f"job {job_id!r}: {len(value)} bytes are more than the {REDIS_VALUE_BYTES} Redis can take")
 
 
 def unfit_for_redis(settlement: Settlement) -> SettleOutcome | None:
@@ -91,9 +91,10 @@ def unfit_for_redis(settlement: Settlement) -> SettleOutcome | None:
 
 def weight(settlement: Settlement) -> int:
     """How many bytes of the caller's are in the settlement."""
-    if not isinstance(settlement, Completed):
+    if not isinstance(settlement, Completed | Continued):
         return 0
-    return len(settlement.result) + (0 if settlement.then is None else len(settlement.then.payload))
+    result = len(settlement.result) if isinstance(settlement, Completed) else 0
+    return result + (0 if settlement.then is None else len(settlement.then.payload))
 
 
 def check_claim(worker_id: str, leases: Mapping[str, timedelta]) -> None:

@@ -154,7 +154,7 @@ async def test_it_is_a_storage(tmp_path: Path) -> None:
 
 async def test_wrong_use_is_refused(storage: FileStorage, tmp_path: Path) -> None:
     """A transaction, an empty queue name, a call before `connect` and one after `disconnect` say what is wrong."""
-    with pytest.raises(Unsupported, match="without `connection`"):
+    with pytest.raises(Unsupported, match="leave `connection` out"):
         await storage.enqueue([job("a")], connection=object())
     with pytest.raises(ValueError, match="queue name"):
         FileStorage(tmp_path, "")

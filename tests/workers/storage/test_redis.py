@@ -181,7 +181,8 @@ VERBS: dict[str, Callable[[RedisStorage, Claim], Awaitable[object]]] = {
     "pause": lambda storage, _: storage.pause(),
     "resume": lambda storage, _: storage.resume(),
     "retry": lambda storage, _: storage.retry(["a"]),
-    "remove": lambda storage, _: storage.remove(["b"]),
+    "remove": lambda storage, _: storage.remove(["b"], running=True),
+    "complete": lambda storage, _: storage.complete("b", b"1"),
     "promote": lambda storage, _: storage.promote(["b"]),
     "drain": lambda storage, _: storage.drain(),
     "clean": lambda storage, _: storage.clean(JobState.FAILED, older_than=HOUR),
@@ -275,7 +276,7 @@ async def test_a_key_of_another_type_is_an_error_that_changes_nothing(
     assert await storage.counts() == before
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", b"\x01short", None])
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\x01short", b"\x02" + bytes(44), None])
 async def test_a_record_that_is_not_ours_is_set_aside(damage: bytes | None, storage: RedisStorage, client: Any) -> None:
     """The job fails with a reason and keeps its bytes; its neighbours run, and no claim meets it again."""
     await storage.enqueue([job("bad"), job("good")])
@@ -290,6 +291,17 @@ async def test_a_record_that_is_not_ours_is_set_aside(damage: bytes | None, stor
     assert outcome.error.type == "CorruptRecord"
     assert (await client.hget(key(storage, "jobs"), "bad")).endswith(damage or b"")
     assert (await storage.enqueue([job("bad")]))[0].status is EnqueueStatus.QUEUED
+
+
+async def test_a_job_may_begin_as_a_later_link(storage: RedisStorage) -> None:
+    """As when it is copied from another queue; which link it was outlives its payload."""
+    await storage.enqueue([job("a", chain_index=1_000_000)])
+    claim = await claim_one(storage)
+    assert claim.chain_index == 1_000_000
+    await storage.settle([Completed(claim=claim, result=b"1")])
+    [status] = await storage.status(["a"])
+    assert status is not None
+    assert status.chain_index == 1_000_000
 
 
 async def test_a_damaged_attempt_fails_no_neighbour(storage: RedisStorage, client: Any) -> None:
@@ -554,7 +566,7 @@ async def test_tombstones_and_worker_records_expire(storage: RedisStorage, clien
 async def test_what_no_server_takes_is_an_error(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
     monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
-    with pytest.raises(StorageError, match="job 'large': a payload of 11 bytes"):
+    with pytest.raises(StorageError, match="job 'large': 11 bytes are more"):
         await storage.enqueue([job("small"), job("large", payload=bytes(11))])
     assert await storage.status(["small"]) == [None]
     await storage.enqueue([job("a"), job("b")])
