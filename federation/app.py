@@ -31,7 +31,7 @@ from federation.queues import (
     health_check_queue,
     open_storage,
 )
-from federation.servers.discovery import Discovery
+from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
 from federation.setting_types import plain
@@ -50,7 +50,8 @@ SPARE_CONNECTIONS: Final = 50
 class Federation:
     """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
 
-    `client` replaces the HTTP client, for tests.
+    `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
+    leaves discoveries to the discovery worker that has to run beside it.
     """
 
     def __init__(self, settings: Settings, *, client: FederationClient | None = None) -> None:
@@ -80,22 +81,27 @@ class Federation:
         self.outbox = Outbox(self.database, self.delivery_queue, joins=self._queue_joins_database())
         self.ledger = Ledger(self.database)
         self.attempts = AttemptLog(self.database)
-        self.delivery_processor = DeliveryProcessor(
-            own_url=self.own_url,
-            keys=self.keys,
-            registry=self.registry,
-            discover=self.queued_discovery,
-            guard=self.guard,
-            fetch=self.fetch,
-            ledger=self.ledger,
-            attempts=self.attempts,
-            slots=ServerSlots(settings.federation_per_server),
-        )
+        self._slots = ServerSlots(settings.federation_per_server)
+        self.delivery_processor = self._delivery_processor(self.discovery)
+        self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
         self.health_check_processor = HealthCheckProcessor(
             registry=self.registry,
             fetch=self.fetch,
             schedule=self.schedule_health_check,
             checks=settings.federation_health_checks,
+        )
+
+    def _delivery_processor(self, discover: Discover) -> DeliveryProcessor:
+        return DeliveryProcessor(
+            own_url=self.own_url,
+            keys=self.keys,
+            registry=self.registry,
+            discover=discover,
+            guard=self.guard,
+            fetch=self.fetch,
+            ledger=self.ledger,
+            attempts=self.attempts,
+            slots=self._slots,
         )
 
     def worker_storage(self, queue: str) -> Storage:

@@ -77,7 +77,7 @@ class FederationWorkers:
         settings = self._federation.settings
         return Worker(
             self._federation.worker_storage(DELIVERY_QUEUE_NAME),
-            {ANY_NAME: self._federation.delivery_processor},
+            {ANY_NAME: self._federation.shared_delivery_processor},
             concurrency=settings.federation_delivery_concurrency,
             lease=settings.federation_lease,
             grace=settings.federation_grace,

@@ -1,8 +1,8 @@
 """How fast the queue core is on each storage, with 1 KiB payloads and handlers that do nothing.
 
     python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq] [--jobs 10000]
-        [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers] [--peers-python PYTHON] [--wait] [--memory]
-        [--markdown]
+        [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers [NAME ...]] [--peers-python PYTHON] [--wait]
+        [--memory] [--markdown]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -40,7 +40,7 @@ from bench.report import Row, by_table, markdown
 def main() -> None:
     """Run the benchmark."""
     options = parse()
-    others = peers.installed(options.peers_python) if options.peers else []
+    others = [] if options.peers is None else peers.installed(options.peers or list(peers.PEERS), options.peers_python)
     rows = [*throughput_rows(options, others), *extra_rows(options)]
     for _ in range(options.repeat):
         for row in rows:
@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", nargs="*", type=int, default=[50, 10])
     parser.add_argument("--backlog", nargs="+", type=int, default=[0])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peers", nargs="*", choices=peers.PEERS, help="all of them, or these")
     parser.add_argument("--peers-python", metavar="PYTHON", help="the interpreter of an environment with `.[bench]`")
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--memory", action="store_true")

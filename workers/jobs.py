@@ -140,7 +140,8 @@ class Claim:
     backoff: RetryPolicy | None = None
     chain_index: int = 0
     stalled: ErrorInfo | None = None
-    """Set where a storage tells only at the claim that the job stalled too often: settle it as failed, run nothing."""
+    """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
+    it as failed, run nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,12 +392,6 @@ def check_text(what: str, value: str) -> None:
         raise ValueError(f"{what} must be 1 to {MAX_ID_BYTES} bytes long, not {size}")
 
 
-def _check_whole(what: str, value: int, least: int, most: int) -> None:
-    """Accept whole numbers in a range; `True` counts nothing, and a storage would cut 1.5 in its own way."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-
-
 def check_progress(value: bytes) -> None:
     """Accept at most 4 KiB.
 
@@ -405,6 +400,12 @@ def check_progress(value: bytes) -> None:
     """
     if len(value) > MAX_PROGRESS_BYTES:
         raise ValueError(f"progress must be at most {MAX_PROGRESS_BYTES} bytes long, not {len(value)}")
+
+
+def _check_whole(what: str, value: int, least: int, most: int) -> None:
+    """Accept whole numbers in a range; `True` counts nothing, and a storage would cut 1.5 in its own way."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
 
 
 def check_retention(value: Retention) -> None:

@@ -60,10 +60,9 @@ class ProgressReporter:
             with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived its worker
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
-    async def flush(self, claim: Claim) -> None:
-        """What was reported of this claim has been sent, or given up."""
-        if claim.token in self._latest or claim.token in self._under_way:
-            await self._send()
+    def has(self, claim: Claim) -> bool:
+        """Whether something was reported of this claim and has not arrived yet."""
+        return claim.token in self._latest or claim.token in self._under_way
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -71,10 +70,11 @@ class ProgressReporter:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            await self._send()
+            await self.flush()
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _send(self) -> None:
+    async def flush(self) -> None:
+        """All that was reported until now has been sent, or given up."""
         async with self._sending:
             with self._lock:
                 self._under_way, self._latest = self._latest, {}

@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from workers.chains import Chain
 from workers.errors import JobEndedError, JobGoneError
 from workers.events import Observer
+from workers.gathering import Gathering
 from workers.handlers import Handler, HandlerFunction, Middleware
 from workers.jobs import (
     CancelResult,
@@ -22,11 +24,16 @@ from workers.jobs import (
     new_id,
 )
 from workers.retry import RetryPolicy
-from workers.serde import JsonSerde, Serde
+from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec, as_delay, as_ttl
 from workers.storage.base import ANY_NAME, Storage
-from workers.waiting import enqueue_and_wait, result_of, wait_for_end
+from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
+
+GATHERED: Final = 100
+"""Concurrent enqueues that go to the storage together, at most."""
+GATHERED_BYTES: Final = 16 * 1024
+"""A larger payload goes alone."""
 
 
 class Queue:
@@ -68,6 +75,12 @@ class Queue:
         self._running: asyncio.Task[None] | None = None
         self._connected = False
         self._connecting = asyncio.Lock()
+        self._enqueues = Gathering(storage.enqueue, GATHERED)
+
+    @property
+    def payload_serde(self) -> Serde:
+        """How payloads become bytes."""
+        return self._payload_serde
 
     async def enqueue(
         self,
@@ -103,7 +116,11 @@ class Queue:
             ordering_key=ordering_key,
             backoff=backoff,
         )
-        return (await self.enqueue_many([spec], connection=connection))[0]
+        if connection is not None:
+            return (await self.enqueue_many([spec], connection=connection))[0]
+        job = self._new_job(spec)
+        await self._connect()
+        return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
         """As `enqueue`, for many jobs in one round trip; every job is checked before the first is stored."""
@@ -140,6 +157,7 @@ class Queue:
             JobGoneError: it ended, and nothing of it was kept.
             StorageUnavailable: nobody knows whether it was enqueued; calling again with the same id is safe.
         """
+        check_timeout(timeout)
         spec = JobSpec(
             payload=payload,
             id=id,
@@ -154,7 +172,7 @@ class Queue:
         )
         job = self._new_job(spec)
         await self._connect()
-        return self._result_serde.loads(await enqueue_and_wait(self.storage, job, timeout))
+        return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
         """The decoded result of a completed job; None while it has none, and for ids that are not known (any more).
@@ -271,8 +289,9 @@ class Queue:
 
         Raises:
             JobGoneError: there is no such chain, or nothing of it was kept.
-            JobFailedError, JobCancelledError, JobTimeoutError: as `enqueue_and_wait`.
+            ValueError, JobFailedError, JobCancelledError, JobTimeoutError: as `enqueue_and_wait`.
         """
+        check_timeout(timeout)
         await self._connect()
         return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
 
@@ -336,12 +355,20 @@ class Queue:
                 await self.storage.connect()
                 self._connected = True
 
+    async def _store(self, job: NewJob) -> EnqueueResult:
+        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it.
+        if self.storage.limits.transactions or len(job.payload) > GATHERED_BYTES:
+            return (await self.storage.enqueue([job]))[0]
+        return await self._enqueues.ask(job)
+
     def _new_job(self, spec: JobSpec) -> NewJob:
         ttl = self._result_ttl if spec.result_ttl is None else as_ttl(spec.result_ttl)
         return NewJob(
             id=new_id() if spec.id is None else spec.id,
             name=spec.name,
-            payload=self._payload_serde.dumps(spec.payload),
+            payload=(
+                spec.payload.data if isinstance(spec.payload, Encoded) else self._payload_serde.dumps(spec.payload)
+            ),
             delay=as_delay(spec),
             max_attempts=self._max_attempts if spec.max_attempts is None else spec.max_attempts,
             keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -14,6 +15,13 @@ class Serde(Protocol):
 
     def loads(self, data: bytes) -> object:
         """Raises: ValueError: these bytes are not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A payload that a queue's serde has encoded already; the queue stores these bytes as they are."""
+
+    data: bytes = field(repr=False)
 
 
 class JsonSerde:

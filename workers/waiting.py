@@ -8,13 +8,13 @@ be lost with a connection, so a waiter that hears nothing for long looks at the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
 from workers.errors import JobCancelledError, JobFailedError, JobGoneError, JobTimeoutError, StorageUnavailable
-from workers.jobs import TERMINAL_EVENTS, EnqueueStatus, JobEvent, JobEventKind, JobOutcome, NewJob, OutcomeKind
+from workers.jobs import TERMINAL_EVENTS, EnqueueResult, EnqueueStatus, JobEvent, JobEventKind, JobOutcome, OutcomeKind
 from workers.storage.base import Storage, Subscription
 
 LOOK_SECONDS: Final = 10.0
@@ -23,13 +23,25 @@ LOOK_AGAIN_SECONDS: Final = 1.0
 """How long it waits when the storage did not answer."""
 
 
-async def enqueue_and_wait(storage: Storage, job: NewJob, timeout: timedelta) -> bytes:
-    """The result of the job with this id, whoever enqueued it first; see `Queue.enqueue_and_wait`."""
-    async with _within(timeout, job.id), storage.subscribe(job.id) as events:
-        [enqueued] = await storage.enqueue([job])
+def check_timeout(timeout: timedelta) -> None:
+    """Accept any time at all.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if timeout <= timedelta(0):
+        raise ValueError(f"the timeout must be above zero, not {timeout}")
+
+
+async def end_of(
+    storage: Storage, job_id: str, enqueue: Callable[[], Awaitable[EnqueueResult]], timeout: timedelta
+) -> bytes:
+    """The result of the job that `enqueue` enqueues, whoever did so first; see `Queue.enqueue_and_wait`."""
+    async with _within(timeout, job_id), storage.subscribe(job_id) as events:
+        enqueued = await enqueue()
         if enqueued.status is EnqueueStatus.COMPLETED and enqueued.result is not None:
             return enqueued.result
-        return result_of(job.id, await _end(storage, job.id, events))
+        return result_of(job_id, await _end(storage, job_id, events))
 
 
 async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> bytes:
@@ -45,8 +57,6 @@ async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> byt
 
 @asynccontextmanager
 async def _within(timeout: timedelta, job_id: str) -> AsyncIterator[None]:
-    if timeout <= timedelta(0):
-        raise ValueError(f"the timeout must be above zero, not {timeout}")
     try:
         async with asyncio.timeout(timeout.total_seconds()) as bound:
             yield

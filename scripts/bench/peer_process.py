@@ -28,6 +28,7 @@ PACKAGE_OF = {
     "stock-bullmq": "bullmq",
     "procrastinate": "procrastinate",
     "pgqueuer": "pgqueuer",
+    "pgqueuer-uncapped": "pgqueuer",
 }
 
 
@@ -151,7 +152,16 @@ async def procrastinate(url: str, concurrency: int, watch: Watch) -> None:
 
 
 async def pgqueuer(url: str, concurrency: int, watch: Watch) -> None:
-    """asyncpg, its faster driver; `batch_size` as the concurrency, without a cap on tasks, which makes it slower."""
+    """`max_concurrent_tasks` is the concurrency, the batch half of it, as it demands; asyncpg, its faster driver."""
+    await _pgqueuer(url, watch, batch_size=concurrency // 2, max_concurrent_tasks=concurrency)
+
+
+async def pgqueuer_uncapped(url: str, concurrency: int, watch: Watch) -> None:
+    """Its default: batches as large as the concurrency, of which it works on any number at once."""
+    await _pgqueuer(url, watch, batch_size=concurrency, max_concurrent_tasks=None)
+
+
+async def _pgqueuer(url: str, watch: Watch, *, batch_size: int, max_concurrent_tasks: int | None) -> None:
     import asyncpg
     from pgqueuer import PgQueuer
     from pgqueuer.queries import Queries
@@ -170,7 +180,7 @@ async def pgqueuer(url: str, concurrency: int, watch: Watch) -> None:
         watch.tick()
 
     watch.start()
-    await queuer.qm.run(batch_size=concurrency, mode=QueueExecutionMode.drain)
+    await queuer.qm.run(batch_size=batch_size, max_concurrent_tasks=max_concurrent_tasks, mode=QueueExecutionMode.drain)
     await pool.close()
 
 
@@ -180,6 +190,7 @@ PEERS = {
     "stock-bullmq": stock_bullmq,
     "procrastinate": procrastinate,
     "pgqueuer": pgqueuer,
+    "pgqueuer-uncapped": pgqueuer_uncapped,
 }
 
 

@@ -18,6 +18,7 @@ PEERS: Final = {
     "stock-bullmq": "bullmq",
     "procrastinate": "postgres",
     "pgqueuer": "postgres",
+    "pgqueuer-uncapped": "postgres",
 }
 """Which of our storages each stands next to."""
 
@@ -51,14 +52,14 @@ class Peer:
         return measured
 
 
-def installed(python: str | None) -> list[Peer]:
-    """The peers that this interpreter or our own has; those missing are named on stderr."""
+def installed(wanted: list[str], python: str | None) -> list[Peer]:
+    """The wanted peers that this interpreter or our own has; those missing are named on stderr."""
     found: dict[str, Peer] = {}
     for interpreter in filter(None, (python, sys.executable)):
         command = [interpreter, str(_PROCESS), "installed"]
         answer = subprocess.run(command, check=True, capture_output=True, text=True)
         for name, version in json.loads(answer.stdout).items():
             found.setdefault(name, Peer(name=name, version=version, python=interpreter))
-    if missing := PEERS.keys() - found:
+    if missing := set(wanted) - found.keys():
         print(f"not installed: {', '.join(sorted(missing))}; {INSTALL}", file=sys.stderr)
-    return list(found.values())
+    return [found[name] for name in wanted if name in found]

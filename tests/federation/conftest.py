@@ -7,6 +7,7 @@ import shutil
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,18 @@ OWN_URL = "https://a.example"
 MakeSettings = Callable[..., Settings]
 
 
+def make_all_tables(url: str) -> None:
+    """Those of the application and those of the queues."""
+    upgrade(url)
+    with ThreadPoolExecutor(1) as apart:  # an asynchronous fixture may have asked: its loop runs in this thread
+        apart.submit(asyncio.run, SqlStorage(url).migrate()).result()
+
+
 @pytest.fixture(scope="session")
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database with all tables: copy it, never open it."""
     path = tmp_path_factory.mktemp("migrated") / "node.sqlite3"
-    url = f"sqlite:///{path}"
-    upgrade(url)
-    asyncio.run(SqlStorage(url).migrate())
+    make_all_tables(f"sqlite:///{path}")
     return path
 
 
@@ -60,8 +66,7 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def migrated_postgres(postgres_server: str) -> Iterator[str]:
     """The same on PostgreSQL: a template for databases, never to be connected to."""
     with postgres_database(postgres_server) as url:
-        upgrade(url)
-        asyncio.run(SqlStorage(url).migrate())
+        make_all_tables(url)
         yield url
 
 

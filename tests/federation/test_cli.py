@@ -183,7 +183,7 @@ async def test_run_serves_delivers_and_stops_in_order(folder: Folder, peer: Peer
     events = [json.loads(line) for line in command.stderr.splitlines()]
     names = [event["event"] for event in events]
     assert names.index("stopping") < names.index("worker_stopped") < names.index("stopped") == len(names) - 1
-    assert names.count("worker_ready") == names.count("worker_stopped") == 2
+    assert names.count("worker_ready") == names.count("worker_stopped") == 3
     assert {"node_serving", "delivery_attempt"} <= set(names)
     assert not serves(url)
     keys = settings.own_keys()
@@ -219,7 +219,7 @@ async def test_a_second_signal_skips_the_grace(folder: Folder, peer: Peer) -> No
 async def test_the_workers_module_runs_without_a_warning(folder: Folder) -> None:
     """`python -m federation.workers` with warnings as errors; SIGINT ends it too."""
     command = await folder.start("federation.workers")
-    await command.until(lambda: command.stderr.count("worker_ready") == 2)
+    await command.until(lambda: command.stderr.count("worker_ready") == 3)
     command.process.send_signal(signal.SIGINT)
     assert await command.ended() == 0
     assert "Warning" not in command.stderr
@@ -339,7 +339,7 @@ async def test_a_dead_redis_is_awaited_and_does_not_hold_the_stop(folder: Folder
     try:
         await command.until(lambda: command.stderr.count("worker_error") >= 4)
         redis.start()
-        await command.until(lambda: command.stderr.count("worker_ready") == 2)
+        await command.until(lambda: command.stderr.count("worker_ready") == 3)
         redis.kill()
         errors = command.stderr.count("worker_error")
         await command.until(lambda: command.stderr.count("worker_error") > errors)

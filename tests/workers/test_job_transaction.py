@@ -195,7 +195,7 @@ async def test_a_commit_under_way_comes_to_its_end(url: str) -> None:
         [claim] = await storage.claim("worker", leases={"*": LEASE}, limit=1)
         own = own_transaction(storage, claim)
         task = asyncio.create_task(written(own, "row"))
-        attempt = Attempt(claim, phase=Phase.RUNNING, task=task, own=own)
+        attempt = Attempt(claim, "default", no_report, lambda _: own, phase=Phase.RUNNING, task=task, own=own)
         interrupted = []
 
         def interrupt(_: Connection) -> None:
@@ -407,6 +407,10 @@ def own_transaction(storage: SqlStorage, claim: Claim) -> OwnTransaction:
         return None
 
     return OwnTransaction(storage, claim, success=lambda _: Completed(claim=claim, result=b"inside"), flush=flush)
+
+
+def no_report(_: Claim, _progress: bytes) -> None:
+    raise AssertionError("nothing reports")
 
 
 async def written(own: OwnTransaction, what: str) -> None:

@@ -53,8 +53,12 @@ def test_only_queued_jobs_are_claimed() -> None:
 
 def test_only_processing_jobs_are_settled() -> None:
     """Every way an attempt can end starts from processing and leaves it."""
-    ends = {Step.COMPLETE, Step.RETRY, Step.FAIL, Step.RELEASE, Step.STALL, Step.EXHAUST}
-    assert {step for state, step in TRANSITIONS if state is JobState.PROCESSING} == ends
+    ends = {
+        *(Step.COMPLETE, Step.CONTINUE, Step.CONTINUE_LATER, Step.RETRY, Step.FAIL, Step.RELEASE),
+        *(Step.STALL, Step.EXHAUST, Step.REMOVE),
+    }
+    leaves = {step for state, step in TRANSITIONS if state is JobState.PROCESSING}
+    assert leaves == {*ends, Step.COMPLETE_FROM_OUTSIDE}
     assert {state for state, step in TRANSITIONS if step in ends} == {JobState.PROCESSING}
     assert JobState.PROCESSING not in {target for (_, step), target in TRANSITIONS.items() if step in ends}
 

@@ -48,7 +48,7 @@ async def test_wrong_arguments_are_refused() -> None:
         MemoryStorage(MemorySpace(), clock=ManualClock())
     with pytest.raises(ValueError, match="queue name"):
         MemoryStorage(queue="")
-    with pytest.raises(Unsupported, match="without `connection`"):
+    with pytest.raises(Unsupported, match="leave `connection` out"):
         await MemoryStorage().enqueue([job("a")], connection=object())
     with pytest.raises(ValueError, match="not queued ones"):
         await MemoryStorage().clean(JobState.QUEUED, older_than=timedelta(0))

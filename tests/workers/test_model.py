@@ -69,6 +69,7 @@ def test_the_storage_follows_the_table(machine: type[StorageMachine]) -> None:
         broken.CancelIgnoredWhileScheduled,
         broken.ReleasedToTheEnd,
         broken.OldGenerationLingers,
+        broken.ContinuedWithOldAttempts,
         broken.RepeatsAreLost,
     ],
 )

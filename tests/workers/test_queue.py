@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.workers.running import PATIENCE, Recorder, done, forever, outcome, until
-from workers.errors import StorageError, StorageUnavailable
+from workers.errors import StorageError, StorageUnavailable, TransactionError
 from workers.events import WorkerEventKind as Kind
 from workers.handlers import AttemptContext, Handler, Job, Next
 from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, JobState
@@ -424,3 +424,36 @@ class _Plain:
 
     def loads(self, data: bytes) -> object:
         return data.decode()
+
+
+async def test_concurrent_enqueues_share_round_trips() -> None:
+    """A hundred enqueues at once take a few calls of the storage, a large payload its own; each has its own answer."""
+    slow, faults = faulty(MemoryStorage())
+    faults.delayed["enqueue"] = 1_000
+    storage, calls = counting(slow)
+    queue = Queue(storage)
+    large = "x" * 20_000
+    results = await asyncio.gather(*(queue.enqueue(1, id=f"job-{number % 50}") for number in range(100)))
+    assert [result.id for result in results] == [f"job-{number % 50}" for number in range(100)]
+    assert [result.status for result in results[50:]] == [EnqueueStatus.DUPLICATE] * 50
+    assert calls["enqueue"] == 2
+    await asyncio.gather(*(queue.enqueue(large) for _ in range(3)))
+    assert calls["enqueue"] == 5
+
+
+async def test_a_nested_enqueue_is_refused_beside_others(tmp_path: Path) -> None:
+    """A task with its own transaction open is told so at once, also while another task's enqueue is under way."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    storage = SqlStorage(url)
+    await storage.migrate()
+    engine = create_engine(url)
+    async with Queue(storage) as queue:
+        with engine.begin() as connection:
+            await queue.enqueue(1, connection=connection)
+            other = asyncio.create_task(queue.enqueue(2))
+            await asyncio.sleep(0)
+            with pytest.raises(TransactionError):
+                await queue.enqueue(3)
+        await other
+        assert (await queue.counts())[JobState.QUEUED] == 2
+    engine.dispose()

@@ -22,6 +22,11 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
         "settle.a_settle_broken_off_can_be_repeated",
     ),
     broken.ContinuationLost: ("settle.a_continuation_comes_with_the_completion",),
+    broken.ContinuedWithOldAttempts: (
+        "chains.a_continued_job_goes_on_as_its_next_link",
+        "chains.a_continued_job_is_recovered_as_its_link",
+    ),
+    broken.ContinuedByAnybody: ("chains.continuing_again_changes_nothing",),
     broken.DoubleRecovery: ("recover.any_number_of_reapers_recover_a_job_once",),
     broken.ExpiresWithNeighbours: ("retention.results_expire_one_by_one",),
     broken.SweepsNeighbours: ("retention.results_expire_one_by_one",),

@@ -22,6 +22,7 @@ from workers.storage.sql import SqlStorage
 from workers.worker import Worker
 
 LEASE = timedelta(seconds=1)
+PATIENCE = 20.0
 
 
 class Fuse:
@@ -51,7 +52,7 @@ async def work(url: str, number: int) -> None:
     async def first(job: Job) -> None:
         async with job.transaction() as session:
             for what in ("one", "two"):
-                values = {"queue": job.queue, "what": what}
+                values = {"queue": storage.queue, "what": what}
                 await session.execute(text("INSERT INTO ledger (queue, what) VALUES (:queue, :what)"), values)
             await storage.enqueue([NewJob(id="side", name="side", payload=b"")], connection=session)
             job.complete(continue_with("second", 2))
@@ -59,7 +60,8 @@ async def work(url: str, number: int) -> None:
         worker.stop()
 
     worker = Worker(storage, {"first": first}, lease=LEASE)
-    await worker.run()
+    async with asyncio.timeout(PATIENCE):
+        await worker.run()
     await storage.disconnect()
 
 

@@ -61,10 +61,10 @@ def encode_key(key: Key) -> str:
     """The key as one readable text: parts divided by `/`, and `%` and `/` in them escaped.
 
     Raises:
-        ValueError: no parts, an empty one, too many bytes, or not encodable as UTF-8 (a lone surrogate).
+        ValueError: no parts, an empty one or no text, too many bytes, or not encodable as UTF-8 (a lone surrogate).
     """
-    parts = (key,) if isinstance(key, str) else key
-    if not parts or not all(parts):
+    parts = key if isinstance(key, tuple) else (key,)
+    if not parts or not all(isinstance(part, str) and part for part in parts):
         raise ValueError("a key is a text, or a tuple of texts, none of them empty")
     encoded = "/".join([part.replace("%", "%25").replace("/", "%2F") for part in parts])
     try:

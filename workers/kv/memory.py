@@ -27,20 +27,20 @@ class MemoryKvStore:
         return self._alive(encode_key(key))
 
     async def set(self, key: Key, value: bytes, *, ttl: timedelta) -> None:
-        self._put(encode_key(key), value, ttl)
+        self._put(encode_key(key), self._entry(value, ttl))
 
     async def set_if_absent(self, key: Key, value: bytes, *, ttl: timedelta) -> bytes | None:
-        place = encode_key(key)
+        place, entry = encode_key(key), self._entry(value, ttl)
         found = self._alive(place)
         if found is None:
-            self._put(place, value, ttl)
+            self._put(place, entry)
         return found
 
     async def compare_and_set(self, key: Key, expected: bytes, value: bytes, *, ttl: timedelta) -> bool:
-        place = encode_key(key)
+        place, entry = encode_key(key), self._entry(value, ttl)
         holds = self._alive(place) == expected
         if holds:
-            self._put(place, value, ttl)
+            self._put(place, entry)
         return holds
 
     async def compare_and_delete(self, key: Key, expected: bytes) -> bool:
@@ -50,14 +50,17 @@ class MemoryKvStore:
             del self._entries[place]
         return holds
 
+    def _entry(self, value: bytes, ttl: timedelta) -> tuple[bytes, datetime]:
+        check_value(value)
+        return value, self._clock.now() + timedelta(milliseconds=ttl_ms(ttl))
+
     def _alive(self, place: str) -> bytes | None:
         value, expires = self._entries.get(place, (None, None))
         return value if expires is not None and self._clock.now() < expires else None
 
-    def _put(self, place: str, value: bytes, ttl: timedelta) -> None:
-        check_value(value)
-        now = self._clock.now()
-        self._entries[place] = (value, now + timedelta(milliseconds=ttl_ms(ttl)))
+    def _put(self, place: str, entry: tuple[bytes, datetime]) -> None:
+        self._entries[place] = entry
         if len(self._entries) >= self._swept_at:
+            now = self._clock.now()
             self._entries = {place: entry for place, entry in self._entries.items() if now < entry[1]}
             self._swept_at = max(_FEW, 2 * len(self._entries))

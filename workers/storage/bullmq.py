@@ -2,8 +2,8 @@
 
 Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. What we keep beside them
 and Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
-`workers:error` of a job; the members `maximum` and `multiplier` of its `backoff` option; the keys
-`<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
+`workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its option `backoff`;
+the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
 (tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour.
 
 Payloads and results are JSON on the wire. Bytes that are JSON are stored as they are, others as `{"$base64": "..."}`.
@@ -32,6 +32,7 @@ from workers.jobs import (
     ProgressReport,
     Recovery,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -48,12 +49,11 @@ from workers.storage.bullmq_processor import as_processor
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_server import Server, parse_url
 from workers.storage.bullmq_wait import Waiter
-from workers.storage.rules import check_claim, refuse_transaction
+from workers.storage.rules import check_claim, check_fits_redis, refuse_transaction
 
 __all__ = ["BullMQStorage", "as_processor"]
 
 DEFAULT_QUEUE: Final = "default"
-AT_ONCE: Final = 1_000
 
 
 class BullMQStorage:
@@ -65,7 +65,7 @@ class BullMQStorage:
 
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It takes a job's
     stalls and its failed attempts for one count, as we do, and tells at the next claim that they are too many. Released
-    and recovered jobs come back in front of their priority, retried ones behind.
+    and recovered jobs come back in front of their priority, retried ones and next links of chains behind.
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
@@ -129,9 +129,8 @@ class BullMQStorage:
         return await self._jobs.enqueue(jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`. At most 1 000 at once: each is a command of its own."""
         check_claim(worker_id, leases)
-        return await self._claims.claim(worker_id, leases, min(limit, AT_ONCE)) if leases and limit > 0 else []
+        return await self._claims.claim(worker_id, leases, limit) if leases and limit > 0 else []
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         await self._waiter.wait(timeout.total_seconds())
@@ -139,7 +138,10 @@ class BullMQStorage:
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         return await self._claims.renew(claims)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "BullMQStorage")
         return await self._claims.settle(settlements)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -175,8 +177,21 @@ class BullMQStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._jobs.retry(ids)
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._jobs.remove(ids)
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "BullMQStorage")
+        return await self._jobs.remove(ids, running=running)
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        """See `Storage.complete`.
+
+        Raises:
+            StorageError: a job of Node's that waits for its children in a flow, or belongs to a job scheduler.
+        """
+        refuse_transaction(connection, "BullMQStorage")
+        check_fits_redis(job_id, result)
+        return await self._jobs.complete(job_id, result, keep)
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._jobs.promote(ids)

@@ -22,6 +22,7 @@ from workers.jobs import (
     DROP,
     Claim,
     Completed,
+    Continued,
     ErrorInfo,
     Failed,
     NewJob,
@@ -35,31 +36,28 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.base import ANY_NAME
 from workers.storage.bullmq_codec import (
     CANCEL_FIELD,
+    ERROR_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
-    decode_bytes,
     decode_id,
-    decode_options,
     encode_bytes,
     error_fields,
-    json_object,
     keep_jobs,
-    moment,
+    link_fields,
     to_ms,
     whole,
 )
 from workers.storage.bullmq_jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq_queue import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq_record import (
-    STALLED_REASON_FIELD,
     BullMQClaim,
     Record,
     cancel_mark,
     loss,
+    make_claim,
     reading,
     record,
     still_holds,
@@ -67,7 +65,7 @@ from workers.storage.bullmq_record import (
 )
 from workers.storage.bullmq_server import Reply, to_the_end
 from workers.storage.redis_server import Command
-from workers.storage.rules import count_retry, stalled_error
+from workers.storage.rules import count_retry, unfit_for_redis
 
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
@@ -85,10 +83,14 @@ def code_outcome(code: Reply) -> SettleOutcome | None:
         return APPLIED
     if code in NOT_HELD:
         return None
-    if code == NOT_ACTIVE:  # somebody moved the job without asking for its lock, which the script has just removed
+    if code == NOT_ACTIVE:  # somebody moved the job without asking for its lock
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
     return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
+
+
+ASKED_BLINDLY: Final = 1_000
+"""Jobs that are asked for before it is known how many there are."""
 
 
 class Claims:
@@ -117,7 +119,8 @@ class Claims:
             await self.settle([Released(claim=claim) for claim in await claiming])
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
-        asked = limit if self._plentiful else 1
+        # Each is a command of its own: beyond some, one looks first how many jobs there are.
+        asked = min(limit, ASKED_BLINDLY) if self._plentiful else 1
         claims, left = await self._claim(worker_id, leases, asked)
         # What was claimed must not be lost with a later step: without the second there are fewer claims, without the
         # third some leases are longer than they had to be.
@@ -281,6 +284,8 @@ class Claims:
                 return self._fail(claim, settlement.error, settlement.keep, now_ms)
             case Retried():
                 return self._retry(claim, settlement, now_ms)
+            case Continued():
+                return self._go_on(claim, settlement.then, now_ms)
         raise AssertionError("releases are settled apart")
 
     def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int) -> Command:
@@ -325,6 +330,13 @@ class Claims:
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
         )
 
+    def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
+        fields = {**link_fields(then, claim.raw), SETTLED_FIELD: claim.token}
+        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
+        return self._lua.go_on(
+            claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
+        )
+
     async def recover(self, max_stalls: int) -> Recovery:
         """See `Storage.recover`. BullMQ marks active jobs in one call and requeues all marked ones in the next.
 
@@ -337,43 +349,6 @@ class Claims:
         return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
 
 
-def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:
-    """The claim of a job as `moveToActive` answered it; a hash with holes gives an empty name, payload or date."""
-    flat, raw, *_ = reply
-    fields: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
-    options = decode_options(json_object(fields.get("opts")))
-    name = fields.get("name", "")
-    ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
-    return BullMQClaim(
-        job_id=decode_id(raw),
-        name=name,
-        payload=decode_bytes(fields.get("data", "")),
-        token=token,
-        worker_id=worker_id,
-        lease=leases.get(name) or leases.get(ANY_NAME) or max(leases.values()),
-        attempt=ended + stalls + 1,
-        max_attempts=options.max_attempts,
-        created_at=moment(whole(fields.get("timestamp"))),
-        keep_completed=options.keep_completed,
-        keep_failed=options.keep_failed,
-        priority=whole(fields.get("priority")),
-        backoff=options.backoff,
-        stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
-        key_id=raw,
-        options=options,
-        uncounted=whole(fields.get(UNCOUNTED_FIELD)),
-    )
-
-
-def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
-    """Why the job must not run again. One that used its attempts up by failing was retried by an operator: it may."""
-    exhausted = stalls > 0 and ended < max_attempts <= ended + stalls
-    if not gave_up and not exhausted:
-        return None
-    error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=max_attempts, stalls=stalls)
-    return replace(error, exhausted=exhausted)
-
-
 def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
     if found is None:  # it held its job a moment ago: somebody was faster twice
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
@@ -382,9 +357,9 @@ def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
 
 def _fault(settlement: Settlement) -> SettleOutcome | None:
     """Why the settlement cannot be carried out, whoever holds the job."""
-    then = settlement.then if isinstance(settlement, Completed) else None
+    then = settlement.then if isinstance(settlement, Completed | Continued) else None
     if then is None or then.ordering_key is None:
-        return None
+        return unfit_for_redis(settlement)
     return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
 
 

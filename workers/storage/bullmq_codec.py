@@ -46,6 +46,7 @@ MAX_NUMBER: Final = 2**53
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z", re.ASCII)
+_CHAIN_OPTION: Final = "chainIndex"
 _WRAPPED: Final = b'{"$base64":"'
 _STACK_HEAD: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)", re.ASCII)
 
@@ -115,6 +116,7 @@ class JobOptions:
     """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`."""
 
     max_attempts: int = 1
+    chain_index: int = 0
     backoff: RetryPolicy | None = None
     remove_on_complete: object = None
     remove_on_fail: object = None
@@ -142,6 +144,8 @@ def encode_options(job: NewJob, raw: str) -> dict[str, object]:
         options["delay"] = max(1, to_ms(job.delay))
     if job.priority:
         options["priority"] = job.priority
+    if job.chain_index:
+        options[_CHAIN_OPTION] = job.chain_index
     return options
 
 
@@ -150,10 +154,22 @@ def decode_options(options: Mapping[str, object]) -> JobOptions:
     attempts = number(options.get("attempts"))
     return JobOptions(
         max_attempts=max(1, int(attempts)) if attempts is not None else 1,
+        chain_index=whole(options.get(_CHAIN_OPTION)),
         backoff=_decode_backoff(options.get("backoff")),
         remove_on_complete=options.get("removeOnComplete"),
         remove_on_fail=options.get("removeOnFail"),
     )
+
+
+def link_fields(job: NewJob, raw: str) -> dict[str, object]:
+    """Hash fields of a job that becomes the next link of its chain."""
+    return {
+        "name": job.name,
+        "data": encode_bytes(job.payload).decode(),
+        "opts": json.dumps(encode_options(job, raw), separators=(",", ":")),
+        "priority": str(job.priority),
+        **dict.fromkeys(("atm", "ats", "stc"), "0"),
+    }
 
 
 def _remove_option(keep: Retention) -> object:

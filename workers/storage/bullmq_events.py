@@ -1,17 +1,20 @@
 """Job events from the stream BullMQ keeps beside each queue, and from ours.
 
-Theory of operation. One task per storage object reads the stream, from the first subscriber to the last, and hands
-events to all of them. A subscription asks for the last entry of the stream and returns when the reader has passed it:
-nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes on where it stopped.
+Theory of operation. One task per storage object reads the stream, from the first subscriber until there has been none
+for a second, and hands events to all of them. A subscription asks for the last entry of the stream and returns when the
+reader has passed it: nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes
+on where it stopped.
 
-BullMQ has no word for a cancelled job, so two events of ours are written into the stream; Node's `QueueEvents` passes
-names it does not know to whoever listens for them. Requests to cancel a running job are in a stream of ours besides:
-a worker that read every event to find them would pay more for that than for the jobs.
+BullMQ has no word for a cancelled job, nor for one that goes on as the next link of its chain, so three events of ours
+are written into the stream; Node's `QueueEvents` passes names it does not know to whoever listens for them. Requests to
+cancel a running job are in a stream of ours besides: a worker that read every event to find them would pay more for
+that than for the jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
@@ -25,6 +28,7 @@ from workers.storage.bullmq_server import Reply
 
 CANCELLED_EVENT: Final = "cancelled"
 CANCEL_REQUESTED_EVENT: Final = "cancel-requested"
+CONTINUED_EVENT: Final = "continued"
 
 KINDS: Final[Mapping[str, JobEventKind]] = {
     "added": JobEventKind.QUEUED,
@@ -33,6 +37,7 @@ KINDS: Final[Mapping[str, JobEventKind]] = {
     "failed": JobEventKind.FAILED,
     "delayed": JobEventKind.FAILING,
     "progress": JobEventKind.PROGRESS,
+    CONTINUED_EVENT: JobEventKind.QUEUED,
     CANCELLED_EVENT: JobEventKind.CANCELLED,
     CANCEL_REQUESTED_EVENT: JobEventKind.CANCEL_REQUESTED,
 }
@@ -44,6 +49,8 @@ BLOCK_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 2.0
 CATCH_UP_SECONDS: Final = 10.0
+LINGER_SECONDS: Final = 1.0
+"""How long the reader outlives the last subscriber, as waiters come one after another."""
 
 Position: TypeAlias = tuple[int, int]
 
@@ -56,10 +63,11 @@ class EventFeed:
         self._stream = stream
         self._broadcast = Broadcast()
         self._subscribers = 0
+        self._left_at = 0.0  # when the last subscriber so far went, on the monotonic clock
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
         self._moved = asyncio.Condition()  # the reader's: like it, of one event loop
         self._reader: asyncio.Task[None] | None = None
-        self._added = ""  # the job of the last `added` event, whose `delayed` event is no failure
+        self._added = ""  # the job of an `added` or `continued` event, whose next `delayed` event is no failure
 
     @asynccontextmanager
     async def subscribe(self, job_id: str | None) -> AsyncIterator[BufferedSubscription]:
@@ -72,8 +80,7 @@ class EventFeed:
                 yield subscription
         finally:
             self._subscribers -= 1
-            if self._subscribers == 0:
-                await self.close()
+            self._left_at = time.monotonic()
 
     async def close(self) -> None:
         """Nothing is read any more."""
@@ -101,7 +108,7 @@ class EventFeed:
 
     async def _read(self) -> None:
         pause = FIRST_PAUSE_SECONDS
-        while True:
+        while self._subscribers or time.monotonic() - self._left_at < LINGER_SECONDS:
             try:
                 await self._read_page()
                 pause = FIRST_PAUSE_SECONDS
@@ -127,7 +134,7 @@ class EventFeed:
             kind = JobEventKind.QUEUED
         if name == "delayed" and raw == self._added:
             kind = None
-        self._added = raw if name == "added" else ""
+        self._added = raw if name in ("added", CONTINUED_EVENT) else ""
         if kind is not None and raw:
             self._broadcast.publish(kind, decode_id(raw))
 

@@ -7,11 +7,12 @@ at the job and act under WATCH of its hash and its lock: every script that moves
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from workers.errors import StorageError, Unsupported
-from workers.jobs import CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob
+from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob, Retention
 from workers.storage.base import TOMBSTONE
 from workers.storage.bullmq_codec import (
     CANCEL_FIELD,
@@ -23,6 +24,7 @@ from workers.storage.bullmq_codec import (
     encode_bytes,
     encode_id,
     encode_options,
+    keep_jobs,
     to_ms,
 )
 from workers.storage.bullmq_events import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
@@ -30,6 +32,7 @@ from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_record import Record, cancel_mark, reading, record
 from workers.storage.bullmq_server import Reply
 from workers.storage.redis_server import Command
+from workers.storage.rules import check_fits_redis
 
 TRANSACTION_JOBS: Final = 500
 """Jobs added in one transaction, during which the server serves nobody else: about 10 ms."""
@@ -52,6 +55,7 @@ class Jobs:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         for job in jobs:
+            check_fits_redis(job.id, job.payload)
             if job.ordering_key is not None:
                 raise Unsupported(f"job {job.id!r}: {NO_ORDERING_KEYS}")
         results: list[EnqueueResult] = []
@@ -106,8 +110,7 @@ class Jobs:
                 return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), *self._requests_cancel(raw)]
             if found.state not in WAITING:
                 return []
-            if "rjk" in found.fields:
-                raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")
+            _check_unscheduled(job_id, found)
             tombstone: Command = ("SET", self._queue.tombstone(raw), 1, "PX", to_ms(TOMBSTONE))
             return [*self._lua.remove(raw), tombstone, self._event(CANCELLED_EVENT, raw)]
 
@@ -127,33 +130,72 @@ class Jobs:
         """See `Storage.retry`."""
         forgotten = ("stc", "progress", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
 
-        def plan(raw: str) -> list[Command]:
-            return [self._lua.reprocess(raw), ("HDEL", self._lua.job(raw), *forgotten)]
+        def plan(found: Record) -> list[Command]:
+            return [self._lua.reprocess(found.raw), ("HDEL", self._lua.job(found.raw), *forgotten)]
 
         return await self._change_each(ids, lambda found: found.state is JobState.FAILED, plan)
 
-    async def remove(self, ids: Sequence[str]) -> int:
+    async def remove(self, ids: Sequence[str], *, running: bool) -> int:
         """See `Storage.remove`."""
-        return await self._change_each(
-            ids,
-            lambda found: found.state not in (None, JobState.PROCESSING) and "rjk" not in found.fields,
-            self._lua.remove,
+        spared = (None,) if running else (None, JobState.PROCESSING)
+
+        def plan(found: Record) -> list[Command]:
+            told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
+            return [*self._lua.remove(found.raw), *told]
+
+        return await self._change_each(ids, lambda found: found.state not in spared and "rjk" not in found.fields, plan)
+
+    async def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
+        """See `Storage.complete`."""
+        [first] = await self._queue.find([job_id])
+
+        def decide(found: Record) -> list[Command]:
+            if found.state is not JobState.PROCESSING and found.state not in WAITING:
+                return []
+            _check_unscheduled(job_id, found)
+            if found.place == "waiting-children":
+                raise StorageError(f"job {job_id!r} waits for its children in a BullMQ flow; complete those")
+            told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
+            return [*told, *self._completion(found, result, keep)]
+
+        return (await self._change(first.raw, decide)).state
+
+    def _completion(self, found: Record, result: bytes, keep: Retention | None) -> list[Command]:
+        """BullMQ finishes active jobs only, and counts an attempt for each."""
+        token = secrets.token_hex(8)
+        fields: dict[str, object] = {SETTLED_FIELD: token}
+        if keep is not None and keep is not DROP:
+            fields[KEEP_FIELD] = str(to_ms(keep))
+        finish = self._lua.finish(
+            found.raw,
+            token,
+            target="completed",
+            value=encode_bytes(result),
+            keep=keep_jobs(keep, found.options.remove_on_complete),
+            max_attempts=found.options.max_attempts,
+            fields=fields,
+            now_ms=self._queue.now_ms(),
         )
+        no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
+        uncounted = [] if found.state is JobState.PROCESSING else [no_attempt]
+        return [*uncounted, *self._lua.take(found.raw, token), finish]
 
     async def promote(self, ids: Sequence[str]) -> int:
         """See `Storage.promote`."""
         waits = (JobState.SCHEDULED, JobState.FAILING)
         return await self._change_each(
-            ids, lambda found: found.state in waits and found.place == "delayed", lambda raw: [self._lua.promote(raw)]
+            ids,
+            lambda found: found.state in waits and found.place == "delayed",
+            lambda found: [self._lua.promote(found.raw)],
         )
 
     async def _change_each(
-        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[str], Sequence[Command]]
+        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
     ) -> int:
         """How many of the jobs were `wanted`; the plan was carried out for each."""
         changed = 0
         for raw in dict.fromkeys(found.raw for found in await self._queue.find(ids) if wanted(found)):
-            found = await self._change(raw, lambda found: plan(found.raw) if wanted(found) else [])
+            found = await self._change(raw, lambda found: plan(found) if wanted(found) else [])
             changed += wanted(found)
         return changed
 
@@ -169,6 +211,12 @@ class Jobs:
 
     def _event(self, name: str, raw: str) -> Command:
         return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw
+
+
+def _check_unscheduled(job_id: str, found: Record) -> None:
+    """Refuse a run of a Node job scheduler: the schedule would end with it."""
+    if "rjk" in found.fields:
+        raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")
 
 
 def _queued(job: NewJob) -> EnqueueResult:

@@ -7,7 +7,7 @@ arguments from plain values, so that a batch is one pipeline. A test compares th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -35,22 +35,38 @@ SCRIPTS: Final = (
 )
 
 
-class Script:
-    """One Lua file: its text, the SHA-1 it is called by, and how many keys it takes (the number in the file's name)."""
+BEFORE_CONTINUING: Final = """
+-- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
+-- ARGV[10...]: fields of the link that is over.
+if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
+  if not redis.call('LPOS', KEYS[2], ARGV[3], 'RANK', -1) then
+    return -3
+  end
+  redis.call('HDEL', KEYS[5], unpack(ARGV, 10))
+  redis.call('XADD', KEYS[6], 'MAXLEN', '~', 10000, '*', 'event', 'continued', 'jobId', ARGV[3])
+end
+"""
 
-    def __init__(self, name: str) -> None:
+
+class Script:
+    """One Lua file: its text, the SHA-1 it is called by, and how many keys it takes (the number in the file's name).
+
+    Lines of ours may come `before` it.
+    """
+
+    def __init__(self, name: str, before: str = "") -> None:
         found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
         if len(found) != 1:
             raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-        self.text: str = loadScript(found[0].name)
+        self.text: str = before + loadScript(found[0].name)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.key_count = int(found[0].stem.rpartition("-")[2])
 
 
 @cache
 def scripts() -> Mapping[str, Script]:
-    """Every script this storage calls, by BullMQ's name for it."""
-    return {name: Script(name) for name in SCRIPTS}
+    """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them."""
+    return {name: Script(name) for name in SCRIPTS} | {"continue": Script("moveToDelayed", BEFORE_CONTINUING)}
 
 
 _pack = msgpack.Packer(use_bin_type=True).pack
@@ -65,7 +81,8 @@ class QueueScripts:
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("moveToActive", *every, "marker")
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
-        self._delay = self._head("moveToDelayed", "marker", "active", "prioritized", "delayed")
+        aside = ("marker", "active", "prioritized", "delayed")
+        self._delay, self._continue = self._head("moveToDelayed", *aside), self._head("continue", *aside)
         self._delay_tail = self._named("events", "meta", "stalled", "wait", "limiter", "pc")
         adding = ("completed", "delayed", "active", "events", "marker")
         self._add = self._head("addStandardJob", "wait", "paused", "meta", "id", *adding)
@@ -129,12 +146,15 @@ class QueueScripts:
 
     def delay(self, raw: str, token: str, *, delay_ms: int, counted: bool, fields: Options, now_ms: int) -> Command:
         """Put an active job aside for `delay_ms`; answers 0 or an error code."""
-        return (
-            *self._delay,
-            self.base + raw,
-            *self._delay_tail,
-            *(self.base, str(now_ms), raw, token, delay_ms, "0" if counted else "1", _flat(fields), "0"),
-        )
+        arguments = (self.base, str(now_ms), raw, token, delay_ms, "0" if counted else "1", _flat(fields), "0")
+        return (*self._delay, self.base + raw, *self._delay_tail, *arguments)
+
+    def go_on(
+        self, raw: str, token: str, *, delay_ms: int, fields: Options, over: Sequence[str], now_ms: int
+    ) -> Command:
+        """Put an active job aside as another one, without the fields that are `over`; answers 0 or an error code."""
+        arguments = (self.base, str(now_ms), raw, token, delay_ms, "1", _flat(fields), "0", "", *over)
+        return (*self._continue, self.base + raw, *self._delay_tail, *arguments)
 
     def release(self, raw: str, token: str) -> tuple[Command, Command]:
         """Put an active job back in front, and wake a waiter, which the script forgets for a prioritized job.
@@ -179,6 +199,14 @@ class QueueScripts:
         """
         script = (*self._head("removeJob"), self.base + raw, self._keys["repeat"], raw, 0, self.base)
         return ("DEL", self.lock(raw)), script
+
+    def take(self, raw: str, token: str) -> tuple[Command, ...]:
+        """Make a job active that waits or runs, locked with this token; to be finished in the same transaction."""
+        lines: tuple[Command, ...] = (
+            *(("LREM", self._keys[name], 0, raw) for name in ("wait", "paused", "active")),
+            *(("ZREM", self._keys[name], raw) for name in ("prioritized", "delayed")),
+        )
+        return (*lines, ("LPUSH", self._keys["active"], raw), ("SET", self.lock(raw), token))
 
     def reprocess(self, raw: str) -> Command:
         """Queue a failed job again with fresh attempts; answers 1 or an error code."""

@@ -35,9 +35,7 @@ def as_processor(
     async def process(job: Any, token: str) -> object:
         claim = _claim(job, token)
         context = AttemptContext(
-            job=make_job(claim, job.data, Signal(), queue=job.queueQualifiedName),
-            queue=job.queueQualifiedName,
-            worker_id=claim.worker_id,
+            job=make_job(claim, job.data, Signal()), queue=job.queueQualifiedName, worker_id=claim.worker_id
         )
         try:
             return await call(runner, context, ())

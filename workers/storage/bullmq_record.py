@@ -10,16 +10,19 @@ from one that was taken over.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Final, TypeAlias
 
 from workers.errors import LossReason, StorageError
 from workers.jobs import DROP, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
+from workers.storage.base import ANY_NAME
 from workers.storage.bullmq_codec import (
     ERROR_FIELD,
     FOREVER,
     KEEP_FIELD,
     SETTLED_FIELD,
+    UNCOUNTED_FIELD,
     JobOptions,
     decode_bytes,
     decode_error,
@@ -34,7 +37,8 @@ from workers.storage.bullmq_codec import (
     whole,
 )
 from workers.storage.bullmq_lua import QueueScripts
-from workers.storage.redis_server import Command
+from workers.storage.redis_server import Command, Reply
+from workers.storage.rules import stalled_error
 
 Fields: TypeAlias = Mapping[str, str]
 
@@ -138,6 +142,7 @@ class Record:
             attempt=self.runs,
             max_attempts=self.options.max_attempts,
             created_at=moment(whole(self.fields.get("timestamp"))),
+            chain_index=self.options.chain_index,
             priority=whole(self.fields.get("priority")),
             next_run_at=moment(self.due_ms) if waits and self.due_ms is not None else None,
             finished_at=None if finished is None else moment(finished),
@@ -178,6 +183,44 @@ def record(raw: str, replies: Sequence[object], now_ms: int) -> Record:
         now_ms=now_ms,
         options=decode_options(json_object(fields.get("opts"))),
     )
+
+
+def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:
+    """The claim of a job as `moveToActive` answered it; a hash with holes gives an empty name, payload or date."""
+    flat, raw, *_ = reply
+    fields: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
+    options = decode_options(json_object(fields.get("opts")))
+    name = fields.get("name", "")
+    ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
+    return BullMQClaim(
+        job_id=decode_id(raw),
+        name=name,
+        payload=decode_bytes(fields.get("data", "")),
+        token=token,
+        worker_id=worker_id,
+        lease=leases.get(name) or leases.get(ANY_NAME) or max(leases.values()),
+        attempt=ended + stalls + 1,
+        max_attempts=options.max_attempts,
+        created_at=moment(whole(fields.get("timestamp"))),
+        keep_completed=options.keep_completed,
+        keep_failed=options.keep_failed,
+        priority=whole(fields.get("priority")),
+        backoff=options.backoff,
+        chain_index=options.chain_index,
+        stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
+        key_id=raw,
+        options=options,
+        uncounted=whole(fields.get(UNCOUNTED_FIELD)),
+    )
+
+
+def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
+    """Why the job must not run again. One that used its attempts up by failing was retried by an operator: it may."""
+    exhausted = stalls > 0 and ended < max_attempts <= ended + stalls
+    if not gave_up and not exhausted:
+        return None
+    error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=max_attempts, stalls=stalls)
+    return replace(error, exhausted=exhausted)
 
 
 def worker_of(token: str | None) -> str | None:

@@ -48,7 +48,7 @@ class Server(redis_server.Server):
         answers: list[list[Reply]] = [[] for _ in units]
         missing = list(range(len(units)))
         for _ in range(ROUNDS):
-            replies = iter(await self._pipeline([command for at in missing for command in units[at]], atomic=True))
+            replies = iter(await self._transaction([command for at in missing for command in units[at]]))
             for at in missing:
                 answers[at] = [next(replies) for _ in units[at]]
             missing = [at for at in missing if _lost_script(answers[at])]
@@ -69,7 +69,7 @@ class Server(redis_server.Server):
             StorageError: a command failed; the others have run.
         """
         for _ in range(ROUNDS):
-            async with self._call(atomic=True) as pipe:
+            async with self._call() as pipe:
                 await pipe.watch(*watched)
                 seen = await read_replies(pipe.connection, read)
                 plan = [] if _lost_script(seen) else decide([good(reply) for reply in seen])

@@ -24,14 +24,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from redis.asyncio import Redis
 
 from workers.errors import LossReason, WorkersError
+from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -47,6 +49,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     SettleStatus,
@@ -61,12 +64,26 @@ from workers.storage.redis_codec import STATES, duration, pack, unpack
 from workers.storage.redis_lua import QueueScripts, loaded_scripts
 from workers.storage.redis_notices import Notices
 from workers.storage.redis_server import Reply, Server, parse_url, to_the_end
-from workers.storage.rules import bounded_count, check_claim, check_cleanable, refuse_transaction
+from workers.storage.rules import (
+    bounded_count,
+    check_claim,
+    check_cleanable,
+    check_fits_redis,
+    refuse_transaction,
+    unfit_for_redis,
+    weight,
+)
 
 DEFAULT_QUEUE: Final = "default"
 
+T = TypeVar("T")
+
 AT_ONCE: Final = 1_000
 """Jobs that one script handles at most, during which the server serves nobody else."""
+PORTION_BYTES: Final = 64 << 20
+"""Payloads or results that one call sends at most, unless it is a single one."""
+RESULTS_AT_ONCE: Final = 100
+"""Results that are read in one step when many are asked for at the same time."""
 LOOK_SECONDS: Final = 10.0
 """How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
 CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
@@ -113,6 +130,7 @@ class RedisStorage:
         self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = QueueScripts(self._server, prefix, queue)
         self._notices = Notices(self._lua)
+        self._results = Gathering(partial(redis_inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"
@@ -132,11 +150,12 @@ class RedisStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        """See `Storage.enqueue`; a batch of more than 1 000 jobs takes a step for each 1 000."""
+        """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions."""
         refuse_transaction(connection, "RedisStorage")
+        for job in jobs:
+            check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []
-        for start in range(0, len(jobs), AT_ONCE):
-            some = jobs[start : start + AT_ONCE]
+        for some in _portions(jobs, lambda job: len(job.payload)):
             answer = await self._lua.run("enqueue", pack([redis_codec.encode_job(job) for job in some]))
             results += map(redis_codec.enqueue_result, some, unpack(answer))
         return results
@@ -204,13 +223,18 @@ class RedisStorage:
                     lost[token] = OUTCOMES[code].reason or LossReason.ERROR
         return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-        outcomes: list[SettleOutcome] = []
-        for start in range(0, len(settlements), AT_ONCE):
-            some = [redis_codec.encode_settlement(one) for one in settlements[start : start + AT_ONCE]]
-            answer = unpack(await self._lua.run("settle", pack(some), UNCOUNTED_RETRIES))
-            outcomes += [OUTCOMES[code] for code in answer]
-        return outcomes
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "RedisStorage")
+        unfit = [unfit_for_redis(one) for one in settlements]
+        fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
+        codes: list[int] = []
+        for some in _portions(fit, weight):
+            packed = pack([redis_codec.encode_settlement(one) for one in some])
+            codes += unpack(await self._lua.run("settle", packed, UNCOUNTED_RETRIES))
+        answers = iter(codes)
+        return [fault or OUTCOMES[next(answers)] for fault in unfit]
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         for start in range(0, len(reports), AT_ONCE):
@@ -239,10 +263,10 @@ class RedisStorage:
         return await redis_inspect.status(self._lua, ids)
 
     async def result(self, job_id: str) -> JobOutcome | None:
-        answer = await self._lua.run("result", job_id.encode())
-        if answer is None:
+        answer = await self._results.ask(job_id.encode())
+        if not answer:
             return None
-        code, error, result = unpack(answer)
+        code, error, result = answer
         if code == redis_codec.CANCELLED:
             return JobOutcome(kind=OutcomeKind.CANCELLED)
         if STATES[code] is JobState.COMPLETED:
@@ -282,17 +306,26 @@ class RedisStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._each("retry", ids)
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._each("remove", ids)
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "RedisStorage")
+        return await self._each("remove", ids, int(running))
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "RedisStorage")
+        check_fits_redis(job_id, result)
+        kept = "" if keep is None else redis_codec.encode_retention(keep)
+        return STATES.get(await self._lua.run("complete", job_id.encode(), result, kept))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._each("promote", ids)
 
-    async def _each(self, script: str, ids: Sequence[str]) -> int:
+    async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
         count = 0
         for start in range(0, len(ids), AT_ONCE):
             some = [job_id.encode() for job_id in ids[start : start + AT_ONCE]]
-            count += int(await self._lua.run(script, pack(some)))
+            count += int(await self._lua.run(script, pack(some), *how))
         return count
 
     async def drain(self) -> int:
@@ -309,3 +342,17 @@ class RedisStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await redis_inspect.page(self._lua, state, cursor, limit)
+
+
+def _portions(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in order, as many at a time as one script shall handle and one call shall carry."""
+    portion: list[T] = []
+    carried = 0
+    for item in items:
+        if portion and (len(portion) == AT_ONCE or carried + size(item) > PORTION_BYTES):
+            yield portion
+            portion, carried = [], 0
+        portion.append(item)
+        carried += size(item)
+    if portion:
+        yield portion

@@ -21,6 +21,7 @@ from workers.jobs import (
     STACK_CHARACTERS,
     Claim,
     Completed,
+    Continued,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -48,6 +49,10 @@ STATES: Final[Mapping[int, JobState]] = {
 }
 CANCELLED: Final = 6
 
+_PLAIN_RECORD: Final = 1
+_LINKED_RECORD: Final = 2
+"""Of a later link of a chain; the number of the link is behind the record's head."""
+
 SECRET_BYTES: Final = 12
 _TOKEN_BYTES: Final = SECRET_BYTES + 2
 
@@ -59,6 +64,7 @@ _RUN: Final = struct.Struct(f">BBIIHQQQ{_TOKEN_BYTES}s")
 _BACKOFF: Final = struct.Struct(">dddd")
 _LENGTH: Final = struct.Struct(">H")
 _LONG_LENGTH: Final = struct.Struct(">I")
+_LINK: Final = struct.Struct(">I")
 _HAS_PROGRESS: Final = 2
 
 _PLAIN, _EXHAUSTED, _STALLED = b"\0", b"\1", b"\2"
@@ -81,7 +87,8 @@ def duration(value: timedelta) -> int:
 
 
 @lru_cache(256)
-def _encoded_retention(value: Retention) -> int:
+def encode_retention(value: Retention) -> int:
+    """Microseconds, 0 for `DROP`."""
     return 0 if value is DROP else duration(value) or 1
 
 
@@ -103,15 +110,17 @@ def encode_job(job: NewJob) -> Packed:
             _REST.pack(
                 job.priority,
                 min(job.max_attempts, 0xFFFFFFFF),
-                _encoded_retention(job.keep_completed),
-                _encoded_retention(job.keep_failed),
+                encode_retention(job.keep_completed),
+                encode_retention(job.keep_failed),
             ),
             *(_LENGTH.pack(len(name)), name, _LENGTH.pack(len(key)), key),
+            _LINK.pack(job.chain_index) if job.chain_index else b"",
             _encode_backoff(job.backoff),
             job.payload,
         )
     )
-    return (job.id.encode(), name, key, job.priority, duration(job.delay), rest)
+    version = _LINKED_RECORD if job.chain_index else _PLAIN_RECORD
+    return (job.id.encode(), name, key, job.priority, duration(job.delay), version, rest)
 
 
 def _encode_backoff(policy: RetryPolicy | None) -> bytes:
@@ -141,17 +150,22 @@ class Record(NamedTuple):
     keep_completed: int
     keep_failed: int
     name: bytes
+    chain_index: int
     finish: int
 
 
 def decode_record(record: bytes) -> Record:
     """The head of the record."""
-    _, place, created, priority, max_attempts, keep_completed, keep_failed = _HEAD.unpack_from(record)
+    version, place, created, priority, max_attempts, keep_completed, keep_failed = _HEAD.unpack_from(record)
     at = _HEAD.size
     finish = at + 2 + _LENGTH.unpack_from(record, at)[0]
     name = record[at + 2 : finish]
     finish += 2 + _LENGTH.unpack_from(record, finish)[0]
-    return Record(place, created, priority, max_attempts, keep_completed, keep_failed, name, finish)
+    chain_index = 0
+    if version == _LINKED_RECORD:
+        chain_index = _LINK.unpack_from(record, finish)[0]
+        finish += _LINK.size
+    return Record(place, created, priority, max_attempts, keep_completed, keep_failed, name, chain_index, finish)
 
 
 def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Iterator[Claim]:
@@ -175,6 +189,7 @@ def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Ite
             keep_failed=_decoded_retention(record.keep_failed),
             priority=record.priority,
             backoff=backoff,
+            chain_index=record.chain_index,
         )
 
 
@@ -209,14 +224,16 @@ def encode_settlement(settlement: Settlement) -> Packed:
     match settlement:
         case Completed():
             keep = claim.keep_completed if settlement.keep is None else settlement.keep
-            end = (*head, 1, _encoded_retention(keep), settlement.result)
+            end = (*head, 1, encode_retention(keep), settlement.result)
             return end if settlement.then is None else (*end, encode_job(settlement.then))
         case Retried():
             delay, error = duration(settlement.delay), encode_error(settlement.error)
             return (*head, 2, delay, error, settlement.counted, settlement.postponed)
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
-            return (*head, 3, _encoded_retention(keep), encode_error(settlement.error))
+            return (*head, 3, encode_retention(keep), encode_error(settlement.error))
+        case Continued():
+            return (*head, 5, encode_job(settlement.then))
         case _:
             return (*head, 4)
 
@@ -266,6 +283,7 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
         max_attempts=record.max_attempts,
         created_at=moment(record.created),
         priority=record.priority,
+        chain_index=record.chain_index,
         next_run_at=moment(place) if state in (JobState.SCHEDULED, JobState.FAILING) else None,
         finished_at=moment(finished) if state in (JobState.COMPLETED, JobState.FAILED) else None,
         worker_id=worker.decode() or None,

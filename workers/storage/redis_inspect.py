@@ -10,6 +10,7 @@ from workers.errors import StorageError
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.storage.redis_codec import decode_status, duration, moment, pack, unpack
 from workers.storage.redis_lua import QueueScripts
+from workers.storage.redis_server import Reply
 from workers.storage.rules import WORKER_RECORD, foreign_cursor, read_cursor
 
 AT_ONCE: Final = 1_000
@@ -34,6 +35,14 @@ async def status(lua: QueueScripts, ids: Sequence[str]) -> list[JobStatus | None
         some = ids[start : start + AT_ONCE]
         answer = unpack(await lua.run("read", pack([job_id.encode() for job_id in some])))
         found += [decode_status(job_id, one) if one else None for job_id, one in zip(some, answer, strict=True)]
+    return found
+
+
+async def ends(lua: QueueScripts, ids: Sequence[bytes]) -> list[Reply]:
+    """How each job ended: state, error and result, packed as they are; 0 for one that has not, or is unknown."""
+    found: list[Reply] = []
+    while len(found) < len(ids):  # an answer breaks off where it gets too large
+        found += unpack(await lua.run("result", pack(ids[len(found) : len(found) + AT_ONCE])))
     return found
 
 

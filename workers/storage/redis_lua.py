@@ -13,7 +13,7 @@ from workers.storage.redis_server import Reply, Server
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "recover", "retry", "remove", "promote"), ()),
-    **dict.fromkeys(("drain", "clean", "pause", "keep", "progress"), ()),
+    **dict.fromkeys(("complete", "drain", "clean", "pause", "keep", "progress"), ()),
     "enqueue": ("add",),
     "settle": ("add",),
     "claim": ("due",),

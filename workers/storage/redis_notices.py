@@ -3,7 +3,8 @@
 Theory of operation. The connection is made when somebody first waits or subscribes, and stays until `close`. A channel
 counts as heard once the server has confirmed it on the connection in use. When the connection breaks it is made again
 and every bell rings: what was said meanwhile is unknown, so sleepers look for themselves. Events of that time are
-lost; a subscriber looks at `result` anyway. A line that went dead without a word is noticed by a ping without answer.
+lost, but of a job with a subscriber that has ended by then the end is told. A line that went dead without a word is
+noticed by a ping without answer.
 
 Events are heard only while somebody subscribes; the server is told to stop when one arrives that nobody wants any more,
 so that waiters coming one after another do not subscribe each anew. Requests to cancel a running job have a channel of
@@ -22,9 +23,10 @@ from redis.asyncio.connection import AbstractConnection
 
 from workers.errors import StorageUnavailable, WorkersError
 from workers.jobs import JobEventKind
+from workers.storage import redis_inspect
 from workers.storage.base import ANY_NAME
 from workers.storage.broadcast import Broadcast, BufferedSubscription
-from workers.storage.redis_codec import unpack
+from workers.storage.redis_codec import CANCELLED, STATES, unpack
 from workers.storage.redis_lua import QueueScripts
 from workers.storage.redis_server import Reply, translated
 
@@ -67,6 +69,8 @@ class Notices:
         self._heard: dict[bytes, asyncio.Event] = {}  # set while the server has confirmed the channel
         self._failure: asyncio.Future[WorkersError] | None = None  # done when the connection breaks, or cannot be made
         self._hurry = asyncio.Event()  # somebody waits for the connection
+        self._telling: asyncio.Task[None] | None = None
+        self._messages = 0  # that came, ever; counted by the reader, read by its watch
 
     @contextmanager
     def bell(self, names: Collection[str]) -> Iterator[asyncio.Event]:
@@ -179,36 +183,56 @@ class Notices:
 
     async def _listen(self, connection: AbstractConnection) -> None:
         """Take what comes, until the connection breaks or a ping is not answered."""
-        message = asyncio.ensure_future(connection.read_response())
-        pinged = False
+        watching = asyncio.create_task(self._watch(connection), name="redis-notices-watch")
         try:
             while True:
-                await asyncio.wait([message], timeout=PING_SECONDS)
-                if message.done():
-                    pinged = False
-                    with translated():
-                        await self._take(connection, message.result())
-                    message = asyncio.ensure_future(connection.read_response())
-                elif pinged:
-                    raise StorageUnavailable("the Redis server did not answer a ping")
-                else:
-                    pinged = True
-                    await self._send(connection, "PING")
+                with translated():
+                    message = await connection.read_response()
+                self._messages += 1
+                await self._take(connection, message)
         finally:
-            message.cancel()
-            await asyncio.gather(message, return_exceptions=True)
+            tasks = [task for task in (watching, self._telling) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, connection: AbstractConnection) -> None:
+        """Closes a line that has gone dead, which the reader would wait at for ever."""
+        while True:
+            messages = self._messages
+            await asyncio.sleep(PING_SECONDS)
+            if self._messages != messages:
+                continue
+            with suppress(WorkersError):
+                await self._send(connection, "PING")
+            await asyncio.sleep(PING_SECONDS)
+            if self._messages == messages:
+                await connection.disconnect(nowait=True)
+                return
 
     async def _take(self, connection: AbstractConnection, message: Reply) -> None:
-        wake, _, cancels = self._queue.channels
+        wake, told, cancels = self._queue.channels
         match message:
             case [b"subscribe", channel, _]:
                 self._heard.setdefault(channel, asyncio.Event()).set()
+                if channel == told and self._broadcast.awaited():
+                    self._telling = asyncio.create_task(self._tell_ended(), name="redis-notices-tell-ended")
             case [b"message", channel, body] if channel == wake:
                 self._ring(unpack(body))
             case [b"message", channel, job_id] if channel == cancels:
                 self._cancels.request_cancel(job_id.decode())
             case [b"message", channel, body]:
                 await self._tell(connection, channel, unpack(body))
+
+    async def _tell_ended(self) -> None:
+        """Jobs that ended while nothing was heard are told to have ended."""
+        with suppress(WorkersError):  # then the connection will be made once more
+            awaited = self._broadcast.awaited()
+            ends = await redis_inspect.ends(self._queue, [job_id.encode() for job_id in awaited])
+            for job_id, end in zip(awaited, ends, strict=True):
+                if end:
+                    kind = JobEventKind.CANCELLED if end[0] == CANCELLED else JobEventKind(STATES[end[0]])
+                    self._broadcast.publish(kind, job_id)
 
     def _ring(self, names: Collection[bytes]) -> None:
         """Every bell of these names rings, every bell there is if there are none."""

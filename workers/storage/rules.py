@@ -7,10 +7,25 @@ from datetime import timedelta
 from typing import Final
 
 from workers.errors import StorageError, Unsupported
-from workers.jobs import MAX_DELAY, UNCOUNTED_RETRIES, ErrorInfo, JobState, Retried, check_text
+from workers.jobs import (
+    MAX_DELAY,
+    UNCOUNTED_RETRIES,
+    Completed,
+    Continued,
+    ErrorInfo,
+    JobState,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+    check_text,
+)
 
 WORKER_RECORD: Final = timedelta(hours=1)
 """How long a worker without claims is listed after it was last seen."""
+
+REDIS_VALUE_BYTES: Final = 350 << 20
+"""Redis takes 512 MiB in one string and cuts the connection over more: room is left for base64 and the record."""
 
 _MOST: Final = (1 << 31) - 1
 _CURSOR_DIGITS: Final = 19
@@ -53,6 +68,33 @@ def stalled_error(
         message=f"{holder} vanished or lost its lease ({spent}): find what stops it, then retry the job",
         exhausted=attempts >= max_attempts,
     )
+
+
+def check_fits_redis(job_id: str, value: bytes) -> None:
+    """Accept payloads and results that a Redis server takes.
+
+    Raises:
+        StorageError: the value is too large; sent all the same, it would look like a server that does not answer.
+    """
+    if len(value) > REDIS_VALUE_BYTES:
+        raise StorageError(f"job {job_id!r}: {len(value)} bytes are more than the {REDIS_VALUE_BYTES} Redis can take")
+
+
+def unfit_for_redis(settlement: Settlement) -> SettleOutcome | None:
+    """What becomes of a settlement that no Redis server takes; None for any other."""
+    size = weight(settlement)
+    if size <= REDIS_VALUE_BYTES:
+        return None
+    detail = f"a result and continuation of {size} bytes are more than {REDIS_VALUE_BYTES}"
+    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
+
+
+def weight(settlement: Settlement) -> int:
+    """How many bytes of the caller's are in the settlement."""
+    if not isinstance(settlement, Completed | Continued):
+        return 0
+    result = len(settlement.result) if isinstance(settlement, Completed) else 0
+    return result + (0 if settlement.then is None else len(settlement.then.payload))
 
 
 def check_claim(worker_id: str, leases: Mapping[str, timedelta]) -> None:

@@ -27,6 +27,7 @@ from workers.storage.sql_rows import (
     duration,
     encode_token,
     expanding,
+    missing_payload,
     moment,
 )
 
@@ -185,7 +186,7 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
             yield Claim(
                 job_id=row.id,
                 name=row.name,
-                payload=row.payload,
+                payload=row.payload or b"",
                 token=encode_token(row.seq, secret),
                 worker_id=worker_id,
                 lease=lease,
@@ -197,6 +198,7 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
                 chain_index=row.chain_index,
+                stalled=missing_payload(row.payload),
             )
 
 

@@ -29,7 +29,7 @@ _REFUSED: Final[dict[int, str]] = {
     sqlite3.SQLITE_CORRUPT: "is damaged; restore a backup",
     sqlite3.SQLITE_NOTADB: "is not an SQLite database; check the path",
     sqlite3.SQLITE_TOOBIG: "cannot hold a value of this size",
-    sqlite3.SQLITE_ERROR: "does not have the expected tables; run `await storage.migrate()`",
+    sqlite3.SQLITE_ERROR: "does not have the expected tables; run `await storage.migrate()` or undo what was changed",
 }
 _STALE = "was written to since the caller's transaction first read; roll that back and begin it as a writing one"
 
@@ -48,6 +48,7 @@ _REFUSED_STATES: Final[dict[str, str]] = {
     "28": "does not let us in; check user and password",
     "3D000": "does not exist; create it first",
     "42501": "does not grant what the queue needs; check the user's privileges",
+    "42703": "does not have the expected columns; somebody changed the workers_* tables",
     "42P01": "does not have the expected tables; run `await storage.migrate()`",
     "42883": "does not have the expected functions; run `await storage.migrate()`",
     "25P02": "already failed a statement of the caller's transaction; roll that back",

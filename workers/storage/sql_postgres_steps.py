@@ -43,6 +43,7 @@ from workers.storage.sql_rows import (
     encode_retention,
     encode_text,
     encode_token,
+    missing_payload,
     moment,
     public_state,
 )
@@ -143,7 +144,7 @@ def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedel
             Claim(
                 job_id=transaction.decode(row.id),
                 name=name,
-                payload=row.payload,
+                payload=row.payload or b"",
                 token=encode_token(row.seq, secret),
                 worker_id=worker_id,
                 lease=leases[name] if name in named else leases[ANY_NAME],
@@ -155,6 +156,7 @@ def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedel
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
                 chain_index=row.chain_index,
+                stalled=missing_payload(row.payload),
             )
         )
     return claims

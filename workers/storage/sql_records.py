@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import RowMapping, TextClause, text
+from sqlalchemy import RowMapping, text
 
 from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.rules import WORKER_RECORD, read_cursor
@@ -54,15 +54,18 @@ _CONDITIONS: Final = {
 }
 
 
-def _per_state(before: str, after: str = "") -> dict[JobState, list[TextClause]]:
-    return {
-        state: [text(before + condition + after) for condition in conditions]
+# One statement, so that a job on its way from one state to another is seen in one of them.
+_COUNTS = text(
+    " UNION ALL ".join(
+        f"SELECT '{state.value}' AS state, count(*) AS jobs FROM workers_jobs WHERE queue = :queue AND {condition}"  # noqa: S608 - our own text
         for state, conditions in _CONDITIONS.items()
-    }
-
-
-_COUNT = _per_state("SELECT count(*) FROM workers_jobs WHERE queue = :queue AND ")
-_LIST = _per_state(_COLUMNS + " AND seq > :seq AND ", " ORDER BY seq LIMIT :limit")
+        for condition in conditions
+    )
+)
+_LIST = {
+    state: [text(f"{_COLUMNS} AND seq > :seq AND {condition} ORDER BY seq LIMIT :limit") for condition in conditions]
+    for state, conditions in _CONDITIONS.items()
+}
 
 _CLAIMS = text(
     "SELECT worker, count(*) AS claims FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
@@ -134,10 +137,10 @@ def result(transaction: Transaction, job_id: str) -> JobOutcome | None:
 def counts(transaction: Transaction) -> dict[JobState, int]:
     """See `Storage.counts`."""
     place = {"queue": transaction.queue, "now": transaction.now}
-    return {
-        state: sum(transaction.connection.execute(statement, place).scalar_one() for statement in statements)
-        for state, statements in _COUNT.items()
-    }
+    found = dict.fromkeys(JobState, 0)
+    for state, jobs in transaction.connection.execute(_COUNTS, place):
+        found[JobState(state)] += jobs
+    return found
 
 
 def page(transaction: Transaction, state: JobState, cursor: str | None, limit: int) -> Page:

@@ -87,7 +87,11 @@ def milliseconds(moment: datetime) -> int:
 
 
 def moment(value: int) -> datetime:
-    return _EPOCH + value * _MILLISECOND
+    """The time; the first one for a value that is none, which only somebody else can have written."""
+    try:
+        return _EPOCH + value * _MILLISECOND
+    except (TypeError, OverflowError):
+        return _EPOCH
 
 
 def optional_moment(value: int | None) -> datetime | None:
@@ -117,8 +121,11 @@ def encode_error(error: ErrorInfo) -> str:
 def decode_error(value: str | None) -> ErrorInfo | None:
     if value is None:
         return None
-    kind, message, stack, exhausted = json.loads(value)
-    return ErrorInfo(type=kind, message=message, stack=stack, exhausted=exhausted)
+    try:
+        kind, message, stack, exhausted = json.loads(value)
+    except (ValueError, TypeError):
+        return ErrorInfo(type="CorruptRecord", message="the stored error was changed by somebody else")
+    return ErrorInfo(type=str(kind), message=str(message), stack=str(stack), exhausted=bool(exhausted))
 
 
 def encode_backoff(policy: RetryPolicy | None) -> str | None:
@@ -130,12 +137,23 @@ def encode_backoff(policy: RetryPolicy | None) -> str | None:
 
 
 def decode_backoff(value: str | None) -> RetryPolicy | None:
+    """The job's own policy; one that somebody else made unreadable is none, so that the job still runs."""
     if value is None:
         return None
-    initial, multiplier, maximum, jitter = json.loads(value)
-    return RetryPolicy(
-        initial=timedelta(seconds=initial), multiplier=multiplier, maximum=timedelta(seconds=maximum), jitter=jitter
-    )
+    try:
+        initial, multiplier, maximum, jitter = json.loads(value)
+        return RetryPolicy(
+            initial=timedelta(seconds=initial), multiplier=multiplier, maximum=timedelta(seconds=maximum), jitter=jitter
+        )
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def missing_payload(payload: bytes | None) -> ErrorInfo | None:
+    """Why a job without a payload may not run: what it was for is gone."""
+    if payload is not None:
+        return None
+    return ErrorInfo(type="CorruptRecord", message="its payload is missing from workers_payloads; enqueue it again")
 
 
 def encode_text(text: str) -> str:

@@ -160,8 +160,12 @@ def migrate(connection: Connection) -> None:
         if found:
             _upgrade(connection, found)
         else:
+            if any(inspect(connection).has_table(name) for name in metadata.tables):
+                raise _foreign()
             _create(connection)
         connection.execute(text("INSERT INTO workers_schema (version) VALUES (:version)"), {"version": VERSION})
+    if connection.dialect.name == "postgresql":
+        _create_functions(connection)
 
 
 def check(connection: Connection) -> None:
@@ -189,8 +193,6 @@ def _create(connection: Connection) -> None:
         connection.execute(CreateTable(table))
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             connection.execute(CreateIndex(_with_seq(index) if postgres else index))
-    if postgres:
-        _define_functions(connection)
 
 
 def _upgrade(connection: Connection, found: int) -> None:
@@ -201,10 +203,10 @@ def _upgrade(connection: Connection, found: int) -> None:
     connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
     if postgres:
         connection.execute(_DROP_FUNCTIONS)
-        _define_functions(connection)
 
 
-def _define_functions(connection: Connection) -> None:
+def _create_functions(connection: Connection) -> None:
+    """The functions are there, also where they had been dropped."""
     # By the driver itself: many statements at once, and percent signs that are no parameters.
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(resources.files(__package__).joinpath(_FUNCTIONS).read_text())
@@ -222,9 +224,19 @@ def _with_seq(index: Index) -> Index:
 
 
 def _version(connection: Connection) -> int:
-    if not inspect(connection).has_table("workers_schema"):
+    inspector = inspect(connection)
+    if not inspector.has_table("workers_schema"):
         return 0
-    return int(connection.execute(text("SELECT coalesce(max(version), 0) FROM workers_schema")).scalar_one())
+    if [column["name"] for column in inspector.get_columns("workers_schema")] != ["version"]:
+        raise _foreign()
+    found = connection.execute(text("SELECT max(version) FROM workers_schema")).scalar() or 0
+    if not isinstance(found, int):
+        raise _foreign()
+    return found
+
+
+def _foreign() -> StorageError:
+    return StorageError("the database has tables of somebody else's by the name of workers_*; use a database without")
 
 
 def _newer(found: int) -> StorageError:

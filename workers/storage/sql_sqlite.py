@@ -366,6 +366,7 @@ class SqliteTarget:
         return f"sqlite:///{self.path}"
 
     def acquire(self) -> SqliteDatabase:
+        self._check_kind()
         return acquire(self.path, self.busy_timeout)
 
     def async_engine(self) -> AsyncEngine:
@@ -378,4 +379,9 @@ class SqliteTarget:
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         if not Path(self.path).parent.is_dir():
             raise StorageError(f"directory {str(Path(self.path).parent)!r} does not exist; create it first")
+        self._check_kind()
         migrate(self.path, self.busy_timeout, make_tables)
+
+    def _check_kind(self) -> None:
+        if Path(self.path).is_dir():
+            raise StorageError(f"SQLite database {self.path!r} is a directory; name a file in it")

@@ -33,7 +33,7 @@ def open_storage(url: str, *, queue: str | None = None) -> Storage:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise StorageError(f"a storage's URL begins with one of {known}, not with {found}")
     target, named = _without_queue(url)
-    return SCHEMES[scheme](target, queue or named or DEFAULT_QUEUE)
+    return SCHEMES[scheme](target, queue if queue is not None else named or DEFAULT_QUEUE)
 
 
 def _without_queue(url: str) -> tuple[str, str | None]:

@@ -17,6 +17,7 @@ from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
+    Continued,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -25,6 +26,7 @@ from workers.jobs import (
     JobState,
     NewJob,
     OutcomeKind,
+    ProgressReport,
     Recovery,
     Renewal,
     Retention,
@@ -63,6 +65,7 @@ class ExpectedJob:
     finished_at: datetime | None = None
     error: ErrorInfo | None = None
     result: bytes = b""
+    progress: bytes | None = None
 
     def must_precede(self, other: ExpectedJob) -> bool:
         """Whether claiming `other` while this one waits breaks the order: priority, then first come, first served."""
@@ -180,7 +183,7 @@ class ExpectedQueue:
         told = (claim.name, claim.payload, claim.attempt, claim.max_attempts, claim.worker_id, claim.lease)
         assert told == expected
 
-    # Renew
+    # While a job is held
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
         """The leases that still hold their job last longer; what `renew` should answer."""
@@ -195,6 +198,12 @@ class ExpectedQueue:
             if job.cancel_requested:
                 requested.add(claim.token)
         return Renewal(lost=lost, cancel_requested=frozenset(requested))
+
+    def progress(self, reports: Sequence[ProgressReport]) -> None:
+        """The reports of claims that hold their job are its progress."""
+        for report in reports:
+            if self.holds(report.claim):
+                self.jobs[report.claim.job_id].progress = report.value
 
     # Settle
 
@@ -228,11 +237,20 @@ class ExpectedQueue:
             case Failed():
                 job.error = settlement.error
                 self._end(job, Step.FAIL, settlement.keep or job.new.keep_failed)
+            case Continued():
+                self._go_on(job, settlement.then)
             case Retried():
                 self._retry(job, settlement)
             case _:
                 job.attempts -= 1
                 self._end(job, Step.RELEASE)
+
+    def _go_on(self, job: ExpectedJob, then: NewJob) -> None:
+        self._serial += 1
+        job.new, job.run_at, job.serial, job.moved = then, self.now + then.delay, self._serial, False
+        job.attempts = job.stalls = job.uncounted = 0
+        job.error = None
+        self._end(job, Step.CONTINUE_LATER if then.delay else Step.CONTINUE)
 
     def _retry(self, job: ExpectedJob, settlement: Retried) -> None:
         counted, job.uncounted = count_retry(settlement, job.uncounted)
@@ -297,12 +315,23 @@ class ExpectedQueue:
             again.moved = True
         return len(failed)
 
-    def remove(self, ids: Iterable[str]) -> int:
-        """Jobs that are not processing are gone; how many."""
-        removed = self._those(ids, (*WAITING, *FINISHED))
+    def remove(self, ids: Iterable[str], *, running: bool = False) -> int:
+        """These jobs are gone, those that are processing only with `running`; how many."""
+        removed = self._those(ids, tuple(JobState) if running else (*WAITING, *FINISHED))
         for job in removed:
-            self._step(job, Step.EXPIRE if job.state in FINISHED else Step.CANCEL)
+            self._step(job, _removal(job.state))
         return len(removed)
+
+    def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
+        """A job that had not ended has a result, by nobody's attempt; what `complete` should answer."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return None
+        found = job.state
+        if found not in FINISHED:
+            job.token, job.result = None, result
+            self._end(job, Step.COMPLETE_FROM_OUTSIDE, keep or job.new.keep_completed)
+        return found
 
     def promote(self, ids: Iterable[str]) -> int:
         """Delayed jobs are due now; how many."""
@@ -328,6 +357,12 @@ class ExpectedQueue:
     def _those(self, ids: Iterable[str], states: Collection[JobState]) -> list[ExpectedJob]:
         found = (self.jobs.get(job_id) for job_id in dict.fromkeys(ids))
         return [job for job in found if job is not None and job.state in states]
+
+
+def _removal(state: JobState) -> Step:
+    if state in FINISHED:
+        return Step.EXPIRE
+    return Step.CANCEL if state in WAITING else Step.REMOVE
 
 
 def _why_lost(job: ExpectedJob | None) -> LossReason:

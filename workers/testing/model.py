@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final, TypeAlias, TypeVar
 
@@ -25,11 +26,13 @@ from workers.jobs import (
     DROP,
     Claim,
     Completed,
+    Continued,
     ErrorInfo,
     Failed,
     JobState,
     JobStatus,
     NewJob,
+    ProgressReport,
     Released,
     Retention,
     Retried,
@@ -52,6 +55,10 @@ _names = st.sampled_from(("work", "work", "other"))
 _delays = st.sampled_from((NOW, NOW, NOW, timedelta(milliseconds=1), MINUTE, timedelta(minutes=30)))
 _leases = st.sampled_from((MINUTE, timedelta(hours=1)))
 _retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
+_priorities = st.sampled_from((0, 0, 0, 1))
+_keys = st.sampled_from((None, None, None, "key"))
+_attempts = st.integers(min_value=1, max_value=4)
+_results = st.sampled_from((b"null", b"", b"1"))
 _picks = st.integers(min_value=0, max_value=7)
 """Which claim: up to 4 a live one, if there is any; else any of the last."""
 
@@ -68,9 +75,9 @@ _calls: Final = st.one_of(
         name=_names,
         delay=_delays,
         keep=_retentions,
-        priority=st.sampled_from((0, 0, 0, 1)),
-        ordering_key=st.sampled_from((None, None, None, "key")),
-        max_attempts=st.integers(min_value=1, max_value=4),
+        priority=_priorities,
+        ordering_key=_keys,
+        max_attempts=_attempts,
     ),
     *_call(
         6,
@@ -84,19 +91,33 @@ _calls: Final = st.one_of(
         3,
         "complete",
         pick=_picks,
-        result=st.sampled_from((b"null", b"", b"1")),
+        result=_results,
         keep=st.none() | _retentions,
         then=st.none() | _id,
         delay=_delays,
+    ),
+    *_call(
+        3,
+        "go_on",
+        pick=_picks,
+        name=_names,
+        delay=_delays,
+        keep=_retentions,
+        priority=_priorities,
+        ordering_key=_keys,
+        max_attempts=_attempts,
     ),
     *_call(2, "fail", pick=_picks, keep=st.none() | _retentions),
     *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "postponed"))),
     *_call(2, "release", pick=_picks),
     *_call(1, "settle_again"),
     *_call(1, "renew", picks=st.lists(_picks, min_size=1, max_size=4)),
+    *_call(1, "progress", picks=st.lists(_picks, min_size=1, max_size=4), value=st.sampled_from((b"1", b"2"))),
     *_call(2, "recover", limit=st.sampled_from((1, 100)), max_stalls=st.integers(min_value=0, max_value=2)),
     *_call(1, "cancel", job_id=_id),
-    *_call(1, "manage", verb=st.sampled_from(("retry", "remove", "promote")), ids=_ids),
+    *_call(1, "manage", verb=st.sampled_from(("retry", "promote")), ids=_ids),
+    *_call(1, "remove", ids=_ids, running=st.booleans()),
+    *_call(1, "complete_from_outside", job_id=_id, result=_results, keep=st.none() | _retentions),
     *_call(1, "update_result_ttl", job_id=_id, ttl=st.sampled_from((MINUTE, timedelta(hours=2)))),
     *_call(1, "clean", state=st.sampled_from(FINISHED), older_than=_delays),
     *_call(1, "sweep", limit=st.sampled_from((1, 100))),
@@ -151,21 +172,31 @@ class StorageMachine(RuleBasedStateMachine):
         ordering_key: str | None,
         max_attempts: int,
     ) -> None:
-        jobs = [
-            NewJob(
-                id=job_id,
-                name=name,
-                payload=self.new_payload(),
-                delay=delay,
-                keep_completed=keep,
-                keep_failed=keep,
-                priority=priority if self.harness.limits.priority_order else 0,
-                ordering_key=ordering_key if self.harness.limits.ordering_keys else None,
-                max_attempts=max_attempts,
-            )
-            for job_id in ids
-        ]
+        jobs = [self.new_job(job_id, name, delay, keep, priority, ordering_key, max_attempts) for job_id in ids]
         assert self.run(self.storage.enqueue(jobs)) == [self.expected.enqueue(new) for new in jobs]
+
+    def new_job(
+        self,
+        job_id: str,
+        name: str,
+        delay: timedelta,
+        keep: Retention,
+        priority: int,
+        ordering_key: str | None,
+        max_attempts: int,
+    ) -> NewJob:
+        """A job as the storage can take it."""
+        return NewJob(
+            id=job_id,
+            name=name,
+            payload=self.new_payload(),
+            delay=delay,
+            keep_completed=keep,
+            keep_failed=keep,
+            priority=priority if self.harness.limits.priority_order else 0,
+            ordering_key=ordering_key if self.harness.limits.ordering_keys else None,
+            max_attempts=max_attempts,
+        )
 
     def new_payload(self) -> bytes:
         """One that no other job has."""
@@ -182,6 +213,20 @@ class StorageMachine(RuleBasedStateMachine):
         following = None if then is None else NewJob(id=then, name="work", payload=self.new_payload(), delay=delay)
         for held in self.picked(pick):
             self.settle(Completed(claim=held, result=result, keep=keep, then=following))
+
+    def go_on(
+        self,
+        pick: int,
+        name: str,
+        delay: timedelta,
+        keep: Retention,
+        priority: int,
+        ordering_key: str | None,
+        max_attempts: int,
+    ) -> None:
+        for held in self.picked(pick):
+            then = self.new_job(held.job_id, name, delay, keep, priority, ordering_key, max_attempts)
+            self.settle(Continued(claim=held, then=replace(then, chain_index=held.chain_index + 1)))
 
     def fail(self, pick: int, keep: Retention | None) -> None:
         for held in self.picked(pick):
@@ -218,6 +263,11 @@ class StorageMachine(RuleBasedStateMachine):
         renewal, expected = self.run(self.storage.renew(claims)), self.expected.renew(claims)
         assert (dict(renewal.lost), renewal.cancel_requested) == (expected.lost, expected.cancel_requested)
 
+    def progress(self, picks: list[int], value: bytes) -> None:
+        reports = [ProgressReport(claim=held, value=value) for held in self.picked(*picks)]
+        self.run(self.storage.progress(reports))
+        self.expected.progress(reports)
+
     def recover(self, limit: int, max_stalls: int) -> None:
         self.expected.recovered(self.run(self.storage.recover(limit, max_stalls=max_stalls)), limit, max_stalls)
 
@@ -226,6 +276,15 @@ class StorageMachine(RuleBasedStateMachine):
 
     def manage(self, verb: str, ids: list[str]) -> None:
         assert self.run(getattr(self.storage, verb)(ids)) == getattr(self.expected, verb)(ids)
+
+    def remove(self, ids: list[str], running: bool) -> None:
+        running = running and self.harness.limits.outside_endings
+        assert self.run(self.storage.remove(ids, running=running)) == self.expected.remove(ids, running=running)
+
+    def complete_from_outside(self, job_id: str, result: bytes, keep: Retention | None) -> None:
+        if self.harness.limits.outside_endings:
+            told = self.run(self.storage.complete(job_id, result, keep=keep))
+            assert told is self.expected.complete(job_id, result, keep)
 
     def update_result_ttl(self, job_id: str, ttl: timedelta) -> None:
         if self.harness.limits.result_ttl_updates:
@@ -275,9 +334,11 @@ def _compare(found: JobStatus, job: ExpectedJob) -> None:
     told = (found.state, found.attempt, found.max_attempts, found.name, found.priority, found.worker_id)
     expected = (job.state, job.attempts, job.new.max_attempts, job.new.name, job.new.priority, job.worker_id)
     assert told == expected, f"{found.id!r}: {told}, expected {expected}"
+    assert found.chain_index == job.new.chain_index
     times = (found.created_at, found.next_run_at, found.finished_at)
     expected_times = (job.created_at, job.run_at if waits else None, job.finished_at)
     assert times == expected_times, f"{found.id!r}: {times}, expected {expected_times}"
+    assert found.progress == job.progress
     if job.state in (JobState.FAILING, JobState.FAILED):
         _compare_errors(found.last_error, job.error)
 

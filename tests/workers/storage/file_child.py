@@ -11,7 +11,6 @@ from pathlib import Path
 
 from workers.errors import WorkersError
 from workers.jobs import Completed, NewJob
-from workers.storage import file_journal
 from workers.storage.file import FileStorage
 
 MINUTE = timedelta(minutes=1)
@@ -49,29 +48,6 @@ async def race(storage: FileStorage) -> None:
         print("\n".join(claim.job_id for claim in claims), flush=True)
 
 
-async def churn(storage: FileStorage) -> None:
-    """Enqueues, claims and completes for ever; prints what was acknowledged."""
-    prefix = sys.argv[3]
-    file_journal.SLACK_BYTES = 50_000  # so that some kills hit a compaction
-    say("ready")
-    for number in range(1_000_000):
-        ids = [f"{prefix}-{number}-{part}" for part in range(5)]
-        await storage.enqueue([NewJob(id=job_id, name="work", payload=b"x" * 2_000) for job_id in ids])
-        say(*(f"+{job_id}" for job_id in ids))
-        claims = await storage.claim("child", leases={"*": MINUTE}, limit=2)
-        await storage.settle([Completed(claim=claim, result=claim.job_id.encode()) for claim in claims])
-        say(*(f"={claim.job_id}" for claim in claims))
-
-
-async def hold(storage: FileStorage) -> None:
-    """Claims one job with a short lease, and settles it when the parent says so; prints what became of that."""
-    (claim,) = await storage.claim("child", leases={"*": timedelta(milliseconds=100)}, limit=1)
-    say("claimed")
-    await told()
-    (outcome,) = await storage.settle([Completed(claim=claim, result=b"late")])
-    say(outcome.status.value, outcome.reason and outcome.reason.value)
-
-
 async def fill(storage: FileStorage) -> None:
     """Enqueues while files may not grow beyond 100 000 bytes; prints what worked, then works on without the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -92,7 +68,7 @@ async def fill(storage: FileStorage) -> None:
 
 
 VERBS: dict[str, Callable[[FileStorage], Awaitable[None]]] = {
-    verb.__name__: verb for verb in (complete, enqueue, race, churn, hold, fill)
+    verb.__name__: verb for verb in (complete, enqueue, race, fill)
 }
 
 

@@ -43,17 +43,6 @@ async def race(storage: SqlStorage, _: str) -> None:
         print("\n".join(claim.job_id for claim in claims), flush=True)
 
 
-async def churn(storage: SqlStorage, _: str) -> None:
-    """Enqueues, claims and completes for ever; prints each id once its enqueue was acknowledged."""
-    print("ready", flush=True)
-    for number in range(1_000_000):
-        jobs = [NewJob(id=f"{number}-{part}", name="work", payload=b"{}") for part in range(5)]
-        await storage.enqueue(jobs)
-        print("\n".join(job.id for job in jobs), flush=True)
-        claims = await storage.claim("child", leases={"*": timedelta(milliseconds=1)}, limit=3)
-        await storage.settle([Completed(claim=claim, result=b"") for claim in claims[:2]])
-
-
 async def migrate(storage: SqlStorage, _: str) -> None:
     """Only the migration itself, as soon as the parent says so."""
     print("ready", flush=True)
@@ -66,7 +55,6 @@ VERBS: dict[str, Callable[[SqlStorage, str], Awaitable[None]]] = {
     "complete": complete,
     "cancel": cancel,
     "race": race,
-    "churn": churn,
 }
 
 

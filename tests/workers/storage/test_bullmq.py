@@ -22,6 +22,7 @@ from workers.jobs import (
     DROP,
     Claim,
     Completed,
+    Continued,
     EnqueueStatus,
     Failed,
     JobEventKind,
@@ -31,6 +32,7 @@ from workers.jobs import (
     Settlement,
     SettleStatus,
 )
+from workers.storage import rules
 from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq_claims import code_outcome
@@ -180,6 +182,7 @@ def test_an_unknown_code_is_an_error() -> None:
         lambda claim: Failed(claim=claim, error=ERROR),
         lambda claim: Retried(claim=claim, delay=timedelta(hours=1), error=ERROR),
         lambda claim: Released(claim=claim),
+        lambda claim: Continued(claim=claim, then=job(claim.job_id, chain_index=1)),
     ],
 )
 async def test_an_expired_lock_still_settles(
@@ -308,19 +311,48 @@ async def _gone(storage: BullMQStorage, job_id: str) -> bool:
 
 
 async def test_a_continuation_that_cannot_be_spares_its_neighbours(storage: BullMQStorage) -> None:
-    """A completion whose continuation BullMQ cannot keep is an error of its own; the rest of the batch is settled."""
-    await storage.enqueue([job("a"), job("b")])
-    first, second = await storage.claim("w", leases=LEASES, limit=2)
+    """What goes on in a way BullMQ cannot keep is an error of its own; the rest of the batch is settled."""
+    await storage.enqueue([job("a"), job("b"), job("c")])
+    first, second, third = await storage.claim("w", leases=LEASES, limit=3)
     outcomes = await storage.settle(
         [
             Completed(claim=first, result=b"1", then=job("next", ordering_key="k")),
             Completed(claim=second, result=b"2", then=job("other")),
+            Continued(claim=third, then=job("c", ordering_key="k", chain_index=1)),
         ]
     )
-    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
-    assert "ordering" in (outcomes[0].detail or "")
-    states = [status and status.state for status in await storage.status(["a", "b", "next", "other"])]
-    assert states == [JobState.PROCESSING, JobState.COMPLETED, None, JobState.QUEUED]
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED, SettleStatus.ERROR]
+    assert all("ordering" in (outcomes[at].detail or "") for at in (0, 2))
+    states = [status and status.state for status in await storage.status(["a", "b", "c", "next", "other"])]
+    assert states == [JobState.PROCESSING, JobState.COMPLETED, JobState.PROCESSING, None, JobState.QUEUED]
+
+
+async def test_a_job_somebody_moved_away_is_not_continued(storage: BullMQStorage, client: Any) -> None:
+    """Not even in part, though its lock was left: it waits as it was."""
+    await storage.enqueue([job("a", payload=b"1")])
+    claim = await claim_one(storage)
+    await client.rpoplpush(f"bull:{storage.queue}:active", f"bull:{storage.queue}:wait")
+    [outcome] = await storage.settle([Continued(claim=claim, then=job("a", payload=b"2", chain_index=1))])
+    assert (outcome.status, outcome.reason) == (SettleStatus.LOST, LossReason.TAKEN)
+    again = await claim_one(storage)
+    assert (again.payload, again.chain_index) == (b"1", 0)
+
+
+async def test_the_next_link_stays_what_it_is_to_node(storage: BullMQStorage, client: Any) -> None:
+    """A child of a flow goes on as one: what Node keeps with it is not touched."""
+    await storage.enqueue([job("a")])
+    key, parent = f"bull:{storage.queue}:a", f"bull:{storage.queue}:parent"
+    await client.hset(key, "parentKey", parent)
+    await client.rpush(f"{key}:logs", "a line")
+    await storage.settle([Continued(claim=await claim_one(storage), then=job("a", chain_index=1))])
+    assert await client.hget(key, "parentKey") == parent
+    assert await client.lrange(f"{key}:logs", 0, -1) == ["a line"]
+
+
+async def test_a_job_may_begin_as_a_later_link(storage: BullMQStorage) -> None:
+    """As when it is copied from another queue."""
+    await storage.enqueue([job("a", chain_index=3)])
+    assert (await claim_one(storage)).chain_index == 3
 
 
 async def test_a_page_looks_at_a_bounded_number(storage: BullMQStorage, client: Any) -> None:
@@ -370,13 +402,25 @@ async def test_ordering_keys_and_ttl_updates_are_refused(storage: BullMQStorage)
         await storage.update_result_ttl("a", timedelta(hours=1))
 
 
-async def test_a_job_of_a_scheduler_is_not_cancelled(storage: BullMQStorage, client: Any) -> None:
-    """Cancelling one run of a Node job scheduler would end the schedule; the error says what to do."""
+async def test_a_job_of_a_scheduler_is_not_ended(storage: BullMQStorage, client: Any) -> None:
+    """Ending one run of a Node job scheduler would end the schedule; the error says what to do."""
     await storage.enqueue([job("a")])
     await client.hset(f"bull:{storage.queue}:a", "rjk", "every-minute")
     with pytest.raises(StorageError, match="scheduler"):
         await storage.cancel("a")
-    assert await storage.remove(["a"]) == 0
+    with pytest.raises(StorageError, match="scheduler"):
+        await storage.complete("a", b"1")
+    assert await storage.remove(["a"], running=True) == 0
+
+
+async def test_a_parent_is_not_completed_before_its_children(storage: BullMQStorage, client: Any) -> None:
+    """A job that waits for others in a Node flow is left to them; the error says so."""
+    await storage.enqueue([job("a")])
+    await client.lrem(f"bull:{storage.queue}:wait", 0, "a")
+    await client.zadd(f"bull:{storage.queue}:waiting-children", {"a": 1})
+    with pytest.raises(StorageError, match="children"):
+        await storage.complete("a", b"1")
+    assert await storage.result("a") is None
 
 
 # Waiting
@@ -501,3 +545,30 @@ async def test_a_claim_of_another_id_is_another_job(storage: BullMQStorage) -> N
     claim = await claim_one(storage)
     [outcome] = await storage.settle([Completed(claim=replace(claim, job_id="b"), result=b"1")])
     assert outcome.status is SettleStatus.LOST
+
+
+async def test_tombstones_and_worker_records_expire(storage: BullMQStorage, client: Any) -> None:
+    """A tombstone is a key that Redis drops within the hour; a worker's record goes with the sweep an hour later."""
+    await storage.enqueue([job("cancelled")])
+    await storage.cancel("cancelled")
+    [tombstone] = [found async for found in client.scan_iter(f"bull:{storage.queue}:workers:cancelled:*")]
+    assert 0 < await client.pttl(tombstone) <= 3_600_000
+    await storage.claim("w", leases=LEASES, limit=1)
+    seen = f"bull:{storage.queue}:workers:seen"
+    assert await client.zincrby(seen, -3_600_001, "w") > 0
+    assert await storage.workers() == []
+    assert await storage.sweep(10) == 1
+    assert not await client.exists(seen)
+
+
+async def test_what_no_server_takes_is_an_error(storage: BullMQStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
+    monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
+    with pytest.raises(StorageError, match="job 'large': 11 bytes are more"):
+        await storage.enqueue([job("small"), job("large", payload=bytes(11))])
+    assert await storage.status(["small"]) == [None]
+    await storage.enqueue([job("a"), job("b")])
+    one, other = await storage.claim("w", leases=LEASES, limit=2)
+    outcomes = await storage.settle([Completed(claim=one, result=bytes(11)), Completed(claim=other, result=b"")])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
+    assert (await storage.settle([Completed(claim=one, result=b"1")]))[0].status is SettleStatus.APPLIED

@@ -116,6 +116,14 @@ async def test_finishing_passes_what_the_script_reads(target: str, value: str) -
     assert ours[-1].items() <= theirs[-1].items()
 
 
+def test_continuing_is_delaying_with_more_to_say() -> None:
+    """The script in front has arguments of its own behind those of BullMQ's."""
+    delaying = OURS.delay("id", "t", delay_ms=50, counted=False, fields={"a": "b"}, now_ms=NOW)
+    continuing = OURS.go_on("id", "t", delay_ms=50, fields={"a": "b"}, over=["c", "d"], now_ms=NOW)
+    assert continuing[2:] == (*delaying[2:], "", "c", "d")
+    assert scripts()["continue"].text.endswith(scripts()["moveToDelayed"].text)
+
+
 def test_promoting_passes_what_the_script_reads() -> None:
     """The package passes four keys too many; ours end with the script's."""
     keys, arguments = Recorder().scripts.promoteArgs("id")

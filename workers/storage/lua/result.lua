@@ -1,7 +1,18 @@
--- ARGV[2]: id. Answers `{state, error, result}` of a job that has ended, nothing for others.
-local packed = redis.call('HGET', RUNS, ARGV[2])
-local run = packed and read_run(packed)
-if not run or not LINE_OF[run.state] or run.expires <= now then
-  return false
+-- ARGV[2]: ids. Answers for each `{state, error, result}` of a job that has ended and 0 for others, up to where that gets
+-- too large: at least one.
+local ENOUGH_BYTES = 1024 * 1024
+local ids = cmsgpack.unpack(ARGV[2])
+local answer, bytes = {}, 0
+for at, packed in ipairs(fetch(RUNS, ids)) do
+  local run = packed and read_run(packed)
+  if not run or not LINE_OF[run.state] or run.expires <= now then
+    answer[at] = 0
+  else
+    answer[at] = { run.state, run.error, run.result }
+    bytes = bytes + #packed
+    if bytes > ENOUGH_BYTES then
+      break
+    end
+  end
 end
-return cmsgpack.pack({ run.state, run.error, run.result })
+return cmsgpack.pack(answer)

@@ -1,7 +1,7 @@
 -- ARGV[2]: the settlements, each `{id, token, kind, ...}`; [3]: uncounted retries allowed in a row.
 -- Answers a code for each.
 local APPLIED, ALREADY, TAKEN, OVER, UNKNOWN, CORRUPT = 0, 1, 2, 3, 4, 5
-local COMPLETE, RETRY, FAIL = 1, 2, 3
+local COMPLETE, RETRY, FAIL, CONTINUE = 1, 2, 3, 5
 local settlements = cmsgpack.unpack(ARGV[2])
 
 local function why_not(run, token)
@@ -54,6 +54,21 @@ local function retry(id, record, job, run, delay, fault, counted, postponed)
   tell(EVENT.failing, id)
 end
 
+-- Everything is the next link's but the id, the date and the progress; the token stays until the next claim, so that a
+-- repeat is known.
+local function continue(id, job, run, new)
+  local _, name, _, priority, delay, version, rest = unpack(new)
+  local place = next_place() + delay
+  local fresh = fresh_run(place)
+  fresh.token, fresh.progress = run.token, run.progress
+  fresh.state = delay > 0 and STATE.scheduled or STATE.queued
+  redis.call('HSET', JOBS, id, write_job(version, place, job.created, rest))
+  redis.call('HSET', RUNS, id, write_run(fresh))
+  redis.call('ZADD', delay > 0 and SCHEDULED or READY, delay > 0 and place or 0, member(name, priority, place, id))
+  wake(name)
+  tell(EVENT.queued, id)
+end
+
 local function apply(id, record, job, run, settlement)
   local kind = settlement[3]
   if kind == COMPLETE then
@@ -64,6 +79,8 @@ local function apply(id, record, job, run, settlement)
   elseif kind == FAIL then
     run.error = settlement[5]
     conclude(id, record, job, run, STATE.failed, settlement[4])
+  elseif kind == CONTINUE then
+    continue(id, job, run, settlement[4])
   else
     run.attempts = run.attempts - 1
     put_back(id, job, run)

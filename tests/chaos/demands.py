@@ -1,0 +1,82 @@
+"""What each job demands: a function of the round's seed and the job's id, so that anybody can check it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+from workers import DROP, NewJob, Retry, RetryPolicy, UnrecoverableError
+from workers.handlers import Job
+
+BACKOFF: Final = RetryPolicy(initial=timedelta(milliseconds=20), maximum=timedelta(milliseconds=200))
+MORTAL_ATTEMPTS: Final = 2
+ENDLESS_ATTEMPTS: Final = 1_000_000
+
+
+class Kind(StrEnum):
+    """How a job is to end."""
+
+    PLAIN = "plain"
+    """Completed."""
+    FLAKY = "flaky"
+    """Completed, after some attempts that failed."""
+    DOOMED = "doomed"
+    """Failed, at once."""
+    MORTAL = "mortal"
+    """Completed, or failed because the workers of its two attempts died."""
+    DROPPED = "dropped"
+    """Completed, and forgotten in that step."""
+    CANCELLED = "cancelled"
+    """Its producer cancels it: however that race ends."""
+
+
+_CHANCES: Final = {Kind.PLAIN: 55, Kind.FLAKY: 15, Kind.MORTAL: 8, Kind.DOOMED: 7, Kind.DROPPED: 8, Kind.CANCELLED: 7}
+
+
+def kind_of(seed: str, job_id: str) -> Kind:
+    """How the job is to end."""
+    return random.Random(f"{seed} {job_id}").choices([*_CHANCES], [*_CHANCES.values()])[0]
+
+
+def job_of(seed: str, job_id: str) -> NewJob:
+    """The job as every producer enqueues it, however often."""
+    kind = kind_of(seed, job_id)
+    chance = random.Random(f"{seed} {job_id} details")
+    payload = {
+        "id": job_id,
+        "kind": kind,
+        "failures": chance.randint(1, 3) if kind is Kind.FLAKY else 0,
+        # Some run longer than a lease and live by its renewals.
+        "seconds": chance.choices([0, chance.uniform(0.005, 0.05), chance.uniform(0.2, 0.7)], [76, 16, 8])[0],
+        "filler": "x" * chance.choice([0, 10, 1_000, 5_000]),
+    }
+    return NewJob(
+        id=job_id,
+        name=chance.choice(["work", "other work"]),
+        payload=json.dumps(payload).encode(),
+        delay=timedelta(milliseconds=chance.choices([0, chance.randint(50, 800)], [85, 15])[0]),
+        max_attempts=MORTAL_ATTEMPTS if kind is Kind.MORTAL else ENDLESS_ATTEMPTS,
+        keep_completed=DROP if kind is Kind.DROPPED else timedelta(hours=1),
+        priority=chance.choice([0, 0, 0, 5]),
+        ordering_key=chance.choices([None, f"key {chance.randint(1, 40)}"], [90, 10])[0],
+        backoff=BACKOFF,
+    )
+
+
+def run(job: Job) -> dict[str, object]:
+    """What a handler makes of the job: its result, or the exception that its kind wants."""
+    assert isinstance(job.payload, dict)
+    if job.payload["kind"] == Kind.DOOMED:
+        raise UnrecoverableError("doomed")
+    if job.attempt <= job.payload["failures"]:
+        raise Retry("flaky")
+    return {"digest": digest(json.dumps(job.payload).encode()), "attempt": job.attempt}
+
+
+def digest(payload: bytes) -> str:
+    """What the result must quote, to show that it was made of this payload."""
+    return hashlib.sha256(payload).hexdigest()

@@ -1,0 +1,95 @@
+"""Concurrent calls that share round trips."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tests.workers.running import PATIENCE
+from workers.errors import StorageUnavailable
+from workers.gathering import Gathering
+
+
+class Doubling:
+    """Doubles numbers, each call as soon as `gate` is open; refuses groups with a negative number."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.groups: list[list[int]] = []
+        self.gate = asyncio.Event()
+        self.away = False
+        self.gathering = Gathering(self.double, limit)
+
+    async def double(self, items: Sequence[int]) -> list[int]:
+        self.groups.append(list(items))
+        await self.gate.wait()
+        if self.away:
+            raise StorageUnavailable("away")
+        if any(item < 0 for item in items):
+            raise ValueError("negative")
+        return [2 * item for item in items]
+
+    async def asked(self, *items: int) -> list[asyncio.Task[int]]:
+        """Somebody asks for each, and none has an answer yet."""
+        tasks = [asyncio.create_task(self.gathering.ask(item)) for item in items]
+        await asyncio.sleep(0)
+        return tasks
+
+    async def answers(self, tasks: Sequence[asyncio.Task[int]]) -> list[int | BaseException]:
+        self.gate.set()
+        async with asyncio.timeout(PATIENCE):
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_who_comes_during_a_call_shares_the_next() -> None:
+    """The first is asked about alone, all that come meanwhile together, up to the limit; each has its own answer."""
+    doubling = Doubling(limit=3)
+    assert await doubling.answers(await doubling.asked(1, 2, 3, 4, 5)) == [2, 4, 6, 8, 10]
+    assert doubling.groups == [[1], [2, 3, 4], [5]]
+    assert await doubling.gathering.ask(6) == 12
+
+
+async def test_one_fault_costs_no_neighbour_anything() -> None:
+    """What makes a group fail is asked about again one by one."""
+    doubling = Doubling()
+    one, two, bad, three = await doubling.answers(await doubling.asked(1, 2, -1, 3))
+    assert (one, two, three) == (2, 4, 6)
+    assert isinstance(bad, ValueError)
+
+
+async def test_a_storage_that_is_away_is_not_asked_again() -> None:
+    """Everybody in the group is told that nothing is known, after one try."""
+    doubling = Doubling()
+    doubling.away = True
+    answers = await doubling.answers(await doubling.asked(1, 2, 3))
+    assert [type(answer) for answer in answers] == [StorageUnavailable] * 3
+    assert doubling.groups == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize("leaving", [0, 1, 2], ids=["the first", "the second", "the last"])
+async def test_who_is_cancelled_disturbs_nobody(leaving: int) -> None:
+    """The others are answered; who left before its turn is not asked about, and nothing is stuck."""
+    doubling = Doubling()
+    tasks = await doubling.asked(1, 2, 3)
+    tasks[leaving].cancel()
+    await asyncio.gather(tasks[leaving], return_exceptions=True)
+    answers = await doubling.answers([task for task in tasks if not task.cancelled()])
+    assert answers == [2 * number for number in (1, 2, 3) if number != leaving + 1]
+    asked = {number for group in doubling.groups for number in group}
+    assert asked == {1, 2, 3} - {leaving + 1} | {1}
+    assert await doubling.gathering.ask(4) == 8
+
+
+async def test_nothing_is_left_when_all_have_left() -> None:
+    """With every caller cancelled there is no call, no task, and the next is served at once."""
+    doubling = Doubling()
+    before = asyncio.all_tasks()
+    tasks = await doubling.asked(1, 2, 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert asyncio.all_tasks() == before
+    doubling.gate.set()
+    assert await doubling.gathering.ask(4) == 8
+    assert doubling.groups == [[1], [4]]

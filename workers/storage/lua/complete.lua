@@ -1,0 +1,15 @@
+-- ARGV[2]: id, [3]: result, [4]: how long it is kept, by default as long as the job says. Answers the state found, 0 for
+-- none; a job that had not ended is completed.
+local id = ARGV[2]
+local found, record = lookup(id)
+if not found then
+  return 0
+end
+if not LINE_OF[found.state] then
+  local job, run = found.job, found.run
+  take(id, job, run)
+  run.token, run.result = NO_TOKEN, ARGV[3]
+  conclude(id, record, job, run, STATE.completed, tonumber(ARGV[4]) or job.keep_completed)
+end
+finish()
+return found.state

@@ -1,0 +1,96 @@
+"""Runs of tasks that a foreign queue hands over, and their repetition where it knows none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from workers.attempt import Attempt, Runner
+from workers.handlers import Handler, HandlerTable
+from workers.jobs import DROP, MAX_DELAY, UNCOUNTED_RETRIES, Claim, Retried
+from workers.retry import RetryPolicy
+from workers.task_queue import EnqueueOptions, TaskMessage, TaskQueue
+
+DEFAULT_MAX_ATTEMPTS: Final = 3
+
+_LOG = logging.getLogger(__name__)
+
+
+class TaskRuns:
+    """Runs messages of one queue; `retry` is the back-off of tasks without their own."""
+
+    def __init__(self, queue: TaskQueue, retry: RetryPolicy) -> None:
+        self._queue = queue
+        self._retry = retry
+
+    async def run(self, message: TaskMessage, handlers: Mapping[str, Handler]) -> None:
+        """See `Tasks.process`."""
+        runner = Runner(
+            handlers=HandlerTable(handlers),
+            retry=self._retry,
+            payload_serde=self._queue.serde,
+            result_serde=_NoResults(),
+            middlewares=(),
+        )
+        ending = await runner.run(Attempt(_claim(message), type(self._queue).__name__, _no_progress))
+        if ending.error is None:
+            return
+        if self._queue.native_retrial:
+            raise ending.error
+        if not isinstance(ending.settlement, Retried) or not await self._repeat(message, ending.settlement):
+            what = (message.task, message.id, message.attempt)
+            _LOG.error("task %r, job %s failed for good in attempt %d", *what, exc_info=ending.error)
+
+    async def _repeat(self, message: TaskMessage, retried: Retried) -> bool:
+        """Whether the message is enqueued again: not if that was its last attempt after all."""
+        again = _next_run(message, retried)
+        if again is None:
+            return False
+        delay = min(retried.delay, MAX_DELAY)
+        # Without its deduplication key, which would find the run that just failed.
+        await self._queue.enqueue([again], EnqueueOptions(delay=delay, ordering_key=message.ordering_key))
+        return True
+
+
+def _no_progress(claim: Claim, progress: bytes) -> None:
+    """A foreign queue has no place for it."""
+
+
+class _NoResults:
+    """What a task on a foreign queue returns goes nowhere."""
+
+    def dumps(self, value: object) -> bytes:
+        return b""
+
+    def loads(self, data: bytes) -> object:
+        return None
+
+
+def _claim(message: TaskMessage) -> Claim:
+    """The message as a claim that nobody else can take: its queue sees to that."""
+    return Claim(
+        job_id=message.id,
+        name=message.task,
+        payload=message.payload,
+        token=message.id,
+        worker_id=message.task,
+        lease=MAX_DELAY,
+        attempt=message.attempt,
+        max_attempts=message.max_attempts or DEFAULT_MAX_ATTEMPTS,
+        created_at=message.created_at,
+        keep_completed=DROP,
+        keep_failed=DROP,
+    )
+
+
+def _next_run(message: TaskMessage, retried: Retried) -> TaskMessage | None:
+    """The message of the run after one that is to be repeated, None if that was the last attempt after all."""
+    if retried.postponed:
+        return message
+    if not retried.counted and message.uncounted < UNCOUNTED_RETRIES:
+        return replace(message, uncounted=message.uncounted + 1)
+    if message.attempt >= retried.claim.max_attempts:
+        return None
+    return replace(message, attempt=message.attempt + 1, uncounted=0)

@@ -1,0 +1,283 @@
+"""Named background tasks, on our queue or any other, at most one per deduplication key and time."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Final, Literal, TypeAlias
+
+from workers.deduplication import Marks
+from workers.errors import CorruptPayloadError, Unsupported
+from workers.handlers import Handler, HandlerFunction, Job, invoke
+from workers.jobs import MAX_ATTEMPTS, MAX_DELAY, EnqueueStatus, check_text, new_id
+from workers.kv.base import KvStore, encode_key, writes_conditionally
+from workers.queue import Queue
+from workers.retry import RetryPolicy
+from workers.specs import Enqueued
+from workers.storage.base import ANY_NAME
+from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.task_runs import TaskRuns
+
+Validate: TypeAlias = Callable[[object], object]
+"""Turns decoded data into what a task's function works on; raises `ValueError` or `TypeError` for other data."""
+
+KV_PREFIX: Final = ("_federation", "task_deduplication")
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A declared task; `Tasks.task` makes it."""
+
+    name: str
+    handler: Handler
+    validate: Validate | None
+    max_attempts: int | None
+
+    @property
+    def fn(self) -> HandlerFunction:
+        """The function as it was declared, for tests of one's own."""
+        return self.handler.fn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedTasks:
+    """What became of a batch: its jobs' ids; or `duplicate`, and the id of the first job enqueued with the key."""
+
+    status: EnqueueStatus
+    ids: tuple[str, ...]
+
+
+class Tasks:
+    """Tasks by name, and the queue they go to: a `Queue`, or any `TaskQueue`.
+
+    A `deduplication_key` belongs to its task: of the enqueues with one key, all but the first are skipped for
+    `deduplication_ttl` from when the job becomes due. A queue that deduplicates natively does it by itself, in each
+    `DeduplicationMode`. For any other a mark in `kv`, under `kv_prefix`, does it by `throttle` alone. What that cannot
+    keep:
+
+    - A process that dies between the mark and the enqueue, or a store that fails when a failed enqueue is undone,
+      blocks the key until its time is over.
+    - An enqueue that failed without an answer may have stored its job; enqueueing again then makes a second one.
+    - A mark knows nothing of its job: it outlives one that is cancelled, fails or finishes early, and is gone before
+      one that waits or runs longer.
+    - It is not part of anybody's transaction.
+
+    Where `kv` is missing, or cannot write conditionally, `deduplication_fallback` decides: `"open"` enqueues without
+    deduplication and says so at debug level, `"closed"` raises `TypeError`. Two `Tasks` with tasks of the same names
+    on different queues need different prefixes in one store.
+
+    Raises:
+        ValueError: a TTL that is no timedelta above zero and up to 100 years, or an unknown fallback.
+    """
+
+    def __init__(
+        self,
+        queue: Queue | TaskQueue,
+        kv: KvStore | None = None,
+        *,
+        deduplication_ttl: timedelta = timedelta(hours=1),
+        deduplication_fallback: Literal["open", "closed"] = "open",
+        kv_prefix: tuple[str, ...] = KV_PREFIX,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        if not isinstance(deduplication_ttl, timedelta) or not timedelta(0) < deduplication_ttl <= MAX_DELAY:
+            raise ValueError(f"deduplication_ttl is a timedelta above zero, up to 100 years, not {deduplication_ttl!r}")
+        if deduplication_fallback not in ("open", "closed"):
+            raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
+        encode_key(kv_prefix)
+        self._queue = QueueTasks(queue) if isinstance(queue, Queue) else queue
+        self._marks = Marks(kv, kv_prefix) if writes_conditionally(kv) else None
+        self._ttl = deduplication_ttl
+        self._closed = deduplication_fallback == "closed"
+        self._runs = TaskRuns(self._queue, retry or RetryPolicy())
+        self._tasks: dict[str, Task] = {}
+
+    def task(
+        self,
+        name: str,
+        *,
+        validate: Validate | None = None,
+        retry: RetryPolicy | None = None,
+        lease: timedelta | None = None,
+        timeout: timedelta | None = None,
+        max_attempts: int | None = None,
+    ) -> Callable[[HandlerFunction], Task]:
+        """The decorated function, `async def (job) -> result` or a plain one, is a task of this name.
+
+        `validate` is called with the data at enqueue, to refuse it there, and with the decoded data before each run:
+        what it returns then is `job.payload`. `retry`, `lease` and `timeout` are as for `Handler`; `max_attempts` is
+        the queue's where None, and 3 where the queue has none.
+
+        Raises:
+            ValueError: the name is taken, `"*"` or not 1 to 512 bytes; a setting is out of its range.
+            TypeError: `validate` is a coroutine function.
+        """
+        check_text("task name", name)
+        if name == ANY_NAME or name in self._tasks:
+            raise ValueError(f"task {name!r} is declared already" if name != ANY_NAME else "a task needs a name")
+        if max_attempts is not None and not 1 <= max_attempts <= MAX_ATTEMPTS:
+            raise ValueError(f"task {name!r}: max_attempts must be from 1 to {MAX_ATTEMPTS}, not {max_attempts}")
+        if inspect.iscoroutinefunction(validate):
+            raise TypeError(f"task {name!r}: validate is a plain function")
+
+        def declare(fn: HandlerFunction) -> Task:
+            handler = Handler(fn, retry=retry, lease=lease, timeout=timeout)
+            task = self._tasks[name] = Task(name, handler, validate, max_attempts)
+            return task
+
+        return declare
+
+    async def enqueue_task(
+        self,
+        task: Task,
+        data: object,
+        *,
+        deduplication_key: str | None = None,
+        deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
+        delay: timedelta = timedelta(0),
+        ordering_key: str | None = None,
+    ) -> Enqueued:
+        """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
+
+        In this order: what the queue and store cannot do is refused; the data is validated and encoded; the key is
+        claimed; the job is enqueued. So a failure leaves no mark; see `Tasks` for the exceptions.
+
+        Raises:
+            Unsupported: a mode that the queue cannot keep.
+            TypeError: no conditional writes while the fallback is `"closed"`; data the serde does not know.
+            ValueError: data that cannot be encoded or that `validate` refuses, a bad key or delay, another's task.
+            StorageUnavailable: the queue or the store did not answer.
+        """
+        batch = await self.enqueue_task_many(
+            task,
+            (data,),
+            deduplication_key=deduplication_key,
+            deduplication_mode=deduplication_mode,
+            delay=delay,
+            ordering_key=ordering_key,
+        )
+        return Enqueued(id=batch.ids[0], status=batch.status)
+
+    async def enqueue_task_many(
+        self,
+        task: Task,
+        items: Iterable[object],
+        *,
+        deduplication_key: str | None = None,
+        deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
+        delay: timedelta = timedelta(0),
+        ordering_key: str | None = None,
+    ) -> EnqueuedTasks:
+        """As `enqueue_task`, one run for each item; the key stands for the whole batch, which is queued or skipped.
+
+        Every item is validated and encoded before the first is enqueued. No items: nothing happens, and no key is
+        claimed.
+        """
+        if self._tasks.get(task.name) is not task:
+            raise ValueError(f"task {task.name!r} was declared elsewhere; enqueue it there")
+        mode = DeduplicationMode(deduplication_mode)
+        self._refuse_unable(task, deduplication_key, mode)
+        options = EnqueueOptions(delay=delay, ordering_key=ordering_key)
+        scope = None if deduplication_key is None else _scope(task, deduplication_key)
+        messages = [self._message(task, data, ordering_key) for data in items]
+        if not messages:
+            return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=())
+        existing = await self._dispatch(messages, options, scope, mode)
+        if existing is not None:
+            return EnqueuedTasks(status=EnqueueStatus.DUPLICATE, ids=(existing,))
+        return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=tuple(message.id for message in messages))
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """The tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
+        return {name: replace(task.handler, fn=_validated(task)) for name, task in self._tasks.items()}
+
+    async def process(self, message: TaskMessage) -> None:
+        """The task of a foreign queue's message has run; for that queue's consumer to call.
+
+        With `native_retrial` whatever it raised is raised, and the queue decides. Otherwise it is enqueued again after
+        the task's back-off, and logged as failed when it may not be; see `workers.errors` for what a task may raise.
+
+        Raises:
+            StorageUnavailable: it could not be enqueued again.
+            CancelledError: nothing is known about the run.
+        """
+        await self._runs.run(message, self.handlers())
+
+    def _refuse_unable(self, task: Task, key: str | None, mode: DeduplicationMode) -> None:
+        if key is None or self._queue.native_deduplication:
+            return
+        if mode is not DeduplicationMode.THROTTLE:
+            raise Unsupported(f"task {task.name!r}: deduplication by {mode.value} needs a queue that does it natively")
+        if self._marks is None and self._closed:
+            raise TypeError(
+                f"task {task.name!r}: a deduplication key needs a queue that deduplicates natively, or a KV store "
+                "with set_if_absent, compare_and_set and compare_and_delete"
+            )
+
+    def _message(self, task: Task, data: object, ordering_key: str | None) -> TaskMessage:
+        if task.validate is not None:
+            task.validate(data)
+        return TaskMessage(
+            id=new_id(),
+            task=task.name,
+            payload=self._queue.serde.dumps(data),
+            max_attempts=task.max_attempts,
+            ordering_key=ordering_key,
+        )
+
+    async def _dispatch(
+        self, messages: list[TaskMessage], options: EnqueueOptions, scope: _Scope | None, mode: DeduplicationMode
+    ) -> str | None:
+        """None, or the id of the job that stands for the key already."""
+        if scope is None:
+            return await self._queue.enqueue(messages, options)
+        ttl = options.delay + self._ttl
+        if self._queue.native_deduplication:
+            kept = None if mode is DeduplicationMode.SIMPLE else ttl
+            native = replace(
+                options, deduplication_key=encode_key(scope), deduplication_mode=mode, deduplication_ttl=kept
+            )
+            return await self._queue.enqueue(messages, native)
+        enqueue = partial(self._queue.enqueue, messages, options)
+        if self._marks is None:
+            _LOG.debug("task %r is enqueued without deduplication: no store writes conditionally", messages[0].task)
+            return await enqueue()
+        return await self._marks.once(scope, messages[0].id, ttl, enqueue)
+
+
+_Scope: TypeAlias = tuple[str, str]
+
+
+def _scope(task: Task, key: str) -> _Scope:
+    """The key as its task's own."""
+    if not isinstance(key, str):
+        raise TypeError(f"task {task.name!r}: a deduplication key is a text, not {type(key).__name__}")
+    check_text("deduplication key", key)
+    scope = (task.name, key)
+    check_text("deduplication key, its task's name and escapes included,", encode_key(scope))
+    return scope
+
+
+def _validated(task: Task) -> HandlerFunction:
+    """The task's function, called with what `validate` makes of the payload."""
+    validate = task.validate
+    if validate is None:
+        return task.fn
+
+    async def run(job: Job) -> object:
+        try:
+            payload = validate(job.payload)
+        except (TypeError, ValueError) as error:
+            # Not chained: validation errors like to quote what they were given.
+            raise CorruptPayloadError(
+                f"job {job.id!r}: task {task.name!r} refuses its payload: {type(error).__name__}"
+            ) from None
+        return await invoke(task.fn, replace(job, payload=payload))
+
+    return run
