@@ -331,12 +331,13 @@ async def test_a_result_that_is_not_kept_is_missed(harness: Harness) -> None:
         await queue.enqueue_many([JobSpec(payload=1, id="chain", name="first", keep_completed=DROP)])
         await recorder.seen(Kind.ACTIVE, 2)
         storage, calls = counting(queue.storage)
-        waiter = asyncio.create_task(Queue(storage).wait_for_job_chain_completion("chain"))
-        await until(lambda: calls["status"] == 1)
-        last.released.set()
-        with pytest.raises(JobGoneError, match="not kept"):
-            async with asyncio.timeout(PATIENCE):
-                await waiter
+        async with Queue(storage) as client:
+            waiter = asyncio.create_task(client.wait_for_job_chain_completion("chain"))
+            await until(lambda: calls["status"] == 1)
+            last.released.set()
+            with pytest.raises(JobGoneError, match="not kept"):
+                async with asyncio.timeout(PATIENCE):
+                    await waiter
         assert await queue.get_job_chain("chain") is None
 
 

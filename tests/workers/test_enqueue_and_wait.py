@@ -240,12 +240,13 @@ async def test_a_result_that_is_not_kept_is_missed_by_name(harness: Harness) -> 
         await queue.enqueue_many([JobSpec(payload=1, id="job", keep_completed=DROP)])
         await recorder.seen(Kind.ACTIVE)
         watched = Watched(queue.storage)
-        waiter = asyncio.create_task(Queue(cast("Storage", watched)).enqueue_and_wait(1, id="job"))
-        await until(lambda: "enqueued" in watched.story)
-        released.set()
-        with pytest.raises(JobGoneError, match="not kept"):
-            async with asyncio.timeout(PATIENCE):
-                await waiter
+        async with Queue(cast("Storage", watched)) as client:
+            waiter = asyncio.create_task(client.enqueue_and_wait(1, id="job"))
+            await until(lambda: "enqueued" in watched.story)
+            released.set()
+            with pytest.raises(JobGoneError, match="not kept"):
+                async with asyncio.timeout(PATIENCE):
+                    await waiter
 
 
 async def test_the_time_of_a_result_can_be_changed(harness: Harness) -> None:
