@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import sqlite3
 import time
@@ -34,6 +36,7 @@ def async_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
         writer = _sqlite_engine(url, connections=1)
         reader = _sqlite_engine(url, connections=_SQLITE_READERS)
         _prepare_writer(writer.sync_engine)
+        _undo_when_cancelled(writer.sync_engine)
         _prepare_reader(reader.sync_engine)
         return writer, reader
     writer = create_async_engine(
@@ -89,6 +92,32 @@ def _prepare_writer(engine: Engine) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+_undoing: set[asyncio.Task[None]] = set()
+
+
+def _undo_when_cancelled(engine: Engine) -> None:
+    """A transaction of this asynchronous SQLite engine that is cancelled in a statement gives up the write lock.
+
+    SQLAlchemy closes its connection, but SQLite waits with that for the last cursor to be forgotten, and the exception
+    that ended the statement holds one for as long as anybody holds the exception.
+    """
+
+    @event.listens_for(engine, "invalidate")
+    def undo(connection: DBAPIConnection, _record: ConnectionPoolEntry, _error: BaseException | None) -> None:
+        async def roll_back() -> None:
+            with contextlib.suppress(ValueError, sqlite3.Error):  # it is closed already
+                await connection.driver_connection.rollback()
+
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # forgotten, not cancelled
+        # Not awaited: a second cancellation must not keep the connection from being closed. Begun before that is.
+        task = loop.create_task(roll_back())
+        _undoing.add(task)
+        task.add_done_callback(_undoing.discard)
 
 
 def _prepare_reader(engine: Engine) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Insert, func, insert, select, text, update
+from sqlalchemy import Insert, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from db import BlacklistedServer, Database, DeliveryJob, Post, create_host_tables, engines
@@ -131,6 +131,30 @@ async def test_a_cancelled_transaction_is_rolled_back_and_frees_its_connection(d
     async with asyncio.timeout(10):
         await add(database, "b")
     assert await count(database) == 1
+
+
+async def test_a_transaction_cancelled_in_a_statement_gives_up_the_lock_at_once(sqlite_url: str) -> None:
+    """Also while somebody holds the exception that ended it, as a worker does until the job is settled."""
+    upgrade(sqlite_url)
+    database = Database(sqlite_url)
+    under_way = asyncio.Event()
+
+    async def read_for_long() -> None:
+        async with database.transaction() as session:
+            connection = (await session.connection()).sync_connection
+            event.listen(connection, "before_cursor_execute", lambda *_: under_way.set())
+            numbers = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 1000000)"
+            await session.execute(text(f"{numbers} SELECT count(*) FROM n"))
+
+    reading = asyncio.create_task(read_for_long())
+    await under_way.wait()
+    reading.cancel()
+    (held,) = await asyncio.gather(reading, return_exceptions=True)
+    assert isinstance(held, asyncio.CancelledError)
+    async with asyncio.timeout(10):
+        await add(database, "a")
+    assert await count(database) == 1
+    await database.close()
 
 
 async def test_a_writer_cancelled_while_another_process_holds_the_lock_does_no_harm(sqlite_url: str) -> None:
