@@ -18,16 +18,29 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final, Literal
 
 from workers.attempt import Attempt, Ending, Runner
 from workers.cancels import CancelListener
-from workers.errors import LossReason, StorageUnavailable
+from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
 from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
-from workers.jobs import Claim, Completed, Continued, Failed, Released, Retried, SettleStatus, check_text, new_id
+from workers.jobs import (
+    Claim,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    Released,
+    Retried,
+    SettleOutcome,
+    SettleStatus,
+    check_text,
+    new_id,
+)
 from workers.leases import LeaseKeeper
 from workers.progress import ProgressReporter
 from workers.reaper import Reaper
@@ -299,9 +312,17 @@ class Worker:
         elif outcome.status is SettleStatus.LOST:
             self._emit(WorkerEventKind.LEASE_LOST, claim=attempt.claim, error=ending.error)
         elif outcome.status is SettleStatus.ERROR:
-            self._report(RuntimeError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}"))
+            await self._settle_otherwise(attempt, ending, outcome)
         else:
             self._report_ending(attempt.claim, ending)
+
+    async def _settle_otherwise(self, attempt: Attempt, ending: Ending, outcome: SettleOutcome) -> None:
+        """A success the storage cannot store, as a result beyond its limits, fails: it would each time."""
+        error = UnrecoverableError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}")
+        self._report(error)
+        if isinstance(ending.settlement, Completed | Continued):
+            failed = Failed(claim=attempt.claim, error=ErrorInfo.of(error))
+            await self._settle(attempt, replace(ending, settlement=failed, error=error))
 
     def _report_ending(self, claim: Claim, ending: Ending) -> None:
         kind, delay = WorkerEventKind.RELEASED, None

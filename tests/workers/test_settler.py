@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, done, running
+from workers.chains import continue_with
 from workers.errors import LossReason, StorageUnavailable
 from workers.events import WorkerEventKind as Kind
 from workers.handlers import Job
-from workers.jobs import Claim, JobState, Settlement, SettleOutcome, SettleStatus
+from workers.jobs import Claim, Completed, Failed, JobState, Settlement, SettleOutcome, SettleStatus
 from workers.settler import Settler
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
@@ -201,18 +202,48 @@ async def test_a_settlement_that_comes_too_late_is_told() -> None:
     assert Kind.COMPLETED not in recorder.story()
 
 
-async def test_a_settlement_refused_by_the_storage_is_reported() -> None:
-    """An element the storage answers with `error` is told with its detail; the worker goes on."""
+class Narrow(MemoryStorage):
+    """Takes no results of more than ten bytes, and no continuations; with `errors` False no errors either."""
 
-    class Refuses(MemoryStorage):
-        async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-            return [SettleOutcome(status=SettleStatus.ERROR, detail="disk full") for _ in settlements]
+    errors = True
 
-    storage, recorder = Refuses(), Recorder()
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        return [await self._settle(settlement) for settlement in settlements]
+
+    async def _settle(self, settlement: Settlement) -> SettleOutcome:
+        small = isinstance(settlement, Completed) and len(settlement.result) <= 10
+        if small or (self.errors and isinstance(settlement, Failed)):
+            return (await super().settle([settlement]))[0]
+        return SettleOutcome(status=SettleStatus.ERROR, detail="no room for it")
+
+
+@pytest.mark.parametrize("result", ["x" * 100, continue_with("work", None)], ids=["result", "continuation"])
+async def test_a_success_the_storage_cannot_take_is_a_failure(result: object) -> None:
+    """It would be refused again, so the job fails at once, with the storage's reason; the worker reports it too."""
+    storage, recorder = Narrow(), Recorder()
     await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": done}, observers=[recorder])):
+    async with running(Worker(storage, {"work": lambda _: result}, observers=[recorder])):
         error = (await recorder.seen(Kind.ERROR)).error
-    assert "'job' could not be settled: disk full" in str(error)
+        await recorder.seen(Kind.FAILED)
+    assert "'job' could not be settled: no room for it" in str(error)
+    outcome = await storage.result("job")
+    assert outcome is not None
+    assert outcome.error is not None
+    assert "no room for it" in outcome.error.message
+
+
+async def test_a_failure_the_storage_cannot_take_is_only_reported() -> None:
+    """Nothing is left to settle instead; the lease runs out, and the worker goes on with other jobs."""
+    storage, recorder = Narrow(), Recorder()
+    storage.errors = False
+    await steps.enqueue(storage, steps.job("job"), steps.job("other", name="done"))
+    handlers = {"work": lambda _: "x" * 100, "done": done}
+    async with running(Worker(storage, handlers, observers=[recorder])):
+        await recorder.seen(Kind.ERROR, 2)
+        await recorder.seen(Kind.COMPLETED)
+    assert Kind.FAILED not in recorder.story()
 
 
 async def test_a_lost_settlement_carries_its_reason() -> None:
