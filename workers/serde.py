@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class JsonSerde:
         self._encode = json.JSONEncoder(
             separators=(",", ":"), ensure_ascii=False, allow_nan=False, sort_keys=sort_keys
         ).encode
-        self._decode = json.JSONDecoder(parse_constant=_refuse).decode
+        self._decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
 
     def dumps(self, value: object) -> bytes:
         try:
@@ -48,6 +49,13 @@ class JsonSerde:
         except RecursionError:
             raise ValueError("JSON is nested too deeply") from None
         return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:20]} is beyond what a number can be")
+    return value
 
 
 def _refuse(constant: str) -> object:
