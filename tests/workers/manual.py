@@ -14,7 +14,7 @@ RECIPES = ROOT / "workers" / "recipes.md"
 
 
 TITLE_OR_BLOCK = re.compile(
-    r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
+    r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```", re.S | re.M
 )
 
 
