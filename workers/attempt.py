@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from workers.chains import Continuation
 from workers.errors import (
@@ -17,21 +19,31 @@ from workers.errors import (
     LossReason,
     Retry,
     StalledError,
+    TransactionError,
     UnrecoverableError,
+    Unsupported,
 )
 from workers.handlers import AttemptContext, Handler, HandlerTable, Middleware, Signal, SignalReason, call, make_job
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
 from workers.retry import RetryPolicy
 from workers.serde import Serde
+from workers.transactions import OwnTransaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How an attempt ended: what to settle (None: the lease is lost, nothing may be), and the error behind it."""
+    """How an attempt ended: what to settle (None: the lease is lost, nothing may be), and the error behind it.
+
+    `settled`: the handler has committed the settlement itself.
+    """
 
     settlement: Settlement | None
     error: BaseException | None = None
     duration: timedelta = timedelta(0)
+    settled: bool = False
 
 
 class Phase(Enum):
@@ -42,20 +54,35 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+def _refuse(claim: Claim) -> OwnTransaction:
+    raise Unsupported(f"job {claim.job_id!r} is run by no worker, which alone could commit its end")
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One run of a claimed job; `reporter` is told of its progress."""
+    """One run of a claimed job; `reporter` is told of its progress, `make_own` asked once its handler wants one."""
 
     claim: Claim
     queue: str
     reporter: Callable[[Claim, bytes], None]
+    make_own: Callable[[Claim], OwnTransaction] = _refuse
     signal: Signal = field(default_factory=Signal)
     phase: Phase = Phase.STARTING
     task: asyncio.Task[None] | None = None
+    own: OwnTransaction | None = None
+
+    @property
+    def settled(self) -> Completed | Continued | None:
+        """What the handler has committed in a transaction of its own."""
+        return None if self.own is None else self.own.settled
 
     def interrupt(self, reason: SignalReason, loss: LossReason | None = None) -> bool:
-        """The handler is told why and cancelled, or never starts. False: it had ended, nothing happened."""
-        if self.phase is Phase.ENDED:
+        """The handler is told why and cancelled, or never starts. False: it had ended, nothing happened.
+
+        One whose own transaction has ended the job has nothing left to lose, and is told of a shutdown only.
+        """
+        ended = self.own is not None and self.own.beyond_recall and reason is not SignalReason.SHUTDOWN
+        if ended or self.phase is Phase.ENDED:
             return False
         self.signal.fire(reason, loss)
         if self.phase is Phase.RUNNING and self.task is not None:
@@ -63,9 +90,28 @@ class Attempt:
         return True
 
     def report(self, progress: bytes) -> None:
-        """The job has come this far; of no effect when the handler has ended, as a thread may not know."""
+        """The job has come this far; of no effect when the handler has ended, as a thread may not know.
+
+        Raises:
+            TransactionError: within a transaction of the handler's own.
+        """
+        if self.own is not None and self.own.open:
+            raise TransactionError(
+                f"job {self.claim.job_id!r}: progress could only be told when its transaction has ended;"
+                " report it before"
+            )
         if self.phase is not Phase.ENDED:
             self.reporter(self.claim, progress)
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """See `Job.transaction`."""
+        self.own = self.own or self.make_own(self.claim)
+        return self.own.begin()
+
+    def complete(self, result: object) -> None:
+        """See `Job.complete`."""
+        self.own = self.own or self.make_own(self.claim)
+        self.own.complete(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +141,7 @@ class Runner:
             attempt.phase = Phase.RUNNING
             result = await self._bounded(handler, context)
             attempt.phase = Phase.ENDED
-            settlement: Settlement | None = self._success(attempt.claim, result)
+            settlement: Settlement | None = attempt.settled or self.success(attempt.claim, result)
             error = None
         except BaseException as caught:
             if isinstance(caught, GeneratorExit) and not _runs(task):
@@ -105,7 +151,12 @@ class Runner:
             settlement, error = _settlement_of(attempt, caught, policy), caught
         if attempt.signal.reason is SignalReason.LEASE_LOST:
             settlement = None
-        return Ending(settlement=settlement, error=error, duration=timedelta(seconds=time.monotonic() - started))
+        return Ending(
+            settlement=attempt.settled or settlement,
+            error=error,
+            duration=timedelta(seconds=time.monotonic() - started),
+            settled=attempt.settled is not None,
+        )
 
     def _handler(self, claim: Claim) -> Handler:
         if claim.stalled is not None:
@@ -135,7 +186,12 @@ class Runner:
                 raise HandlerTimeout(f"the handler ran longer than {handler.timeout}") from error
             raise
 
-    def _success(self, claim: Claim, result: object) -> Completed | Continued:
+    def success(self, claim: Claim, result: object) -> Completed | Continued:
+        """What a handler's result means for its job.
+
+        Raises:
+            UnrecoverableError: it cannot be encoded.
+        """
         if not isinstance(result, Continuation):
             return Completed(claim=claim, result=self._encode(result))
         try:

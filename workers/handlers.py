@@ -9,18 +9,22 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from workers.errors import LossReason, UnknownJobError
+from workers.errors import LossReason, UnknownJobError, Unsupported
 from workers.jobs import Claim
 from workers.log_lines import log_line
 from workers.progress import encode_progress
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
 
 job_logger = logging.getLogger("workers.job")
 
@@ -69,6 +73,12 @@ class Run(Protocol):
     def report(self, progress: bytes) -> None:
         """The job has come this far; from any thread, at once."""
 
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """See `Job.transaction`."""
+
+    def complete(self, result: object) -> None:
+        """See `Job.complete`."""
+
 
 class NoRun:
     """That of a job which no worker runs, as in tests of a handler."""
@@ -77,6 +87,12 @@ class NoRun:
 
     def report(self, progress: bytes) -> None:
         """Nobody is told."""
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
+
+    def complete(self, result: object) -> None:
+        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
 
 
 _NO_RUN: Final = NoRun()
@@ -115,6 +131,34 @@ class Job:
         """
         extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
         job_logger.info("%s", log_line(line), extra={**extra, "queue": self.run.queue})
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """`async with job.transaction() as session:` what the block writes and the job's end are committed together.
+
+        The session is on the queue's own database. At the end of the block the job ends as `complete` was told, or
+        completes with None, and what the handler returns or raises afterwards does not matter any more. A block that
+        raises has written nothing, and its exception is a failure as any other. Pass `connection=session` to enqueue
+        other jobs in it.
+
+        On SQLite the block holds the only write lock: keep it short. `progress` is refused in it.
+
+        Raises:
+            Unsupported: the storage has no `limits.transactions`.
+            LeaseLost: at the end of the block: the job is somebody else's by now, so nothing was written.
+            TransactionError: at the end of the block: it was committed or rolled back inside.
+            StorageUnavailable: the database did not answer, or another transaction held its lock too long.
+        """
+        return self.run.transaction()
+
+    def complete(self, result: object = None) -> None:
+        """In the block of `transaction`: the job ends with it as if the handler had returned `result`, which may be
+        `continue_with(...)`.
+
+        Raises:
+            UnrecoverableError: `result` cannot be encoded, or the job not be continued so.
+            RuntimeError: outside of such a block, or for the second time in it.
+        """
+        self.run.complete(result)
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final, Literal
 
 from workers.attempt import Attempt, Ending, Runner
@@ -34,6 +35,7 @@ from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.settler import Settler
 from workers.storage.base import Storage
+from workers.transactions import OwnTransaction
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +226,7 @@ class Worker:
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
             self._idle = False
-            attempt = Attempt(claim, self._storage.queue, self._progress.put)
+            attempt = Attempt(claim, self._storage.queue, self._progress.put, self._own_transaction)
             self._attempts[claim.token] = attempt
             self._leases.hold(claim, since=asked_at)
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
@@ -270,15 +272,24 @@ class Worker:
             if claim.stalled is None:
                 self._emit(WorkerEventKind.ACTIVE, claim=claim)
             ending = await self._runner.run(attempt)
-            if ending.settlement is not None:
-                if self._progress.has(claim):
-                    await self._progress.flush()
+            if ending.settled:
+                self._report_ending(claim, ending)
+            elif ending.settlement is not None:
+                await self._flush_progress(claim)
                 await self._settle(attempt, ending)
         finally:
             self._leases.drop(claim)
             del self._attempts[claim.token]
             self._slot_freed.set()
         self._note_drained()
+
+    def _own_transaction(self, claim: Claim) -> OwnTransaction:
+        success = partial(self._runner.success, claim)
+        return OwnTransaction(self._storage, claim, success=success, flush=self._flush_progress)
+
+    async def _flush_progress(self, claim: Claim) -> None:
+        if self._progress.has(claim):
+            await self._progress.flush()
 
     async def _settle(self, attempt: Attempt, ending: Ending) -> None:
         assert ending.settlement is not None

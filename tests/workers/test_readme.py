@@ -22,6 +22,23 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "1 {'to': 'bob'}" in finished.stdout
 
 
+def test_the_transaction_example_runs(tmp_path: Path) -> None:
+    """The README's handler ends its job with its own writes as shown, on the application's engine."""
+    example = re.search(r"## Jobs in your own transaction.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example[1]],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(README.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == ["shipped", "paid"]
+
+
 def test_the_middlewares_example_runs(tmp_path: Path) -> None:
     """The README's middlewares work together as shown: every line of the attempt names its job."""
     lines = run_example(examples(README)["Middlewares"], tmp_path).stderr.splitlines()

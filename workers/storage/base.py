@@ -55,7 +55,7 @@ class Limits:
     """Whether `claim` returns only the names in `leases`; otherwise the worker meets names it has no handler for."""
     ordering_keys: bool = True
     transactions: bool = False
-    """Whether `enqueue(connection=...)` joins the caller's SQL transaction."""
+    """Whether `connection=` joins the caller's SQL transaction, and handlers have `job.transaction()`."""
     retention_per_job: bool = True
     """Whether each record expires by its own retention in `sweep`; otherwise lazily, by the queue's."""
     result_ttl_updates: bool = True

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, make_url, text
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported, WorkersError
@@ -29,6 +29,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Renewal,
+    Retention,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -39,8 +40,10 @@ from workers.storage import sql_manage, sql_records, sql_schema
 from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription
 from workers.storage.rules import bounded_count, check_claim
+from workers.storage.sql_caller import when_committed
 from workers.storage.sql_database import Database, Target
 from workers.storage.sql_rows import Transaction, milliseconds
+from workers.storage.sql_sessions import Sessions
 from workers.storage.sql_sqlite import SqliteTarget
 
 T = TypeVar("T")
@@ -56,12 +59,14 @@ class SqlStorage:
 
     `target` is a URL (`sqlite:///jobs.db`, `postgresql://user@host/name`) or an engine, of which only the URL is used:
     the storage opens connections of its own, shared by all storages of this process on that database; on PostgreSQL at
-    most six of them. A step waits `busy_timeout` for other connections' transactions, then raises `StorageUnavailable`;
+    most six of them. Only sessions for handlers (`job.transaction()`) are made of the engine, if it is an asyncio one;
+    otherwise of one that this object makes when first needed, with one connection on SQLite and up to ten on
+    PostgreSQL. A step waits `busy_timeout` for other connections' transactions, then raises `StorageUnavailable`;
     the event loop is never blocked. On SQLite a commit survives the death of the process, and a crash of the operating
     system may lose the last ones; on PostgreSQL it is as safe as that server's settings make it.
 
-    `enqueue(connection=...)` takes an SQLAlchemy `Connection`, `Session` or their asyncio forms, on the same database.
-    A synchronous one is used in the calling thread. On SQLite, while that transaction is open, every other writing verb
+    `connection=...` is an SQLAlchemy `Connection`, `Session` or their asyncio forms, on the same database. A
+    synchronous one is used in the calling thread. On SQLite, while that transaction is open, every other writing verb
     in the same task raises `TransactionError`.
 
     `clock` replaces the machine's on SQLite; PostgreSQL goes by its own.
@@ -87,6 +92,8 @@ class SqlStorage:
         self._clock: Clock = clock or SystemClock()
         self._users = 0
         self._connected: Database | None = None
+        given = self._target.adopt(target) if isinstance(target, AsyncEngine) else None
+        self._sessions = Sessions(given, self._target.async_engine)
         self._id = 0
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
@@ -139,9 +146,12 @@ class SqlStorage:
         if database is None:
             return
         self._users -= 1
-        if not self._users:
-            self._connected = None
-        await database.release()
+        try:
+            if not self._users:
+                self._connected = None
+                await self._sessions.dispose()
+        finally:
+            await database.release()
 
     # Jobs
 
@@ -194,9 +204,13 @@ class SqlStorage:
             return Renewal()
         return await asyncio.wrap_future(self._writable().renew(self._transaction, claims))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
         if not settlements:
             return []
+        if connection is not None:
+            return await self._database().settle_with(connection, self._transaction, settlements)
         return await asyncio.wrap_future(self._writable().settle(self._transaction, settlements))
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -263,8 +277,13 @@ class SqlStorage:
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._write(partial(sql_manage.retry, ids=ids))
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        return await self._write(partial(sql_manage.remove, ids=ids))
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        return await self._write(partial(sql_manage.remove, ids=ids, running=running), connection)
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        return await self._write(partial(sql_manage.complete, job_id=job_id, result=result, keep=keep), connection)
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(partial(sql_manage.promote, ids=ids))
@@ -284,6 +303,38 @@ class SqlStorage:
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         check_retention(ttl)
         return await self._write(partial(sql_manage.keep, job_id=job_id, ttl=ttl))
+
+    # The caller's transactions
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AsyncSession]:
+        """A session in a transaction on this database; what it has not committed by the end of the block never was.
+
+        On SQLite it holds the write lock from its beginning.
+
+        Raises:
+            TransactionError: on SQLite, this task holds another transaction open that wrote to the queue.
+            StorageUnavailable: the database did not answer, or the lock or a connection was not free in time.
+        """
+        database = self._writable()
+        async with self._sessions.open() as session:
+            await database.change_with(session, self._transaction, lambda _: None)
+            yield session
+
+    @asynccontextmanager
+    async def with_notify(self, connection: object) -> AsyncIterator[None]:
+        """Waiters and subscribers of this process hear of the block's jobs as soon as `connection` has committed them.
+
+        Nobody ever hears of them before the commit. A session tells of it by itself, and so does PostgreSQL; a bare
+        connection on SQLite does not, and without this its jobs are noticed up to 50 ms later. The transaction may end
+        in the block or after it. A block that raises tells nothing.
+
+        Raises:
+            TypeError: `connection` is not an SQLAlchemy connection or session.
+        """
+        database = self._database()
+        yield
+        when_committed(connection, database.look_now)
 
     # Running transitions
 
@@ -308,7 +359,9 @@ class SqlStorage:
     async def _read(self, work: Callable[[Transaction], T]) -> T:
         return await asyncio.wrap_future(self._database().look(self._transaction, work))
 
-    async def _write(self, work: Callable[[Transaction], T]) -> T:
+    async def _write(self, work: Callable[[Transaction], T], connection: object | None = None) -> T:
+        if connection is not None:
+            return await self._database().change_with(connection, self._transaction, work)
         return await asyncio.wrap_future(self._writable().change(self._transaction, work))
 
     def _wake(self) -> None:

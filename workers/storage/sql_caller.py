@@ -1,9 +1,9 @@
-"""The caller's own transaction: jobs join it, and are announced when it has committed.
+"""The caller's own transaction: steps on jobs join it, and are announced when it has committed.
 
 Theory of operation. The statements run on the caller's connection, so they commit or vanish with its other writes.
 Waiters of this process are woken by the session's commit; for a bare connection, which tells nobody after it committed,
-by the database's watcher, at most 50 ms later. On SQLite the transaction holds the only write lock from then on: a step
-of ours from the same task could only wait for itself, so that is refused at once.
+by the database's watcher, at most 50 ms later, or by `when_committed`. On SQLite the transaction holds the only write
+lock from then on: a step of ours from the same task could only wait for itself, so that is refused at once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, RootTransaction, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from workers.errors import StorageError, TransactionError
+from workers.errors import StorageError, StorageUnavailable, TransactionError
 from workers.storage.sql_errors import translate
 
 T = TypeVar("T")
 
 SLOW_TRANSACTION: Final = timedelta(seconds=1)
 
+_COMMITS_IN: Final = 0.001
+_LOOKS: Final = 50
 _LOG = logging.getLogger(__name__)
 
 
@@ -91,7 +94,7 @@ class Callers:
     def _warn(self, transaction: RootTransaction) -> None:
         if transaction.is_active:
             _LOG.warning(
-                "a transaction that enqueued jobs holds the write lock of %s for more than %s: nothing can be enqueued,"
+                "a transaction with jobs in it holds the write lock of %s for more than %s: nothing can be enqueued,"
                 " claimed or settled meanwhile; do slow work outside of it",
                 self._database,
                 SLOW_TRANSACTION,
@@ -104,13 +107,15 @@ async def run_on(connection: object, work: Callable[[Connection], T], database: 
     Raises:
         TypeError: it is not an SQLAlchemy connection or session.
     """
-    session, sync_or_async = await _connection_of(connection)
     try:
+        session, sync_or_async = await _connection_of(connection)
         if isinstance(sync_or_async, AsyncConnection):
             return session, await sync_or_async.run_sync(work)
         return session, work(sync_or_async)
     except DBAPIError as error:
         raise translate(error, database) from error
+    except PoolTimeout as error:
+        raise StorageUnavailable(f"no connection to {database} became free in time; keep transactions short") from error
 
 
 def real_path(path: str) -> str:
@@ -125,7 +130,38 @@ async def _connection_of(connection: object) -> tuple[Session | None, Connection
         return connection, connection.connection()
     if isinstance(connection, (Connection, AsyncConnection)):
         return None, connection
-    raise TypeError(
+    raise _no_connection(connection)
+
+
+def when_committed(connection: object, tell: Callable[[], None]) -> None:
+    """`tell` is called in this loop when a bare connection has committed its open transaction; at once without one.
+
+    Raises:
+        TypeError: `connection` is not an SQLAlchemy connection or session.
+    """
+    if isinstance(connection, (AsyncSession, Session)):
+        return  # is listened to from its first job on
+    if not isinstance(connection, (Connection, AsyncConnection)):
+        raise _no_connection(connection)
+    sync = connection.sync_connection if isinstance(connection, AsyncConnection) else connection
+    transaction = None if sync is None else sync.get_transaction()
+    if sync is None or transaction is None or not transaction.is_active:
+        tell()
+        return
+    loop = asyncio.get_running_loop()
+
+    def look(times: int) -> None:
+        if not transaction.is_active:
+            tell()
+        elif times:  # a commit that takes longer is left to the watcher
+            loop.call_later(_COMMITS_IN, look, times - 1)
+
+    # There is no event after a commit, only this one right before.
+    event.listen(sync, "commit", lambda _: loop.call_soon_threadsafe(look, _LOOKS), once=True)
+
+
+def _no_connection(connection: object) -> TypeError:
+    return TypeError(
         f"connection must be an SQLAlchemy Connection, AsyncConnection, Session or AsyncSession, not {type(connection)}"
     )
 

@@ -58,7 +58,7 @@ _CLAIM = expanding(
     "UPDATE workers_jobs SET state = 'processing', attempts = attempts + 1, token = :token, worker = :worker,"
     " lease_until = :lease_until WHERE seq IN :seqs"
     " RETURNING seq, id, name, attempts, max_attempts, created_at, keep_completed, keep_failed, priority, backoff,"
-    " (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
+    " chain_index, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
     "seqs",
 )
 _SEE = text(
@@ -197,6 +197,7 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
                 keep_failed=decode_retention(row.keep_failed),
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
+                chain_index=row.chain_index,
                 stalled=missing_payload(row.payload),
             )
 

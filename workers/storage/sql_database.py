@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
@@ -28,12 +29,7 @@ class Database(Protocol):
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]: ...
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """The jobs are part of the caller's transaction, and announced when it has committed.
-
-        Raises:
-            TypeError: `connection` is not an SQLAlchemy connection or session.
-            StorageError: it belongs to another database.
-        """
+        """As `change_with`."""
 
     def claim(
         self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int
@@ -46,6 +42,11 @@ class Database(Protocol):
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
 
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        """As `change_with`."""
+
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]: ...
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
@@ -56,12 +57,23 @@ class Database(Protocol):
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         """`work` in a transaction of its own, rolled back when it raises; its events are announced."""
 
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        """What `work` does is part of the caller's transaction, and announced when that has committed.
+
+        Raises:
+            TypeError: `connection` is not an SQLAlchemy connection or session.
+            StorageError: it belongs to another database.
+        """
+
     def refuse_nested(self) -> None:
         """Nothing happens unless a change would wait for a transaction that the running task itself holds open.
 
         Raises:
             TransactionError: it would.
         """
+
+    def look_now(self) -> None:
+        """Who waits or listens hears at once of what was committed behind our back, by a caller's connection."""
 
     def hear(self) -> None:
         """From now on waiters are told of what other processes commit, and look again once that is so."""
@@ -88,6 +100,12 @@ class Target(Protocol):
 
     def acquire(self) -> Database:
         """This process's database, with one user more; each must `release` it."""
+
+    def async_engine(self) -> AsyncEngine:
+        """A new engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        """The caller's engine, whose sessions may be cancelled at any moment from now on."""
 
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""

@@ -31,9 +31,9 @@ _LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
 _PAYLOAD = text("SELECT data FROM workers_payloads WHERE seq = :seq")
 _INSERT = text(
     "INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,"
-    " keep_completed, keep_failed, ordering_key, backoff)"
+    " keep_completed, keep_failed, ordering_key, backoff, chain_index)"
     " VALUES (:seq, :queue, :id, :name, :state, :priority, :run_at, :now, :max_attempts,"
-    " :keep_completed, :keep_failed, :ordering_key, :backoff)"
+    " :keep_completed, :keep_failed, :ordering_key, :backoff, :chain_index)"
 )
 _INSERT_PAYLOAD = text("INSERT INTO workers_payloads (seq, data) VALUES (:seq, :data)")
 _DELETE = expanding("DELETE FROM workers_jobs WHERE seq IN :seqs", "seqs")
@@ -88,31 +88,35 @@ def _existing(transaction: Transaction, row: RowMapping) -> EnqueueResult | None
 def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
     if not jobs:
         return
-    # Numbers are given here, not by the database, because a batched INSERT cannot tell them.
-    first = int(transaction.connection.execute(_LAST).scalar_one()) + 1
-    rows = [
-        {
-            "seq": seq,
-            "queue": transaction.queue,
-            "id": job.id,
-            "name": job.name,
-            "state": RowState.SCHEDULED.value if job.delay else RowState.READY.value,
-            "priority": job.priority,
-            "run_at": transaction.now + duration(job.delay) if job.delay else transaction.now,
-            "now": transaction.now,
-            "max_attempts": job.max_attempts,
-            "keep_completed": encode_retention(job.keep_completed),
-            "keep_failed": encode_retention(job.keep_failed),
-            "ordering_key": job.ordering_key,
-            "backoff": encode_backoff(job.backoff),
-        }
-        for seq, job in enumerate(jobs, first)
-    ]
+    first = next_seq(transaction)
+    place = {"queue": transaction.queue, "now": transaction.now}
+    rows = [{**place, "seq": seq, "id": job.id, **fields(transaction, job)} for seq, job in enumerate(jobs, first)]
     transaction.connection.execute(_INSERT, rows)
     payloads = [{"seq": seq, "data": job.payload} for seq, job in enumerate(jobs, first)]
     transaction.connection.execute(_INSERT_PAYLOAD, payloads)
     transaction.announce(JobEventKind.QUEUED, [job.id for job in jobs])
     transaction.wake = True
+
+
+def next_seq(transaction: Transaction) -> int:
+    """The number of the next row; given here, not by SQLite, because a batched INSERT cannot tell it."""
+    return int(transaction.connection.execute(_LAST).scalar_one()) + 1
+
+
+def fields(transaction: Transaction, job: NewJob) -> dict[str, int | str | None]:
+    """What a row has of the job that it begins as, whether it is new or goes on."""
+    return {
+        "name": job.name,
+        "state": RowState.SCHEDULED.value if job.delay else RowState.READY.value,
+        "priority": job.priority,
+        "run_at": transaction.now + duration(job.delay),
+        "max_attempts": job.max_attempts,
+        "keep_completed": encode_retention(job.keep_completed),
+        "keep_failed": encode_retention(job.keep_failed),
+        "ordering_key": job.ordering_key,
+        "backoff": encode_backoff(job.backoff),
+        "chain_index": job.chain_index,
+    }
 
 
 def delete(transaction: Transaction, seqs: Sequence[int]) -> None:

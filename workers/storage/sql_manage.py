@@ -8,18 +8,39 @@ from typing import Final
 
 from sqlalchemy import RowMapping, text
 
-from workers.jobs import CancelResult, JobEventKind, JobState
+from workers.jobs import CancelResult, JobEventKind, JobState, Retention
 from workers.storage.base import TOMBSTONE
 from workers.storage.rules import check_cleanable
 from workers.storage.sql_claim import unhold
 from workers.storage.sql_enqueue import delete
-from workers.storage.sql_rows import DELAYED, SKIP, WAIT, RowState, Transaction, batches, duration, expanding, locking
+from workers.storage.sql_rows import (
+    DELAYED,
+    SKIP,
+    WAIT,
+    RowState,
+    Transaction,
+    batches,
+    duration,
+    encode_retention,
+    expanding,
+    locking,
+    public_state,
+)
 
 _FIND = locking(
-    "SELECT seq, id, state, run_at, ordering_key FROM workers_jobs WHERE queue = :queue AND id IN :ids"
+    "SELECT seq, id, state, run_at, ordering_key, keep_completed FROM workers_jobs WHERE queue = :queue AND id IN :ids"
     " AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
     WAIT,
     lists="ids",
+)
+_KEYED = expanding(
+    "SELECT seq FROM workers_jobs WHERE queue = :queue AND id IN :ids AND ordering_key IS NOT NULL", "ids"
+)
+_LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
+_RESULT = text("UPDATE workers_payloads SET data = :data WHERE seq = :seq")
+_COMPLETE = text(
+    "UPDATE workers_jobs SET state = 'completed', token = NULL, worker = NULL, lease_until = NULL,"
+    " cancel_requested = 0, finished_at = :now, expires_at = :expires_at WHERE seq = :seq"
 )
 _BURY = text(
     "UPDATE workers_jobs SET state = 'cancelled', token = NULL, finished_at = :now, expires_at = :expires_at"
@@ -62,6 +83,25 @@ def _find(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
     return found
 
 
+def _find_to_end(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
+    """As `_find`; of running jobs the ordering keys are locked too, before the rows, as everywhere.
+
+    A row has the key it began with: a job that goes on under another one has another number.
+    """
+    if transaction.dialect == "sqlite":
+        return _find(transaction, ids)
+    locked: set[int] = set()
+    while True:
+        for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
+            place = {"queue": transaction.queue, "ids": list(batch)}
+            locked.update(transaction.connection.execute(_KEYED, place).scalars())
+        if locked:
+            transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": list(locked)})
+        found = _find(transaction, ids)
+        if all(row["ordering_key"] is None or row["seq"] in locked for row in found):
+            return found
+
+
 def cancel(transaction: Transaction, job_id: str) -> CancelResult:
     """See `Storage.cancel`. The row stays as the tombstone, without its payload."""
     found = _find(transaction, [job_id])
@@ -92,12 +132,43 @@ def retry(transaction: Transaction, ids: Sequence[str]) -> int:
     return len(failed)
 
 
-def remove(transaction: Transaction, ids: Sequence[str]) -> int:
+def remove(transaction: Transaction, ids: Sequence[str], running: bool) -> int:
     """See `Storage.remove`."""
-    gone = [row for row in _find(transaction, ids) if row["state"] != RowState.PROCESSING]
+    found = _find_to_end(transaction, ids) if running else _find(transaction, ids)
+    gone = [row for row in found if running or row["state"] != RowState.PROCESSING]
+    _tell_workers(transaction, gone)
     delete(transaction, [row["seq"] for row in gone])
     unhold(transaction, [row["ordering_key"] for row in gone])
     return len(gone)
+
+
+def complete(transaction: Transaction, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
+    """See `Storage.complete`."""
+    found = _find_to_end(transaction, [job_id])
+    if not found:
+        return None
+    row = found[0]
+    if row["state"] not in (RowState.COMPLETED, RowState.FAILED):
+        _tell_workers(transaction, found)
+        _store_result(transaction, row, result, row["keep_completed"] if keep is None else encode_retention(keep))
+        unhold(transaction, [row["ordering_key"]])
+        transaction.announce(JobEventKind.COMPLETED, [job_id])
+    return public_state(row["state"], row["run_at"], transaction.now)
+
+
+def _tell_workers(transaction: Transaction, ended: Sequence[RowMapping]) -> None:
+    """Who runs one of these jobs will look, and find that it is not his any more."""
+    running = [transaction.decode(row["id"]) for row in ended if row["state"] == RowState.PROCESSING]
+    transaction.announce(JobEventKind.CANCEL_REQUESTED, running)
+
+
+def _store_result(transaction: Transaction, row: RowMapping, result: bytes, keep: int | None) -> None:
+    if keep is None:
+        delete(transaction, [row["seq"]])
+        return
+    seq, now = row["seq"], transaction.now
+    transaction.connection.execute(_RESULT, {"seq": seq, "data": result})
+    transaction.connection.execute(_COMPLETE, {"seq": seq, "now": now, "expires_at": now + keep})
 
 
 def promote(transaction: Transaction, ids: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ from typing import ClassVar, Final, TypeVar
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
 from workers.errors import StorageError, StorageUnavailable
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 _PROMPT: Final = 3
 _PATIENT: Final = 2
+_SESSIONS: Final = 10
 _CONNECT_TIMEOUT: Final = timedelta(seconds=10)
 _MIGRATION_LOCK: Final = 8_317_402_561  # any number nobody else locks
 
@@ -59,7 +61,7 @@ _ENCODING = text("SHOW server_encoding")
 _WHICH = text("SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = current_database()")
 _LISTEN = text("SELECT workers_listen(:queue, :process, :valid)")
 _REQUEST_CANCEL = text("SELECT pg_notify('workers_cancels', :request)")
-_TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake)")
+_TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake, :sure)")
 
 
 class PostgresDatabase:
@@ -83,17 +85,7 @@ class PostgresDatabase:
         return self._step(self._patient, begin, partial(sql_postgres_steps.enqueue, jobs=jobs))
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        if self._which is None:
-            self._which = await asyncio.wrap_future(self._step(self._patient, begin, _which))
-
-        def run(sync: Connection) -> list[EnqueueResult]:
-            transaction = begin(sync)
-            if transaction.dialect != "postgresql" or _which(transaction) != self._which:
-                raise StorageError(f"`connection` belongs to another database than the jobs; pass one of {self.name}")
-            return sql_postgres_steps.enqueue(transaction, jobs, sure=True)
-
-        _, result = await run_on(connection, run, self.name)
-        return result
+        return await self.change_with(connection, begin, partial(sql_postgres_steps.enqueue, jobs=jobs))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
         work = partial(sql_postgres_steps.claim, worker_id=worker_id, leases=leases, limit=limit)
@@ -111,6 +103,11 @@ class PostgresDatabase:
             return self.change(begin, work)
         return self._step(self._prompt, begin, work)
 
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        return await self.change_with(connection, begin, partial(sql_postgres_steps.settle, settlements=settlements))
+
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
         return self._step(self._prompt, begin, partial(sql_postgres_steps.progress, reports=reports))
 
@@ -125,17 +122,32 @@ class PostgresDatabase:
             with self._engine.begin() as connection:
                 transaction = begin(connection)
                 result = work(transaction)
-                if transaction.events or transaction.wake:
-                    told = [f"{kind.value}:{transaction.encode(job_id)}" for kind, job_id in transaction.events]
-                    values = {"queue": transaction.queue, "events": told, "wake": transaction.wake}
-                    connection.execute(_TELL, values)
-                    _request_cancels(transaction)
+                _tell(transaction)
                 return result
 
         return self._submit(self._patient, run)
 
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        if self._which is None:
+            self._which = await asyncio.wrap_future(self._step(self._patient, begin, _which))
+
+        def run(sync: Connection) -> T:
+            transaction = begin(sync)
+            transaction.lasting = True
+            if transaction.dialect != "postgresql" or _which(transaction) != self._which:
+                raise StorageError(f"`connection` belongs to another database than the jobs; pass one of {self.name}")
+            result = work(transaction)
+            _tell(transaction)
+            return result
+
+        _, result = await run_on(connection, run, self.name)
+        return result
+
     def refuse_nested(self) -> None:
         """Nothing to do: beside a caller's transaction others go on."""
+
+    def look_now(self) -> None:
+        """Nothing to do: the server tells everybody."""
 
     def hear(self) -> None:
         self._listener.start()
@@ -194,6 +206,16 @@ class PostgresDatabase:
             return lane.submit(translated)
         except RuntimeError:
             raise StorageUnavailable(f"{self.name} was disconnected") from None
+
+
+def _tell(transaction: Transaction) -> None:
+    """With the commit, waiters and subscribers hear what the transaction has to announce."""
+    if not (transaction.events or transaction.wake):
+        return
+    told = [f"{kind.value}:{transaction.encode(job_id)}" for kind, job_id in transaction.events]
+    values = {"queue": transaction.queue, "events": told, "wake": transaction.wake, "sure": transaction.lasting}
+    transaction.connection.execute(_TELL, values)
+    _request_cancels(transaction)
 
 
 def _request_cancels(transaction: Transaction) -> None:
@@ -264,6 +286,20 @@ class PostgresTarget:
             connect_args=self._connect_args(),
         )
         event.listen(engine, "checkout", _refuse_closed)
+        return engine
+
+    def async_engine(self) -> AsyncEngine:
+        return create_async_engine(
+            self.full_url.set(drivername="postgresql+psycopg"),
+            hide_parameters=True,
+            pool_size=_SESSIONS,
+            max_overflow=0,
+            pool_timeout=self.busy_timeout.total_seconds(),
+            pool_pre_ping=True,
+            connect_args=self._connect_args(),
+        )
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
         return engine
 
     def listening_connection(self) -> psycopg.Connection:

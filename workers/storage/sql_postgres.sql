@@ -101,7 +101,7 @@ END $$;
 CREATE OR REPLACE FUNCTION workers_enqueue(
     p_queue integer, p_ids text[], p_names text[], p_delays bigint[], p_priorities integer[], p_max_attempts integer[],
     p_keep_completed bigint[], p_keep_failed bigint[], p_keys text[], p_backoffs text[], p_payloads bytea[],
-    p_sure boolean
+    p_chain_indexes integer[], p_sure boolean
 ) RETURNS TABLE (id text, inserted boolean, state text, run_at bigint, now bigint, result bytea) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 AS $$
@@ -127,17 +127,19 @@ BEGIN
             SELECT a.*, nextval('workers_jobs_seq_seq') AS seq FROM (
                 SELECT * FROM unnest(
                     p_ids, p_names, p_delays, p_priorities, p_max_attempts, p_keep_completed, p_keep_failed, p_keys,
-                    p_backoffs, p_payloads
+                    p_backoffs, p_payloads, p_chain_indexes
                 ) WITH ORDINALITY AS a (
-                    id, name, delay, priority, max_attempts, keep_completed, keep_failed, key, backoff, payload, place
+                    id, name, delay, priority, max_attempts, keep_completed, keep_failed, key, backoff, payload,
+                    chain_index, place
                 ) WHERE a.id = ANY(v_left) ORDER BY place
             ) a
         ), jobs AS (
             -- By id, so that batches with ids in common wait for each other and not in a circle.
             INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,
-                keep_completed, keep_failed, ordering_key, backoff)
+                keep_completed, keep_failed, ordering_key, backoff, chain_index)
             SELECT a.seq, p_queue, a.id, a.name, CASE WHEN a.delay > 0 THEN 'scheduled' ELSE 'ready' END, a.priority,
-                v_now + a.delay, v_now, a.max_attempts, a.keep_completed, a.keep_failed, a.key, a.backoff
+                v_now + a.delay, v_now, a.max_attempts, a.keep_completed, a.keep_failed, a.key, a.backoff,
+                a.chain_index
             FROM asked a ORDER BY a.id
             ON CONFLICT (queue, id) DO NOTHING RETURNING seq, id
         ), payloads AS (
@@ -210,7 +212,7 @@ CREATE OR REPLACE FUNCTION workers_claim(
     p_noted bigint
 ) RETURNS TABLE (
     seq bigint, id text, name text, attempts integer, max_attempts integer, created_at bigint, keep_completed bigint,
-    keep_failed bigint, priority integer, backoff text, payload bytea, place integer
+    keep_failed bigint, priority integer, backoff text, chain_index integer, payload bytea, place integer
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
@@ -284,7 +286,7 @@ BEGIN
         lease_until = v_now + coalesce(p_leases[array_position(p_names, j.name)], p_any)
     WHERE j.seq = ANY(v_seqs)
     RETURNING j.seq, j.id, j.name, j.attempts, j.max_attempts, j.created_at, j.keep_completed, j.keep_failed,
-        j.priority, j.backoff, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
+        j.priority, j.backoff, j.chain_index, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
         array_position(v_seqs, j.seq);
     PERFORM workers_tell(
         p_queue, ARRAY(SELECT 'active:' || j.id FROM workers_jobs j WHERE j.seq = ANY(v_seqs)), false
@@ -361,12 +363,13 @@ BEGIN
     PERFORM workers_tell(p_queue, v_events, false);
 END $$;
 
--- What became of each settlement, by its place. p_kinds: completed, failed, retried, postponed, uncounted, released;
--- p_keeps: NULL drops the record; p_capped: the error of an uncounted retry that is the job's last after all.
--- Every token comes once.
+-- What became of each settlement, by its place. p_kinds: completed, continued, failed, retried, postponed, uncounted,
+-- released; p_keeps: NULL drops the record; p_capped: the error of an uncounted retry that is the job's last after all;
+-- p_results: the payload of what continues a job; p_thens: everything else of it, as JSON. Every token comes once.
 CREATE OR REPLACE FUNCTION workers_settle(
     p_queue integer, p_seqs bigint[], p_tokens bytea[], p_ids text[], p_kinds text[], p_keeps bigint[],
-    p_delays bigint[], p_errors text[], p_capped text[], p_results bytea[], p_uncounted_limit integer
+    p_delays bigint[], p_errors text[], p_capped text[], p_results bytea[], p_thens text[],
+    p_uncounted_limit integer, p_sure boolean
 ) RETURNS TABLE (place bigint, outcome text) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 AS $$
@@ -374,6 +377,8 @@ AS $$
 DECLARE
     v_now bigint := workers_now();
     v_job record;
+    v_then record;
+    v_seq bigint;
     v_dropped bigint[] := '{}';
     v_applied bigint[] := '{}';
     v_keys text[] := '{}';
@@ -385,8 +390,8 @@ BEGIN
     PERFORM FROM workers_jobs j WHERE j.seq = ANY(p_seqs) ORDER BY j.seq FOR UPDATE;
     FOR v_job IN
         SELECT a.*, j.state, j.ordering_key, j.attempts, j.max_attempts, j.uncounted
-        FROM unnest(p_seqs, p_tokens, p_ids, p_kinds, p_keeps, p_delays, p_errors, p_capped, p_results)
-            WITH ORDINALITY AS a (seq, token, id, kind, keep, delay, error, capped, result, place)
+        FROM unnest(p_seqs, p_tokens, p_ids, p_kinds, p_keeps, p_delays, p_errors, p_capped, p_results, p_thens)
+            WITH ORDINALITY AS a (seq, token, id, kind, keep, delay, error, capped, result, goes_on, place)
         JOIN workers_jobs j ON j.seq = a.seq
         WHERE (j.queue, j.token, j.id) IS NOT DISTINCT FROM (p_queue, a.token, a.id) AND j.state <> 'cancelled'
     LOOP
@@ -422,8 +427,26 @@ BEGIN
             END IF;
             CONTINUE;
         END IF;
-        v_events := v_events || ((CASE WHEN v_kind = 'released' THEN 'queued:' ELSE 'failing:' END) || v_job.id);
         v_wake := true;
+        IF v_kind = 'continued' THEN
+            v_events := v_events || ('queued:' || v_job.id);
+            SELECT * INTO v_then FROM json_to_record(v_job.goes_on::json) AS t (
+                name text, priority integer, max_attempts integer, keep_completed bigint, keep_failed bigint,
+                key text, backoff text, chain_index integer
+            );
+            -- Under a new number, by which it stands behind everything that is there.
+            UPDATE workers_jobs SET
+                seq = nextval('workers_jobs_seq_seq'), name = v_then.name, priority = v_then.priority,
+                state = CASE WHEN v_job.delay > 0 THEN 'scheduled' ELSE 'ready' END, run_at = v_now + v_job.delay,
+                attempts = 0, max_attempts = v_then.max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,
+                keep_completed = v_then.keep_completed, keep_failed = v_then.keep_failed, ordering_key = v_then.key,
+                backoff = v_then.backoff, chain_index = v_then.chain_index, worker = NULL, lease_until = NULL,
+                error = NULL
+            WHERE seq = v_job.seq RETURNING seq INTO v_seq;
+            UPDATE workers_payloads SET seq = v_seq, data = v_job.result WHERE seq = v_job.seq;
+            CONTINUE;
+        END IF;
+        v_events := v_events || ((CASE WHEN v_kind = 'released' THEN 'queued:' ELSE 'failing:' END) || v_job.id);
         UPDATE workers_jobs SET
             state = CASE WHEN v_job.delay > 0 THEN 'failing' ELSE 'ready' END, worker = NULL, lease_until = NULL,
             cancel_requested = 0, attempts = attempts - CASE WHEN v_kind = 'retried' THEN 0 ELSE 1 END,
@@ -439,5 +462,5 @@ BEGIN
         PERFORM workers_unhold(p_queue, v_keys);
         v_wake := true;
     END IF;
-    PERFORM workers_tell(p_queue, v_events, v_wake);
+    PERFORM workers_tell(p_queue, v_events, v_wake, p_sure);
 END $$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from workers.jobs import (
     UNCOUNTED_RETRIES,
     Claim,
     Completed,
+    Continued,
     EnqueueResult,
     EnqueueStatus,
     Failed,
@@ -45,6 +47,7 @@ from workers.storage.sql_rows import (
     moment,
     public_state,
 )
+from workers.storage.sql_settle import outcomes_by_id
 
 MAX_RESULT_BYTES: Final = 200_000_000
 """PostgreSQL takes 1 GB in one message, in which a result may be written out in hexadecimal."""
@@ -56,7 +59,7 @@ _ENQUEUE = text(
     "SELECT * FROM workers_enqueue(:queue, CAST(:ids AS text[]), CAST(:names AS text[]), CAST(:delays AS bigint[]),"
     " CAST(:priorities AS integer[]), CAST(:max_attempts AS integer[]), CAST(:keep_completed AS bigint[]),"
     " CAST(:keep_failed AS bigint[]), CAST(:keys AS text[]), CAST(:backoffs AS text[]), CAST(:payloads AS bytea[]),"
-    " :sure)"
+    " CAST(:chain_indexes AS integer[]), :sure)"
 )
 _CLAIM = text(
     "SELECT * FROM workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
@@ -74,12 +77,12 @@ _PROGRESS = text(
 _SETTLE = text(
     "SELECT * FROM workers_settle(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
     " CAST(:kinds AS text[]), CAST(:keeps AS bigint[]), CAST(:delays AS bigint[]), CAST(:errors AS text[]),"
-    " CAST(:capped AS text[]), CAST(:results AS bytea[]), :uncounted)"
+    " CAST(:capped AS text[]), CAST(:results AS bytea[]), CAST(:thens AS text[]), :uncounted, :sure)"
 )
 
 
-def enqueue(transaction: Transaction, jobs: Sequence[NewJob], *, sure: bool = False) -> list[EnqueueResult]:
-    """See `Storage.enqueue`; with `sure`, events are sent whoever subscribes by the commit, however late that is."""
+def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """See `Storage.enqueue`."""
     new: dict[str, NewJob] = {}
     for job in jobs:
         new.setdefault(encode_text(job.id), job)
@@ -97,7 +100,8 @@ def enqueue(transaction: Transaction, jobs: Sequence[NewJob], *, sure: bool = Fa
         "keys": [None if job.ordering_key is None else encode_text(job.ordering_key) for job in new.values()],
         "backoffs": [encode_backoff(job.backoff) for job in new.values()],
         "payloads": [job.payload for job in new.values()],
-        "sure": sure,
+        "chain_indexes": [job.chain_index for job in new.values()],
+        "sure": transaction.lasting,
     }
     found = {row.id: row for row in transaction.connection.execute(_ENQUEUE, values)}
     results = []
@@ -151,6 +155,7 @@ def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedel
                 keep_failed=decode_retention(row.keep_failed),
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
+                chain_index=row.chain_index,
                 stalled=missing_payload(row.payload),
             )
         )
@@ -219,28 +224,21 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
             outcomes[chosen[row.place - 1].claim.token] = SettleOutcome(status=SettleStatus(row.outcome))
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
     enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])
-    lost = [s.claim.job_id for s in chosen if s.claim.token not in outcomes]
-    reasons = why_lost(transaction, lost) if lost else {}
-    return [_outcome(settlement, first, outcomes, reasons) for settlement in settlements]
+    unknown = [s.claim for s in chosen if s.claim.token not in outcomes]
+    if unknown:
+        outcomes |= outcomes_by_id(transaction, unknown)
+    return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
 
 
 def _status(outcome: SettleOutcome | None) -> SettleStatus | None:
     return None if outcome is None else outcome.status
 
 
-def _outcome(
-    settlement: Settlement,
-    first: Mapping[str, Settlement],
-    outcomes: Mapping[str, SettleOutcome],
-    reasons: Mapping[str, LossReason],
-) -> SettleOutcome:
-    token = settlement.claim.token
-    outcome = outcomes.get(token)
-    if outcome is None:
-        return SettleOutcome(status=SettleStatus.LOST, reason=reasons[settlement.claim.job_id])
-    if outcome.status is not SettleStatus.APPLIED or first[token] is settlement:
+def _outcome(settlement: Settlement, first: Mapping[str, Settlement], outcome: SettleOutcome) -> SettleOutcome:
+    earlier = first.get(settlement.claim.token)
+    if outcome.status is not SettleStatus.APPLIED or earlier is None or earlier is settlement:
         return outcome
-    if _kept(first[token]) is None:  # settled by an earlier element, and gone with it
+    if not isinstance(earlier, Continued) and _kept(earlier) is None:  # settled by it, and gone
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND)
     return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 
@@ -262,11 +260,13 @@ def _settle_values(transaction: Transaction, settlements: Sequence[Settlement]) 
         "ids": [encode_text(settlement.claim.job_id) for settlement in settlements],
         "kinds": [_kind(settlement) for settlement in settlements],
         "keeps": [_kept(settlement) for settlement in settlements],
-        "delays": [duration(s.delay) if isinstance(s, Retried) else None for s in settlements],
+        "delays": [_delay(settlement) for settlement in settlements],
         "errors": [encode_error(s.error) if isinstance(s, Retried | Failed) else None for s in settlements],
         "capped": [_capped(settlement) for settlement in settlements],
-        "results": [s.result if isinstance(s, Completed) else None for s in settlements],
+        "results": [_stored(settlement) for settlement in settlements],
+        "thens": [_then(s.then) if isinstance(s, Continued) else None for s in settlements],
         "uncounted": UNCOUNTED_RETRIES,
+        "sure": transaction.lasting,
     }
 
 
@@ -274,12 +274,51 @@ def _kind(settlement: Settlement) -> str:
     match settlement:
         case Completed():
             return "completed"
+        case Continued():
+            return "continued"
         case Failed():
             return "failed"
         case Retried():
             return "postponed" if settlement.postponed else "retried" if settlement.counted else "uncounted"
         case _:
             return "released"
+
+
+def _delay(settlement: Settlement) -> int | None:
+    match settlement:
+        case Continued():
+            return duration(settlement.then.delay)
+        case Retried():
+            return duration(settlement.delay)
+        case _:
+            return None
+
+
+def _stored(settlement: Settlement) -> bytes | None:
+    """What takes the payload's place."""
+    match settlement:
+        case Completed():
+            return settlement.result
+        case Continued():
+            return settlement.then.payload
+        case _:
+            return None
+
+
+def _then(job: NewJob) -> str:
+    """What a continued job's row gets, but for its delay and payload."""
+    return json.dumps(
+        {
+            "name": encode_text(job.name),
+            "priority": job.priority,
+            "max_attempts": job.max_attempts,
+            "keep_completed": encode_retention(job.keep_completed),
+            "keep_failed": encode_retention(job.keep_failed),
+            "key": None if job.ordering_key is None else encode_text(job.ordering_key),
+            "backoff": encode_backoff(job.backoff),
+            "chain_index": job.chain_index,
+        }
+    )
 
 
 def _kept(settlement: Settlement) -> int | None:

@@ -28,7 +28,7 @@ from workers.storage.sql_rows import (
 _DELAYED = (JobState.SCHEDULED, JobState.FAILING)
 _COLUMNS = (
     "SELECT seq, id, name, state, attempts, max_attempts, created_at, priority, run_at, finished_at, worker, error,"
-    " progress FROM workers_jobs WHERE queue = :queue"
+    " progress, chain_index FROM workers_jobs WHERE queue = :queue"
 )
 _STATUS = expanding(
     _COLUMNS + " AND id IN :ids AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now)", "ids"
@@ -112,6 +112,7 @@ def _status(row: RowMapping, transaction: Transaction) -> JobStatus:
         max_attempts=row["max_attempts"],
         created_at=moment(row["created_at"]),
         priority=row["priority"],
+        chain_index=row["chain_index"],
         next_run_at=moment(row["run_at"]) if state in _DELAYED else None,
         finished_at=optional_moment(row["finished_at"]),
         worker_id=None if row["worker"] is None else transaction.decode(row["worker"]),

@@ -58,6 +58,8 @@ class Transaction:
     clock: Callable[[Connection], int]
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
     wake: bool = False
+    lasting: bool = False
+    """Whether it is a caller's, who commits when he likes: by then others may subscribe than do now."""
 
     @cached_property
     def now(self) -> int:

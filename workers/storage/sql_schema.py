@@ -33,10 +33,16 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = "sql_postgres.sql"
+# A function cannot be replaced by one with other arguments or columns.
+_DROP_FUNCTIONS: Final = text(
+    "DO $$ DECLARE v_one regprocedure; BEGIN FOR v_one IN SELECT p.oid FROM pg_proc p"
+    " WHERE pronamespace = current_schema()::regnamespace AND proname IN ('workers_claim', 'workers_enqueue',"
+    " 'workers_settle') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
+)
 _ONLY_SQLITE: Final = frozenset({"workers_events"})
 _IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
 
@@ -88,6 +94,7 @@ Table(
     Column("expires_at", BigInteger),
     Column("error", Text),
     Column("progress", LargeBinary),
+    Column("chain_index", Integer, nullable=False, server_default="0"),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
     _partial("workers_jobs_ready", "queue", "priority", "run_at", where="state = 'ready'"),
     _partial("workers_jobs_ready_by_name", "queue", "name", "priority", "run_at", where="state = 'ready'"),
@@ -151,7 +158,7 @@ def migrate(connection: Connection) -> None:
         raise _newer(found)
     if found < VERSION:
         if found:
-            _add_progress(connection)
+            _upgrade(connection, found)
         else:
             if any(inspect(connection).has_table(name) for name in metadata.tables):
                 raise _foreign()
@@ -188,10 +195,14 @@ def _create(connection: Connection) -> None:
             connection.execute(CreateIndex(_with_seq(index) if postgres else index))
 
 
-def _add_progress(connection: Connection) -> None:
-    """From version 1."""
-    kind = "BYTEA" if connection.dialect.name == "postgresql" else "BLOB"
-    connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN progress {kind}"))
+def _upgrade(connection: Connection, found: int) -> None:
+    postgres = connection.dialect.name == "postgresql"
+    if found < 2:
+        kind = "BYTEA" if postgres else "BLOB"
+        connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN progress {kind}"))
+    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
+    if postgres:
+        connection.execute(_DROP_FUNCTIONS)
 
 
 def _create_functions(connection: Connection) -> None:

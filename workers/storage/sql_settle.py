@@ -14,7 +14,9 @@ from typing import Final, TypeAlias
 from sqlalchemy import text
 
 from workers.jobs import (
+    Claim,
     Completed,
+    Continued,
     ErrorInfo,
     Failed,
     JobEventKind,
@@ -27,7 +29,7 @@ from workers.jobs import (
 )
 from workers.storage.rules import count_retry
 from workers.storage.sql_claim import unhold
-from workers.storage.sql_enqueue import delete, enqueue
+from workers.storage.sql_enqueue import delete, enqueue, fields, next_seq
 from workers.storage.sql_leases import why_lost
 from workers.storage.sql_rows import (
     RowState,
@@ -64,6 +66,19 @@ _WAIT_AGAIN = text(
     " attempts = :attempts, uncounted = :uncounted, run_at = coalesce(:run_at, run_at),"
     " error = coalesce(:error, error) WHERE seq = :seq"
 )
+_SETTLED_BY = expanding(
+    "SELECT id, token FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state <> 'processing'"
+    " AND token IS NOT NULL",
+    "ids",
+)
+# Under a new number, by which it stands behind everything that is there.
+_GO_ON = text(
+    "UPDATE workers_jobs SET seq = :next, name = :name, state = :state, priority = :priority, run_at = :run_at,"
+    " attempts = 0, max_attempts = :max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,"
+    " keep_completed = :keep_completed, keep_failed = :keep_failed, ordering_key = :ordering_key, backoff = :backoff,"
+    " chain_index = :chain_index, worker = NULL, lease_until = NULL, error = NULL WHERE seq = :seq"
+)
+_GO_ON_WITH = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +107,7 @@ class _Batch:
     waiting: list[Values] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     freed_keys: list[str | None] = field(default_factory=list)
+    continued: list[tuple[int, NewJob]] = field(default_factory=list)
     continuations: list[NewJob] = field(default_factory=list)
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
 
@@ -101,6 +117,8 @@ class _Batch:
         match settlement:
             case Completed():
                 self._complete(attempt, settlement)
+            case Continued():
+                self._continue(attempt, settlement.then)
             case Retried():
                 self._retry(attempt, settlement)
             case Failed():
@@ -115,6 +133,11 @@ class _Batch:
         self._finish(attempt, RowState.COMPLETED, JobEventKind.COMPLETED, keep, None)
         if settlement.then is not None:
             self.continuations.append(settlement.then)
+
+    def _continue(self, attempt: _Attempt, then: NewJob) -> None:
+        attempt.state = RowState.SCHEDULED if then.delay else RowState.READY
+        self.events.append((JobEventKind.QUEUED, attempt.id))
+        self.continued.append((attempt.seq, then))
 
     def _fail(self, attempt: _Attempt, error: ErrorInfo, keep: Retention | None) -> None:
         kept = attempt.keep_failed if keep is None else encode_retention(keep)
@@ -183,11 +206,21 @@ class _Batch:
         for statement, rows in ((_RESULT, self.results), (_FINISH, self.finished), (_WAIT_AGAIN, self.waiting)):
             if rows:
                 connection.execute(statement, rows)
+        self._go_on(transaction)
         delete(transaction, self.dropped)
         unhold(transaction, self.freed_keys)
         transaction.events += self.events
-        transaction.wake = transaction.wake or bool(self.waiting)
+        transaction.wake = transaction.wake or bool(self.waiting or self.continued)
         enqueue(transaction, self.continuations)
+
+    def _go_on(self, transaction: Transaction) -> None:
+        if not self.continued:
+            return
+        numbered = list(enumerate(self.continued, next_seq(transaction)))
+        rows = [{"next": number, "seq": seq, **fields(transaction, then)} for number, (seq, then) in numbered]
+        transaction.connection.execute(_GO_ON, rows)
+        payloads = [{"next": number, "seq": seq, "data": then.payload} for number, (seq, then) in numbered]
+        transaction.connection.execute(_GO_ON_WITH, payloads)
 
 
 def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
@@ -203,12 +236,32 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
     for settlement, (seq, secret) in zip(settlements, tokens, strict=True):
         outcomes.append(_decide(work, attempts.get(seq), secret, settlement))
     work.write(transaction)
-    lost = [settlement.claim.job_id for settlement, outcome in zip(settlements, outcomes, strict=True) if not outcome]
-    reasons = why_lost(transaction, lost)
+    unknown = [settlement.claim for settlement, outcome in zip(settlements, outcomes, strict=True) if not outcome]
+    others = outcomes_by_id(transaction, unknown) if unknown else {}
     return [
-        outcome or SettleOutcome(status=SettleStatus.LOST, reason=reasons[settlement.claim.job_id])
-        for settlement, outcome in zip(settlements, outcomes, strict=True)
+        outcome or others[settlement.claim.token] for settlement, outcome in zip(settlements, outcomes, strict=True)
     ]
+
+
+def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[str, SettleOutcome]:
+    """What to say, by token, of claims whose token leads to no job of theirs."""
+    before = _continued(transaction, claims)
+    reasons = why_lost(transaction, [claim.job_id for claim in claims if claim.token not in before])
+    return {
+        claim.token: _ALREADY_APPLIED
+        if claim.token in before
+        else SettleOutcome(status=SettleStatus.LOST, reason=reasons[claim.job_id])
+        for claim in claims
+    }
+
+
+def _continued(transaction: Transaction, claims: Sequence[Claim]) -> set[str]:
+    """The tokens that settled their job as one which goes on: since then it stands under another number."""
+    settled_by: dict[str, bytes] = {}
+    for batch in batches([transaction.encode(claim.job_id) for claim in claims]):
+        rows = transaction.connection.execute(_SETTLED_BY, {"queue": transaction.queue, "ids": list(batch)})
+        settled_by.update((transaction.decode(job_id), token) for job_id, token in rows)
+    return {claim.token for claim in claims if settled_by.get(claim.job_id) == decode_token(claim.token)[1]}
 
 
 def _decide(work: _Batch, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:

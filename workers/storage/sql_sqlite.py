@@ -15,12 +15,11 @@ All storages of a process on one file share one `SqliteDatabase`, whatever their
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import queue
-import random
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,8 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
-from sqlalchemy import URL, Connection, NullPool, create_engine, event
+from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
@@ -44,11 +44,18 @@ from workers.storage.sql_errors import is_busy, translate
 from workers.storage.sql_events import EventLog
 from workers.storage.sql_notices import Notices
 from workers.storage.sql_rows import Transaction
+from workers.storage.sql_sqlite_connections import (
+    async_engine,
+    connect,
+    migrate,
+    open_writer,
+    pragma,
+    undo_when_cancelled,
+)
 
 T = TypeVar("T")
 
 POLL: Final = timedelta(milliseconds=50)
-_BUSY_PAUSE: Final = (0.000_5, 0.002)
 _LOG = logging.getLogger(__name__)
 
 
@@ -200,18 +207,7 @@ class SqliteDatabase:
         return self.change(begin, partial(sql_enqueue.enqueue, jobs=jobs))
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        queue = 0
-
-        def run(sync: Connection) -> list[EnqueueResult]:
-            nonlocal queue
-            transaction = begin(sync)
-            queue = transaction.queue
-            sql_enqueue.lock(transaction)
-            results = sql_enqueue.enqueue(transaction, jobs)
-            self.events.record(transaction, own=False)
-            return results
-
-        return await self.callers.join(connection, run, lambda: self.notices.tell(queue, (), wake=True))
+        return await self.change_with(connection, begin, partial(sql_enqueue.enqueue, jobs=jobs))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
         return self.change(begin, partial(sql_claim.claim, worker_id=worker_id, leases=leases, limit=limit))
@@ -224,6 +220,11 @@ class SqliteDatabase:
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(sql_settle.settle, settlements=settlements))
+
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        return await self.change_with(connection, begin, partial(sql_settle.settle, settlements=settlements))
 
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
         return self.change(begin, partial(sql_leases.progress, reports=reports))
@@ -246,6 +247,22 @@ class SqliteDatabase:
             return result
 
         return self._writer.submit(run)
+
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        def run(sync: Connection) -> T:
+            transaction = begin(sync)
+            sql_enqueue.lock(transaction)
+            result = work(transaction)
+            self.events.record(transaction, own=False)
+            return result
+
+        return await self.callers.join(connection, run, self.look_now)
+
+    def look_now(self) -> None:
+        """Without waiting for the watcher."""
+        self.notices.wake_all()
+        with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
+            self._reader.submit(self.events.read)
 
     def refuse_nested(self) -> None:
         self.callers.refuse_nested()
@@ -277,8 +294,8 @@ class SqliteDatabase:
         await asyncio.gather(*(asyncio.wrap_future(lane.stop()) for lane in (self._writer, self._reader)))
 
     def _open_reader(self, busy_timeout: timedelta) -> Connection:
-        connection = _connect(self.path, busy_timeout)
-        _pragma(connection, "query_only = ON")
+        connection = connect(self.path, busy_timeout)
+        pragma(connection, "query_only = ON")
         self._data_version = None  # the counts of two connections cannot be compared
         return connection
 
@@ -290,96 +307,13 @@ class SqliteDatabase:
         self._writer.submit(run)
 
     def _watch(self, connection: Connection) -> None:
-        version = _pragma(connection, "data_version")
+        version = pragma(connection, "data_version")
         if version != self._data_version:
             # Set first: a commit between the two is then seen at the next look.
             self._data_version = version
             self.events.read(connection)
             self.notices.wake_all()
         self.events.keep_listening()
-
-
-def open_writer(path: str, busy_timeout: timedelta) -> Connection:
-    """A connection to the file, made if missing, whose transactions take the write lock as they begin."""
-    if sqlite3.sqlite_version_info < (3, 35):
-        raise StorageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is the first with RETURNING")
-    connection = _connect(path, busy_timeout)
-    try:
-        # The first switch to a write-ahead log needs the file alone, and SQLite does not wait for that by itself.
-        mode = _retry_while_busy(lambda: _pragma(connection, "journal_mode = WAL"), busy_timeout)
-        if mode != "wal":
-            raise StorageError(f"{path!r} cannot have a write-ahead log (journal mode {mode}); use a local file system")
-        _pragma(connection, "synchronous = NORMAL")
-        # SQLite's own waiting sleeps up to 100 ms at a time, so a busy process would starve the others: `begin` waits.
-        _pragma(connection, "busy_timeout = 0")
-    except BaseException:
-        connection.close()
-        raise
-
-    opened = _file(path)
-
-    def begin(connection: Connection) -> None:
-        # A file that was deleted or replaced takes writes without a word, and nobody would ever see them.
-        if _file(path) != opened:
-            raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
-        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout)
-
-    event.listen(connection, "begin", begin)
-    return connection
-
-
-def _file(path: str) -> tuple[int, int] | None:
-    """Which file is at `path` now."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _retry_while_busy(work: Callable[[], T], busy_timeout: timedelta) -> T:
-    deadline = time.monotonic() + busy_timeout.total_seconds()
-    while True:
-        try:
-            return work()
-        except DBAPIError as error:
-            if not is_busy(error) or time.monotonic() >= deadline:
-                raise
-        time.sleep(random.uniform(*_BUSY_PAUSE))  # noqa: S311 - spreads retries, protects nothing
-
-
-def _pragma(connection: Connection, pragma: str) -> object:
-    """What the pragma answers, None for nothing; outside of any transaction."""
-    try:
-        result = connection.exec_driver_sql(f"PRAGMA {pragma}")
-        return result.scalar() if result.returns_rows else None
-    finally:
-        connection.rollback()
-
-
-def _connect(path: str, busy_timeout: timedelta) -> Connection:
-    engine = create_engine(
-        URL.create("sqlite+pysqlite", database=path),
-        poolclass=NullPool,
-        hide_parameters=True,
-        # isolation_level None: the driver begins no transaction by itself.
-        connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
-    )
-    return engine.connect()
-
-
-def migrate(path: str, busy_timeout: timedelta, make_tables: Callable[[Connection], None]) -> None:
-    """The file exists and has the tables; processes that migrate at once do so one after another."""
-    name = f"SQLite database {path!r}"
-    try:
-        connection = open_writer(path, busy_timeout)
-        try:
-            with connection.begin():
-                make_tables(connection)
-        finally:
-            connection.close()
-    except DBAPIError as error:
-        raise translate(error, name) from error
 
 
 _lock = threading.Lock()
@@ -434,6 +368,13 @@ class SqliteTarget:
     def acquire(self) -> SqliteDatabase:
         self._check_kind()
         return acquire(self.path, self.busy_timeout)
+
+    def async_engine(self) -> AsyncEngine:
+        return async_engine(self.path, self.busy_timeout)
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        undo_when_cancelled(engine)
+        return engine
 
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         if not Path(self.path).parent.is_dir():

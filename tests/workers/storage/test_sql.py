@@ -29,6 +29,7 @@ from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
+    Continued,
     EnqueueStatus,
     ErrorInfo,
     Failed,
@@ -456,15 +457,18 @@ async def test_migrating_again_keeps_the_jobs(storage: SqlStorage) -> None:
     assert await ids(storage) == ["a"]
 
 
-async def test_tables_of_version_1_are_brought_forward(tmp_path: Path) -> None:
-    """Jobs of a database from before there was progress stay, and can report it after the migration."""
+@pytest.mark.parametrize("version", [1, 2])
+async def test_older_tables_are_brought_forward(tmp_path: Path, version: int) -> None:
+    """Jobs from before there was progress, or chains, stay; after the migration they can report it and go on."""
     url = f"sqlite:///{tmp_path}/jobs.db"
     await SqlStorage(url).migrate()
     async with connected(SqlStorage(url)) as storage:
         await storage.enqueue([job("a")])
     with sqlite3.connect(tmp_path / "jobs.db") as database:
-        database.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
-        database.execute("UPDATE workers_schema SET version = 1")
+        database.execute("ALTER TABLE workers_jobs DROP COLUMN chain_index")
+        if version == 1:
+            database.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
+        database.execute("UPDATE workers_schema SET version = ?", [version])
     database.close()
     with pytest.raises(StorageError, match="migrate"):
         await SqlStorage(url).connect()
@@ -473,6 +477,8 @@ async def test_tables_of_version_1_are_brought_forward(tmp_path: Path) -> None:
         [claimed] = await claim(storage)
         await storage.progress([ProgressReport(claim=claimed, value=b"1")])
         assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
+        await storage.settle([Continued(claim=claimed, then=job("a", chain_index=1))])
+        assert [claimed.chain_index for claimed in await claim(storage)] == [1]
 
 
 async def test_processes_migrate_at_once(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from workers.jobs import (
     DROP,
     Claim,
     Completed,
+    Continued,
     EnqueueStatus,
     ErrorInfo,
     Failed,
@@ -436,14 +437,20 @@ async def test_anybody_may_migrate_at_once(postgres_url: str) -> None:
         assert await ids(storage) == ["a"]
 
 
-async def test_tables_of_version_1_are_brought_forward(postgres_url: str, admin: psycopg.Connection) -> None:
-    """Jobs of a database from before there was progress stay, and can report it after the migration."""
+@pytest.mark.parametrize("version", [1, 2])
+async def test_older_tables_are_brought_forward(postgres_url: str, admin: psycopg.Connection, version: int) -> None:
+    """Jobs from before there was progress, or chains, stay; after the migration they can report it and go on."""
     await SqlStorage(postgres_url).migrate()
     async with connected(SqlStorage(postgres_url)) as storage:
         await storage.enqueue([job("a")])
-    admin.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
-    admin.execute("DROP FUNCTION workers_progress")
-    admin.execute("UPDATE workers_schema SET version = 1")
+    admin.execute("ALTER TABLE workers_jobs DROP COLUMN chain_index")
+    [claim_of_old] = admin.execute("SELECT pg_get_functiondef('workers_claim'::regproc)").fetchone() or [""]
+    admin.execute("DROP FUNCTION workers_claim")
+    admin.execute(claim_of_old.replace(" chain_index integer,", "").replace(" j.chain_index,", ""))
+    if version == 1:
+        admin.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
+        admin.execute("DROP FUNCTION workers_progress")
+    admin.execute("UPDATE workers_schema SET version = %s", [version])
     with pytest.raises(StorageError, match="migrate"):
         await SqlStorage(postgres_url).connect()
     await SqlStorage(postgres_url).migrate()
@@ -451,6 +458,8 @@ async def test_tables_of_version_1_are_brought_forward(postgres_url: str, admin:
         [claimed] = await claim(storage)
         await storage.progress([ProgressReport(claim=claimed, value=b"1")])
         assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
+        await storage.settle([Continued(claim=claimed, then=job("a", chain_index=1))])
+        assert [claimed.chain_index for claimed in await claim(storage)] == [1]
 
 
 async def test_missing_tables_say_what_to_do(postgres_url: str) -> None:

@@ -1,0 +1,80 @@
+"""Handlers killed within their own transaction: `python -m tests.workers.transaction_child URL`.
+
+For k = 1, 2, ... a forked process runs one job in the queue `kill-k` and kills itself before the k-th thing that its
+transaction asks of the database; the first that has nothing left to ask survives. Prints how many were killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+from datetime import timedelta
+
+from sqlalchemy import Connection, Engine, event, text
+
+from workers.chains import continue_with
+from workers.handlers import Job
+from workers.jobs import NewJob
+from workers.storage.sql import SqlStorage
+from workers.worker import Worker
+
+LEASE = timedelta(seconds=1)
+PATIENCE = 20.0
+
+
+class Fuse:
+    """Kills this process when it is burnt down; only asyncio engines burn it: the handlers' are."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        event.listen(Engine, "before_cursor_execute", lambda connection, *_: self._of(connection))
+        event.listen(Engine, "commit", self._of)
+
+    def _of(self, connection: Connection) -> None:
+        if connection.dialect.is_async:
+            self.burn()
+
+    def burn(self) -> None:
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def work(url: str, number: int) -> None:
+    storage = SqlStorage(url, f"kill-{number}")
+    await storage.connect()
+    await storage.enqueue([NewJob(id="job", name="first", payload=b"1")])
+    fuse = Fuse(number)
+
+    async def first(job: Job) -> None:
+        async with job.transaction() as session:
+            for what in ("one", "two"):
+                values = {"queue": storage.queue, "what": what}
+                await session.execute(text("INSERT INTO ledger (queue, what) VALUES (:queue, :what)"), values)
+            await storage.enqueue([NewJob(id="side", name="side", payload=b"")], connection=session)
+            job.complete(continue_with("second", 2))
+        fuse.burn()
+        worker.stop()
+
+    worker = Worker(storage, {"first": first}, lease=LEASE)
+    async with asyncio.timeout(PATIENCE):
+        await worker.run()
+    await storage.disconnect()
+
+
+def main(url: str) -> None:
+    for number in itertools.count(1):
+        child = os.fork()
+        if not child:
+            asyncio.run(work(url, number))
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+            print(number - 1)
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
