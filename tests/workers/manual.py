@@ -13,9 +13,7 @@ README = ROOT / "workers" / "README.md"
 RECIPES = ROOT / "workers" / "recipes.md"
 
 
-TITLE_OR_BLOCK = re.compile(
-    r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```", re.S | re.M
-)
+TITLE_OR_BLOCK = re.compile(r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```", re.S | re.M)
 
 
 def examples(page: Path) -> Mapping[str, str]:

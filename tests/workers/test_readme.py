@@ -24,18 +24,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
 def test_the_transaction_example_runs(tmp_path: Path) -> None:
     """The README's handler ends its job with its own writes as shown, on the application's engine."""
-    example = re.search(r"## Jobs in your own transaction.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert example is not None
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example[1]],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(README.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+    finished = run_example(examples(README)["Jobs in your own transaction"], tmp_path)
     assert finished.stdout.split() == ["shipped", "paid"]
 
 
