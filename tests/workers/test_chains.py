@@ -35,14 +35,13 @@ from workers.testing.steps import HOUR, LEASE, claim, claim_one, enqueue
 from workers.testing.steps import job as new_job
 from workers.worker import Worker
 
-WITHOUT_CHAINS: Final = frozenset({"sqlite", "postgres"})
 MINUTE: Final = timedelta(minutes=1)
 ORDINARY: Final = next(case for case in all_cases() if not case.needs)
 
 Handlers = Mapping[str, HandlerFunction]
 
 
-@pytest.fixture(params=[name for name in HARNESSES if name not in WITHOUT_CHAINS])
+@pytest.fixture(params=HARNESSES)
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """Each storage in turn."""
     async with HARNESSES[request.param](ORDINARY, request) as opened:
