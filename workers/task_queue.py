@@ -105,17 +105,15 @@ class QueueTasks:
         return self._queue.payload_serde
 
     async def enqueue(self, messages: Sequence[TaskMessage], options: EnqueueOptions) -> str | None:
-        await self._queue.enqueue_many(job_of(message, options) for message in messages)
+        await self._queue.enqueue_many(
+            JobSpec(
+                id=message.id,
+                name=message.task,
+                payload=Encoded(message.payload),
+                delay=options.delay,
+                max_attempts=message.max_attempts,
+                ordering_key=options.ordering_key,
+            )
+            for message in messages
+        )
         return None
-
-
-def job_of(message: TaskMessage, options: EnqueueOptions) -> JobSpec:
-    """The run of a task as a job of our queue."""
-    return JobSpec(
-        id=message.id,
-        name=message.task,
-        payload=Encoded(message.payload),
-        delay=options.delay,
-        max_attempts=message.max_attempts,
-        ordering_key=options.ordering_key,
-    )

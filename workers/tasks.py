@@ -17,9 +17,10 @@ from workers.jobs import MAX_ATTEMPTS, MAX_DELAY, EnqueueStatus, check_text, new
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy
+from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
-from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue, job_of
+from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.task_runs import TaskRuns
 
 Validate: TypeAlias = Callable[[object], object]
@@ -201,7 +202,13 @@ class Tasks:
             TypeError, ValueError: as `enqueue_task`.
         """
         self._check_ours(task)
-        return job_of(self._message(task, data, ordering_key), EnqueueOptions(delay=delay, ordering_key=ordering_key))
+        return JobSpec(
+            name=task.name,
+            payload=Encoded(self._message(task, data, ordering_key).payload),
+            delay=delay,
+            max_attempts=task.max_attempts,
+            ordering_key=ordering_key,
+        )
 
     def handlers(self) -> Mapping[str, Handler]:
         """The tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
