@@ -28,6 +28,20 @@ async def note(job: Job) -> str:
     return "noted"
 
 
+class Crowd:
+    """How many runs of `crowded` there are, and were at most."""
+
+    now = most = 0
+
+
+@task("tests.crowded")
+async def crowded(job: Job) -> None:
+    Crowd.now += 1
+    Crowd.most = max(Crowd.most, Crowd.now)
+    await asyncio.sleep(0.02)  # time for one too many
+    Crowd.now -= 1
+
+
 @pytest.fixture
 async def node(make_settings: MakeSettings, queue_settings: dict[str, object]) -> AsyncIterator[Federation]:
     """This process's node, on each storage."""
@@ -75,6 +89,39 @@ async def test_a_task_runs_on_the_nodes_workers(node: Federation) -> None:
     stopped = {entry["queue"] for entry in logs if entry["event"] == "worker_stopped"}
     assert stopped == {"federation-delivery", "federation-discovery", "federation-health-check", "federation-tasks"}
     assert (await node.tasks_queue.counts())[JobState.COMPLETED] == 1
+
+
+async def test_the_setting_bounds_how_many_run_at_once(make_settings: MakeSettings) -> None:
+    """`FEDERATION_TASKS_CONCURRENCY` of them, and the others after these."""
+    node = Federation(make_settings(federation_tasks_concurrency=2))
+    federation.process.adopt(node)
+    workers = FederationWorkers(node, tasks=declared_tasks(()))
+    workers.start()
+    for _ in range(6):
+        await enqueue_task(crowded, None)
+    async with asyncio.timeout(10):
+        while (await node.tasks_queue.counts())[JobState.COMPLETED] < 6:
+            await asyncio.sleep(0.01)
+    await workers.stop()
+    federation.process.release()
+    await node.close()
+    assert Crowd.most == 2
+
+
+async def test_a_restarted_pair_finds_its_tasks_worker(embedded: Federation) -> None:
+    """Stopping the pair one by one leaves the tasks at work, and a start after that makes no second worker for them."""
+    workers = FederationWorkers(embedded, tasks=declared_tasks(()))
+    with capture_logs() as logs:
+        for running in workers.start():
+            await running.stop()
+        workers.start()
+        enqueued = await enqueue_task(note, "again")
+        async with asyncio.timeout(10):
+            while not await embedded.tasks_queue.get_result(enqueued.id):
+                await asyncio.sleep(0.01)
+        await workers.stop()
+    ours = [entry["event"] for entry in logs if entry.get("queue") == "federation-tasks"]
+    assert ours == ["worker_ready", "worker_stopped"]
 
 
 async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None:
