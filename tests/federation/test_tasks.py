@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 import federation.process
 from federation.app import Federation
 from federation.errors import ConfigurationError
+from federation.run import run
 from federation.tasks import declared_tasks, enqueue_task, task
 from federation.worker_pair import FederationWorkers
 from tests.federation.conftest import MakeSettings
@@ -122,6 +123,23 @@ async def test_a_restarted_pair_finds_its_tasks_worker(embedded: Federation) -> 
         await workers.stop()
     ours = [entry["event"] for entry in logs if entry.get("queue") == "federation-tasks"]
     assert ours == ["worker_ready", "worker_stopped"]
+
+
+async def test_a_task_meets_the_node_that_runs_it(make_settings: MakeSettings, empty_environment: Path) -> None:
+    """What a task asks of its process is the running node's, not another one's from the environment."""
+    settings = make_settings()
+    running = asyncio.create_task(run(settings, workers=True, node=False))
+    await asyncio.sleep(0)
+    node = federation.process.get_federation()
+    assert node.settings is settings
+    enqueued = await enqueue_task(note, "here")
+    async with asyncio.timeout(10):
+        while not await node.tasks_queue.get_result(enqueued.id):
+            await asyncio.sleep(0.01)
+    assert seen[-1] == ("here", node)
+    running.cancel()
+    await asyncio.wait([running])
+    assert federation.process.release() is None
 
 
 async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None:
