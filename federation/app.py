@@ -25,11 +25,13 @@ from federation.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
+    TASKS_QUEUE_NAME,
     bullmq_url,
     delivery_queue,
     discovery_queue,
     health_check_queue,
     open_storage,
+    tasks_queue,
 )
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
@@ -78,7 +80,8 @@ class Federation:
         self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
         self.discovery_processor = DiscoveryProcessor(self.discovery)
-        self.outbox = Outbox(self.database, self.delivery_queue, joins=self._queue_joins_database())
+        self.tasks_queue = tasks_queue(open_storage(settings, TASKS_QUEUE_NAME, client=self.redis))
+        self.outbox = Outbox(self.database, self.delivery_queue, joins=self.queues_join_database)
         self.ledger = Ledger(self.database)
         self.attempts = AttemptLog(self.database)
         self._slots = ServerSlots(settings.federation_per_server)
@@ -179,6 +182,7 @@ class Federation:
                     stack.push_async_callback(client.aclose)
             stack.push_async_callback(self.client.close)
             stack.push_async_callback(self.discovery.close)
+            stack.push_async_callback(self.tasks_queue.stop)
             stack.push_async_callback(self.discovery_queue.stop)
             stack.push_async_callback(self.queued_discovery.close)
             stack.push_async_callback(self.health_check_queue.stop)
@@ -186,7 +190,9 @@ class Federation:
             stack.push_async_callback(self.attempts.close)
             stack.push_async_callback(self.outbox.close)
 
-    def _queue_joins_database(self) -> bool:
+    @property
+    def queues_join_database(self) -> bool:
+        """Whether the queues live in the application's database, so that jobs can be part of its transactions."""
         return self.settings.queue_url is None and bullmq_url(self.settings) is None
 
 

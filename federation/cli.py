@@ -19,7 +19,7 @@ from federation.logs import configure_logging
 from federation.protocol.errors import UrlError
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.urls import canonical_origin
-from federation.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, open_storage
+from federation.queues import QUEUE_NAMES, open_storage
 from federation.run import run
 from federation.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
 from workers import StorageError, WorkersError
@@ -92,7 +92,7 @@ def _init(options: argparse.Namespace) -> None:
 
 def _upgrade(settings: Settings) -> None:
     upgrade(settings.database_url.get_secret_value())
-    for queue in (DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME):
+    for queue in QUEUE_NAMES:
         storage = open_storage(settings, queue)
         if isinstance(storage, SqlStorage):
             asyncio.run(_prepare(storage))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DELIVERY_QUEUE_NAME: Final = "federation-delivery"
 HEALTH_CHECK_QUEUE_NAME: Final = "federation-health-check"
 DISCOVERY_QUEUE_NAME: Final = "federation-discovery"
+TASKS_QUEUE_NAME: Final = "federation-tasks"
+QUEUE_NAMES: Final = (DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, DISCOVERY_QUEUE_NAME, TASKS_QUEUE_NAME)
 
 FOLLOW_JOB: Final = "deliver-follow"
 UNFOLLOW_JOB: Final = "deliver-unfollow"
@@ -38,6 +40,7 @@ DISCOVERY_JOB: Final = "discover"
 KEEP_COMPLETED: Final = timedelta(hours=24)
 KEEP_FAILED: Final = timedelta(days=7)
 KEEP_DISCOVERED: Final = timedelta(seconds=5)
+KEEP_TASKS: Final = timedelta(hours=24)
 MAX_NUMBER: Final = 2**53
 """The largest number BullMQ's scripts count exactly to."""
 
@@ -164,6 +167,11 @@ def health_check_queue(settings: Settings, storage: Storage) -> BullQueue:
 def discovery_queue(storage: Storage) -> Queue:
     """The discovery queue: one attempt a job, for the delivery that asks is itself tried again; kept 5 s."""
     return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED)
+
+
+def tasks_queue(storage: Storage) -> Queue:
+    """The queue of the application's own tasks: 3 attempts unless a task says otherwise, kept 24 h."""
+    return Queue(storage, result_ttl=KEEP_TASKS)
 
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:

@@ -15,8 +15,10 @@ from sqlalchemy import inspect
 from db import Database, ServerHealthEvent
 from federation.app import Federation
 from federation.errors import ConfigurationError
+from federation.process import adopt, release
 from federation.settings import Settings
-from federation.worker_pair import FederationWorkers
+from federation.tasks import declared_tasks
+from federation.worker_pair import NO_TASKS, FederationWorkers
 
 if TYPE_CHECKING:
     from federation.metrics import WorkerMetrics
@@ -39,15 +41,19 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
     With `metrics_port` the workers' metrics are served on it, on 127.0.0.1.
 
     Raises:
-        ConfigurationError: a setting is missing, the database has not been upgraded, or the port is taken.
+        ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module of
+            tasks cannot be imported.
         ExceptionGroup: what ended a part before it was asked to stop.
     """
     federation = Federation(settings)
+    adopt(federation)
     try:
+        tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
         await _require_tables(federation.database)
         server, listener = _node_server(federation) if node else (None, None)
         metrics = _metrics(metrics_port)
-        federation_workers = FederationWorkers(federation, observers=[metrics] if metrics else []) if workers else None
+        observers = [metrics] if metrics else []
+        federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
         parts: list[Part | None] = [server, federation_workers]
         with _stopping_on_signals([part for part in parts if part is not None]):
             async with asyncio.TaskGroup() as group:
@@ -58,6 +64,7 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
                     federation_workers.start()
                     group.create_task(_until_stopped(federation_workers, federation, metrics), name="workers")
     finally:
+        release()
         await federation.close()
     log.info("stopped")
 
@@ -74,6 +81,8 @@ def _metrics(port: int | None) -> WorkerMetrics | None:
 
 async def _until_stopped(workers: FederationWorkers, federation: Federation, metrics: WorkerMetrics | None) -> None:
     queues = [federation.delivery_queue, federation.health_check_queue, federation.discovery_queue]
+    if federation.settings.federation_tasks:
+        queues.append(federation.tasks_queue)
     watch = asyncio.create_task(metrics.watch(queues)) if metrics else None
     try:
         await workers.wait()

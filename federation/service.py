@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
-from functools import cache
 from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from federation.app import Federation
 from federation.delivery.errors import PermanentFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.producers import Content, PublishedPost, RequestedFollow
 from federation.errors import ConfigurationError
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS
 from federation.http.gates import Fetched
+from federation.process import get_federation, release
 from federation.protocol.acks import Ack
 from federation.queues import BullQueue
 from federation.servers.registry import KnownServer
-from federation.settings import Settings
+from federation.tasks import declared_tasks
 from federation.worker_pair import FederationWorkers, RunningWorker
 from workers import Job
 
@@ -29,29 +28,23 @@ if TYPE_CHECKING:
 
 
 class _Process:
-    """What this process holds; written by `get_federation`, `start_federation_worker` and `close_federation`."""
+    """What this process runs; written by `start_federation_worker` and `close_federation`."""
 
     workers: FederationWorkers | None = None
-
-
-@cache
-def get_federation() -> Federation:
-    """This process's node.
-
-    Raises:
-        ConfigurationError: lists every malformed setting.
-    """
-    return Federation(Settings.load())
 
 
 async def start_federation_worker() -> tuple[RunningWorker, RunningWorker]:
     """The delivery worker and the health-check worker of this process run; a second call returns the same pair.
 
+    Beside them run the tasks declared so far, and those of the modules that FEDERATION_TASKS names.
+
     Raises:
-        ConfigurationError: lists every malformed setting.
+        ConfigurationError: lists every malformed setting, or the modules that cannot be imported.
     """
     if _Process.workers is None:
-        _Process.workers = FederationWorkers(get_federation())
+        federation = get_federation()
+        tasks = declared_tasks(federation.settings.federation_tasks)
+        _Process.workers = FederationWorkers(federation, tasks=tasks)
     return _Process.workers.start()
 
 
@@ -62,9 +55,8 @@ async def close_federation() -> None:
         if running is not None:
             await running.stop()
     finally:
-        if get_federation.cache_info().currsize:
-            federation = get_federation()
-            get_federation.cache_clear()
+        federation = release()
+        if federation is not None:
             await federation.close()
 
 

@@ -56,6 +56,15 @@ def _hostnames(value: object) -> object:
         raise ValueError("must be hosts, host:port or URLs, separated by commas") from None
 
 
+def _modules(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    names = [name.strip() for name in value.split(",")]
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError("must be names of modules, as shop.tasks, separated by commas")
+    return tuple(names)
+
+
 def _database_url(value: SecretStr) -> SecretStr:
     parse_url(value.get_secret_value())
     return value
@@ -96,6 +105,7 @@ def plain(value: SecretStr | str | None) -> str | None:
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
+Modules = Annotated[tuple[str, ...], BeforeValidator(_modules)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 QueueUrl = Annotated[SecretStr, AfterValidator(_queue_url)]

@@ -24,7 +24,7 @@ from federation.protocol.keys import (
     SIGNING_SECRET_VARIABLE,
     OwnKeys,
 )
-from federation.setting_types import DatabaseUrl, Duration, Hostnames, OwnOrigin, QueueUrl, RedisUrl, plain
+from federation.setting_types import DatabaseUrl, Duration, Hostnames, Modules, OwnOrigin, QueueUrl, RedisUrl, plain
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///federation.sqlite3"
 
@@ -65,6 +65,9 @@ class Settings(BaseSettings):
     federation_delivery_concurrency: Annotated[int, Field(ge=1, le=1000)] = 10
     federation_health_concurrency: Annotated[int, Field(ge=1, le=1000)] = 3
     federation_discovery_concurrency: Annotated[int, Field(ge=1, le=1000)] = 10
+    federation_tasks: Modules = ()
+    """The application's modules that declare tasks, comma-separated: `shop.tasks,shop.mail`."""
+    federation_tasks_concurrency: Annotated[int, Field(ge=1, le=1000)] = 10
     federation_health_first_delay: Duration = timedelta(minutes=5)
     federation_health_step: Duration = timedelta(minutes=10)
     federation_health_checks: Annotated[int, Field(ge=1, le=100)] = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -21,13 +21,16 @@ from federation.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
+    TASKS_QUEUE_NAME,
     FederationDeliveryJob,
     delivery_backoff,
 )
-from workers import Claim, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind
+from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
 log = structlog.get_logger(__name__)
+
+NO_TASKS: Final[Mapping[str, Handler]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +52,22 @@ class RunningWorker:
 
 class FederationWorkers:
     """The delivery worker and the health-check worker of one node, and what they need beside them: the discovery
-    worker, which lives as long as the delivery worker, and the housekeeping.
+    worker, which lives as long as the delivery worker, and the housekeeping. With `tasks`, a worker for these too.
     """
 
-    def __init__(self, federation: Federation, *, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        tasks: Mapping[str, Handler] = NO_TASKS,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self._federation = federation
+        self._tasks = tasks
         self._observers = tuple(observers)
         self._running: tuple[RunningWorker, RunningWorker] | None = None
         self._discovering: RunningWorker | None = None
+        self._working: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
         self._housekeeping = Housekeeping(federation.database)
@@ -69,6 +80,8 @@ class FederationWorkers:
             self._discovering = discovering = _run(self._discovery_worker())
             # Deliveries that are let finish may wait for a discovery.
             delivery.task.add_done_callback(lambda _: discovering.worker.stop())
+            if self._tasks and (self._working is None or self._working.task.done()):
+                self._working = _run(self._tasks_worker())
             self._stop_requested = False
             self._housekeeping.start()
         return self._running
@@ -108,19 +121,32 @@ class FederationWorkers:
             observers=[log_event, *self._observers],
         )
 
+    def _tasks_worker(self) -> Worker:
+        settings = self._federation.settings
+        return Worker(
+            self._federation.worker_storage(TASKS_QUEUE_NAME),
+            self._tasks,
+            concurrency=settings.federation_tasks_concurrency,
+            lease=settings.federation_lease,
+            grace=settings.federation_grace,
+            observers=[log_event, *self._observers],
+        )
+
     def request_stop(self) -> None:
-        """Both begin to stop; a second request skips their grace."""
+        """All begin to stop; a second request skips their grace."""
         self._stop_requested = True
-        for running in self._running or ():
-            running.worker.stop()
+        for running in (*(self._running or ()), self._working):
+            if running is not None:
+                running.worker.stop()
 
     async def wait(self) -> None:
-        """Return when both have stopped; one that fails brings the other to a stop, and so does cancelling this call.
+        """Return when all have stopped; one that fails brings the others to a stop, and so does cancelling this call.
 
         Raises:
             ExceptionGroup: what ended a worker.
         """
-        tasks = [running.task for running in (*(self._running or ()), self._discovering) if running is not None]
+        everyone = (*(self._running or ()), self._discovering, self._working)
+        tasks = [running.task for running in everyone if running is not None]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -132,7 +158,7 @@ class FederationWorkers:
             raise BaseExceptionGroup("a worker ended", errors)
 
     async def stop(self) -> None:
-        """Both have stopped in their three phases. Idempotent."""
+        """All have stopped in their three phases. Idempotent."""
         if self._running is not None:
             self._request_stop_once()
             await self.wait()

@@ -37,6 +37,7 @@ from workers.jobs import (
     new_id,
 )
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
+from workers.management import Management
 from workers.queue import Queue, content_id
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
@@ -81,6 +82,7 @@ __all__ = [
     "LeaseLost",
     "Limits",
     "LossReason",
+    "Management",
     "ManualClock",
     "MemoryKvStore",
     "Middleware",

@@ -23,6 +23,7 @@ from workers.jobs import (
     NewJob,
     new_id,
 )
+from workers.management import Management
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec, as_delay, as_ttl
@@ -39,7 +40,8 @@ GATHERED_BYTES: Final = 16 * 1024
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` runs a worker on it too.
 
-    `retry`, `concurrency`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that worker's.
+    `retry`, `concurrency`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that worker's. What
+    operators do, from `pause` to `drain`, is under `manage`.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Queue:
         self._connected = False
         self._connecting = asyncio.Lock()
         self._enqueues = Gathering(storage.enqueue, GATHERED)
+        self.manage = Management(storage, self._connect)
 
     @property
     def payload_serde(self) -> Serde:

@@ -17,7 +17,8 @@ from workers.jobs import MAX_ATTEMPTS, MAX_DELAY, EnqueueStatus, check_text, new
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy
-from workers.specs import Enqueued
+from workers.serde import Encoded
+from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
 from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.task_runs import TaskRuns
@@ -179,8 +180,7 @@ class Tasks:
         Every item is validated and encoded before the first is enqueued. No items: nothing happens, and no key is
         claimed.
         """
-        if self._tasks.get(task.name) is not task:
-            raise ValueError(f"task {task.name!r} was declared elsewhere; enqueue it there")
+        self._check_ours(task)
         mode = DeduplicationMode(deduplication_mode)
         self._refuse_unable(task, deduplication_key, mode)
         options = EnqueueOptions(delay=delay, ordering_key=ordering_key)
@@ -192,6 +192,23 @@ class Tasks:
         if existing is not None:
             return EnqueuedTasks(status=EnqueueStatus.DUPLICATE, ids=(existing,))
         return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=tuple(message.id for message in messages))
+
+    def spec(
+        self, task: Task, data: object, *, delay: timedelta = timedelta(0), ordering_key: str | None = None
+    ) -> JobSpec:
+        """One run of the task as a job, for `Queue.enqueue_many`, which may join a transaction of the caller's.
+
+        Raises:
+            TypeError, ValueError: as `enqueue_task`.
+        """
+        self._check_ours(task)
+        return JobSpec(
+            name=task.name,
+            payload=Encoded(self._message(task, data, ordering_key).payload),
+            delay=delay,
+            max_attempts=task.max_attempts,
+            ordering_key=ordering_key,
+        )
 
     def handlers(self) -> Mapping[str, Handler]:
         """The tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
@@ -208,6 +225,10 @@ class Tasks:
             CancelledError: nothing is known about the run.
         """
         await self._runs.run(message, self.handlers())
+
+    def _check_ours(self, task: Task) -> None:
+        if self._tasks.get(task.name) is not task:
+            raise ValueError(f"task {task.name!r} was declared elsewhere; enqueue it there")
 
     def _refuse_unable(self, task: Task, key: str | None, mode: DeduplicationMode) -> None:
         if key is None or self._queue.native_deduplication:

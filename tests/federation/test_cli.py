@@ -22,6 +22,7 @@ from federation.app import Federation
 from federation.cli import main
 from federation.errors import ConfigurationError
 from federation.protocol.keys import generate_own_keys
+from federation.queues import QUEUE_NAMES
 from federation.run import run
 from federation.settings import Settings, write_env_file
 from tests.federation.conftest import MakeSettings
@@ -153,7 +154,7 @@ async def test_init_makes_a_node_and_a_second_one_leaves_it_alone(empty: Folder)
     assert settings.own_keys() is not None
     database = empty.path / "federation.sqlite3"
     assert {"delivery_jobs", "server_registry", "workers_jobs"} <= tables(database)
-    assert select(database, "SELECT name FROM workers_queues") == {"federation-delivery", "federation-health-check"}
+    assert select(database, "SELECT name FROM workers_queues") == set(QUEUE_NAMES)
     secret = settings.federation_private_key
     assert secret is not None
     assert secret.get_secret_value() not in stdout

@@ -118,6 +118,16 @@ async def test_malformed_settings_are_told_on_first_use(monkeypatch: pytest.Monk
     assert len(await federation.start_federation_worker()) == 2
 
 
+async def test_tasks_that_cannot_be_imported_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not remembered either."""
+    monkeypatch.setenv("FEDERATION_TASKS", "nobody.has_this")
+    with pytest.raises(federation.ConfigurationError, match=r"nobody\.has_this cannot be imported"):
+        await federation.start_federation_worker()
+    await federation.close_federation()
+    monkeypatch.delenv("FEDERATION_TASKS")
+    assert len(await federation.start_federation_worker()) == 2
+
+
 async def test_a_worker_that_died_does_not_keep_the_rest_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is raised, and the next use starts afresh."""
     monkeypatch.delenv("REDIS_URL")

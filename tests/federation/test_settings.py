@@ -51,6 +51,8 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "federation_delivery_concurrency": 10,
         "federation_health_concurrency": 3,
         "federation_discovery_concurrency": 10,
+        "federation_tasks": (),
+        "federation_tasks_concurrency": 10,
         "federation_health_first_delay": timedelta(minutes=5),
         "federation_health_step": timedelta(minutes=10),
         "federation_health_checks": 5,
@@ -84,6 +86,8 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("FEDERATION_DELIVERY_CONCURRENCY", "50", 50),
         ("FEDERATION_HEALTH_CONCURRENCY", "1", 1),
         ("FEDERATION_DISCOVERY_CONCURRENCY", "7", 7),
+        ("FEDERATION_TASKS", "shop.tasks, mails", ("shop.tasks", "mails")),
+        ("FEDERATION_TASKS_CONCURRENCY", "7", 7),
         ("FEDERATION_HEALTH_FIRST_DELAY", "1.5h", timedelta(minutes=90)),
         ("FEDERATION_HEALTH_STEP", "30", timedelta(seconds=30)),
         ("FEDERATION_HEALTH_CHECKS", "7", 7),
@@ -138,6 +142,8 @@ def test_every_variable_has_a_case_above() -> None:
         ("FEDERATION_LEASE", "366d"),
         ("FEDERATION_HEALTH_CHECKS", "1.5"),
         ("FEDERATION_MAX_STALLS", "-1"),
+        ("FEDERATION_TASKS", "fine.tasks,s3cret/tasks.py"),
+        ("FEDERATION_TASKS", "fine.tasks,,s3cret"),
     ],
 )
 def test_a_malformed_value_is_told_by_its_variable_and_never_quoted(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.workers.manual import README, examples, run_example
 from workers.lifecycle import diagram
-
-README = Path(__file__).resolve().parents[2] / "workers" / "README.md"
 
 
 def test_the_diagram_is_generated_from_the_table() -> None:
@@ -19,63 +16,28 @@ def test_the_diagram_is_generated_from_the_table() -> None:
     assert shown[1] == diagram()
 
 
-def run_example(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """The code ran in a fresh process without a warning."""
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=directory,
-        env={"PYTHONPATH": str(README.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished
-
-
-def example(section: str) -> str:
-    """The first Python block of the section."""
-    found = re.search(
-        rf"^#+ {re.escape(section)}\n.*?```python\n(.*?)```", README.read_text(), re.DOTALL | re.MULTILINE
-    )
-    assert found is not None
-    return found[1]
-
-
 def test_the_example_runs(tmp_path: Path) -> None:
     """The README's first example runs as it stands and delivers."""
-    finished = run_example(example("workers: the reliable-queue core"), tmp_path)
+    finished = run_example(examples(README)["workers: the reliable-queue core"], tmp_path)
     assert "1 {'to': 'bob'}" in finished.stdout
 
 
 def test_the_transaction_example_runs(tmp_path: Path) -> None:
     """The README's handler ends its job with its own writes as shown, on the application's engine."""
-    example = re.search(r"## Jobs in your own transaction.*?```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert example is not None
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example[1]],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(README.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+    finished = run_example(examples(README)["Jobs in your own transaction"], tmp_path)
     assert finished.stdout.split() == ["shipped", "paid"]
 
 
 def test_the_middlewares_example_runs(tmp_path: Path) -> None:
     """The README's middlewares work together as shown: every line of the attempt names its job."""
-    lines = run_example(example("Middlewares"), tmp_path).stderr.splitlines()
+    lines = run_example(examples(README)["Middlewares"], tmp_path).stderr.splitlines()
     assert lines[:2] == ["mail [mail-1/1] sending", "workers.job [mail-1/1] the server took it"]
     assert lines[2].startswith("workers.attempts [mail-1/1] job mail-1 (default) attempt 1 of 3: completed after 0.")
 
 
 def test_the_tasks_example_runs(tmp_path: Path) -> None:
     """The README's tasks run as they stand, each once per key."""
-    printed = run_example(example("Tasks"), tmp_path).stdout.splitlines()
+    printed = run_example(examples(README)["Tasks"], tmp_path).stdout.splitlines()
     assert "queued duplicate True" in printed
     assert [line for line in printed if "digest" in line] == [f"digest for {who}" for who in ("bob", "carol", "dave")]
 
@@ -89,5 +51,5 @@ def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
         "class MyStorage(MemoryStorage):\n"
         "    def __init__(self, url, queue): super().__init__(space, queue)\n"
     )
-    finished = run_example(storage + example("Certify a storage"), tmp_path)
+    finished = run_example(storage + examples(README)["Certify a storage"], tmp_path)
     assert "certified: none of" in finished.stdout

@@ -592,6 +592,35 @@ async def test_encoded_bytes_are_stored_as_they_are() -> None:
     assert "not json" not in repr(Encoded(b"not json"))
 
 
+async def test_a_run_can_be_enqueued_as_a_job_among_others() -> None:
+    """As for a transaction of the caller's: checked like any run, and run by the task with the attempts it is given."""
+
+    def number(data: object) -> object:
+        if not isinstance(data, int):
+            raise TypeError("no number")
+        return data * 2
+
+    queue = Queue(MemoryStorage())
+    tasks = Tasks(queue)
+
+    @tasks.task("double", validate=number, max_attempts=7)
+    async def double(job: Job) -> object:
+        return [job.payload, job.max_attempts]
+
+    [enqueued] = await queue.enqueue_many([tasks.spec(double, 21, ordering_key="numbers")])
+    queue.execute(tasks.handlers())
+    async with queue:
+        assert (await outcome(queue.storage, enqueued.id)).result == b"[42,7]"
+    with pytest.raises(TypeError, match="no number"):
+        tasks.spec(double, "21")
+    with pytest.raises(ValueError, match="declared elsewhere"):
+        Tasks(queue).spec(double, 21)
+    later = await queue.enqueue_many([tasks.spec(double, 1, delay=HOUR)])
+    status = await queue.get_status(later[0].id)
+    assert status is not None
+    assert status.state is JobState.SCHEDULED
+
+
 # Running them on a foreign queue
 
 

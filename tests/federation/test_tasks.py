@@ -1,0 +1,194 @@
+"""The application's own background tasks, on the node's workers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+import federation.process
+from federation.app import Federation
+from federation.errors import ConfigurationError
+from federation.run import run
+from federation.tasks import declared_tasks, enqueue_task, task
+from federation.worker_pair import FederationWorkers
+from tests.federation.conftest import MakeSettings
+from workers import EnqueueStatus, Job, JobState, Unsupported
+
+seen: list[object] = []
+
+
+@task("tests.note")
+async def note(job: Job) -> str:
+    """Notes its payload, and which node it runs on."""
+    seen.append((job.payload, federation.process.get_federation()))
+    return "noted"
+
+
+class Crowd:
+    """How many runs of `crowded` there are, and were at most."""
+
+    now = most = 0
+
+
+@task("tests.crowded")
+async def crowded(job: Job) -> None:
+    Crowd.now += 1
+    Crowd.most = max(Crowd.most, Crowd.now)
+    await asyncio.sleep(0.02)  # time for one too many
+    Crowd.now -= 1
+
+
+@pytest.fixture
+async def node(make_settings: MakeSettings, queue_settings: dict[str, object]) -> AsyncIterator[Federation]:
+    """This process's node, on each storage."""
+    made = Federation(make_settings(**queue_settings))
+    federation.process.adopt(made)
+    yield made
+    federation.process.release()
+    await made.close()
+
+
+@pytest.fixture
+async def embedded(make_settings: MakeSettings) -> AsyncIterator[Federation]:
+    """This process's node, with its queues in its database, and known there."""
+    made = Federation(make_settings())
+    federation.process.adopt(made)
+    await made.tasks_queue.start()
+    yield made
+    federation.process.release()
+    await made.close()
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of modules that can be imported; what was imported from it is forgotten."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("tasks_of_"):
+            del sys.modules[name]
+
+
+async def test_a_task_runs_on_the_nodes_workers(node: Federation) -> None:
+    """On every storage, in a queue of its own, on the process's own node; its worker stops with the others."""
+    workers = FederationWorkers(node, tasks=declared_tasks(()))
+    with capture_logs() as logs:
+        workers.start()
+        enqueued = await enqueue_task(note, {"to": "bob"})
+        async with asyncio.timeout(10):
+            while not await node.tasks_queue.get_result(enqueued.id):
+                await asyncio.sleep(0.01)
+        await workers.stop()
+    assert seen[-1] == ({"to": "bob"}, node)
+    assert enqueued.status is EnqueueStatus.QUEUED
+    stopped = {entry["queue"] for entry in logs if entry["event"] == "worker_stopped"}
+    assert stopped == {"federation-delivery", "federation-discovery", "federation-health-check", "federation-tasks"}
+    assert (await node.tasks_queue.counts())[JobState.COMPLETED] == 1
+
+
+async def test_the_setting_bounds_how_many_run_at_once(make_settings: MakeSettings) -> None:
+    """`FEDERATION_TASKS_CONCURRENCY` of them, and the others after these."""
+    node = Federation(make_settings(federation_tasks_concurrency=2))
+    federation.process.adopt(node)
+    workers = FederationWorkers(node, tasks=declared_tasks(()))
+    workers.start()
+    for _ in range(6):
+        await enqueue_task(crowded, None)
+    async with asyncio.timeout(10):
+        while (await node.tasks_queue.counts())[JobState.COMPLETED] < 6:
+            await asyncio.sleep(0.01)
+    await workers.stop()
+    federation.process.release()
+    await node.close()
+    assert Crowd.most == 2
+
+
+async def test_a_restarted_pair_finds_its_tasks_worker(embedded: Federation) -> None:
+    """Stopping the pair one by one leaves the tasks at work, and a start after that makes no second worker for them."""
+    workers = FederationWorkers(embedded, tasks=declared_tasks(()))
+    with capture_logs() as logs:
+        for running in workers.start():
+            await running.stop()
+        workers.start()
+        enqueued = await enqueue_task(note, "again")
+        async with asyncio.timeout(10):
+            while not await embedded.tasks_queue.get_result(enqueued.id):
+                await asyncio.sleep(0.01)
+        await workers.stop()
+    ours = [entry["event"] for entry in logs if entry.get("queue") == "federation-tasks"]
+    assert ours == ["worker_ready", "worker_stopped"]
+
+
+async def test_a_task_meets_the_node_that_runs_it(make_settings: MakeSettings, empty_environment: Path) -> None:
+    """What a task asks of its process is the running node's, not another one's from the environment."""
+    settings = make_settings()
+    running = asyncio.create_task(run(settings, workers=True, node=False))
+    await asyncio.sleep(0)
+    node = federation.process.get_federation()
+    assert node.settings is settings
+    enqueued = await enqueue_task(note, "here")
+    async with asyncio.timeout(10):
+        while not await node.tasks_queue.get_result(enqueued.id):
+            await asyncio.sleep(0.01)
+    assert seen[-1] == ("here", node)
+    running.cancel()
+    await asyncio.wait([running])
+    assert federation.process.release() is None
+
+
+async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None:
+    """It is queued with the commit, and never was without it."""
+    async with embedded.outbox.transaction() as session:
+        kept = await enqueue_task(note, 1, session=session)
+    async with embedded.outbox.transaction() as session:
+        undone = await enqueue_task(note, 2, session=session)
+        await session.rollback()
+    assert await embedded.tasks_queue.get_status(kept.id) is not None
+    assert await embedded.tasks_queue.get_status(undone.id) is None
+
+
+async def test_a_transaction_that_the_queue_cannot_join_is_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """And nothing is enqueued; nor is a key taken for a part of one."""
+    node = Federation(make_settings(queue_url=f"file://{tmp_path}/queues"))
+    federation.process.adopt(node)
+    async with node.outbox.transaction() as session:
+        with pytest.raises(Unsupported, match="without `session`"):
+            await enqueue_task(note, 1, session=session)
+        with pytest.raises(ValueError, match="cannot be part"):
+            await enqueue_task(note, 1, session=session, deduplication_key="key")
+    assert sum((await node.tasks_queue.counts()).values()) == 0
+    federation.process.release()
+    await node.close()
+
+
+def test_a_module_that_cannot_be_imported_is_told(modules: Path) -> None:
+    """With its name, the reason and what to do; one that lacks another package as well."""
+    (modules / "tasks_of_mine.py").write_text("import package_nobody_has\n")
+    with pytest.raises(ConfigurationError) as error:
+        declared_tasks(("tasks_of_nobody", "tasks_of_mine"))
+    nobody, mine = error.value.problems
+    assert nobody.startswith("FEDERATION_TASKS: tasks_of_nobody cannot be imported: No module named 'tasks_of_nobody'")
+    assert "PYTHONPATH" in nobody
+    assert "'package_nobody_has'" in mine
+
+
+def test_the_modules_tasks_are_declared(modules: Path) -> None:
+    """Importing them is what declares them."""
+    (modules / "tasks_of_ours.py").write_text(
+        "from federation.tasks import task\n\n@task('tests.ours')\nasync def ours(job): ...\n"
+    )
+    assert "tests.ours" not in declared_tasks(())
+    assert {"tests.ours", "tests.note"} <= declared_tasks(("tasks_of_ours",)).keys()
+
+
+def test_an_error_in_a_module_is_the_applications_own(modules: Path) -> None:
+    """It is raised as it is, with its traceback, and not taken for a setting."""
+    (modules / "tasks_of_wrong.py").write_text("1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        declared_tasks(("tasks_of_wrong",))
