@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 START_TIMEOUT_SECONDS = 30
+WORKERS = 3
+"""Delivery, health check and discovery."""
 
 
 @dataclass(slots=True)
@@ -18,7 +20,6 @@ class WorkerProcess:
 
     environment: Mapping[str, str]
     directory: Path
-    starts: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -26,9 +27,9 @@ class WorkerProcess:
         return self.directory / "worker.log"
 
     async def start(self) -> None:
-        """The process runs and its delivery worker has said so."""
-        self.starts += 1
+        """The process runs and its workers have said so."""
         with open(self.log, "ab") as log:
+            before = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "federation", "--log-level", "info", "workers", "run"],
                 env=dict(self.environment),
@@ -38,7 +39,7 @@ class WorkerProcess:
                 stderr=log,
             )
         async with asyncio.timeout(START_TIMEOUT_SECONDS):
-            while self.log.read_text().count('"worker_ready"') < 2 * self.starts:
+            while self.log.read_bytes()[before:].count(b'"worker_ready"') < WORKERS:
                 assert self._process.poll() is None, self.log.read_text()[-3000:]
                 await asyncio.sleep(0.02)
 
