@@ -100,7 +100,10 @@ _NO_RUN: Final = NoRun()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a handler gets: the job, its decoded payload, and which attempt this is (the first is 1)."""
+    """What a handler gets: the job, its decoded payload, and which attempt this is (the first is 1).
+
+    `chain_index` says which link of its chain the job is, the first is 0.
+    """
 
     id: str
     name: str
@@ -108,6 +111,7 @@ class Job:
     attempt: int
     max_attempts: int
     created_at: datetime
+    chain_index: int = 0
     signal: Signal = field(default_factory=Signal)
     run: Run = field(default=_NO_RUN, repr=False, compare=False)
 
@@ -239,6 +243,7 @@ def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) 
         attempt=claim.attempt,
         max_attempts=claim.max_attempts,
         created_at=claim.created_at,
+        chain_index=claim.chain_index,
     )
 
 

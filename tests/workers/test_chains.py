@@ -144,6 +144,19 @@ async def test_a_chain_can_be_looked_at_while_it_runs(harness: Harness) -> None:
         assert await queue.wait_for_job_chain_completion("chain") == "end"
 
 
+async def test_a_handler_knows_which_link_it_runs(harness: Harness) -> None:
+    """Links are counted from 0, also through a retry; the id is the same in all of them."""
+
+    async def work(job: Job) -> object:
+        if job.attempt == 1:
+            raise ValueError("once more")
+        return continue_with("work", [*job.payload, job.chain_index]) if job.chain_index < 2 else [*job.payload, job.id]
+
+    async with serving(harness, {"work": work}) as (queue, _):
+        await queue.start_job_chain("work", [], id="chain")
+        assert await queue.wait_for_job_chain_completion("chain") == [0, 1, "chain"]
+
+
 async def test_a_link_is_retried_as_itself(harness: Harness) -> None:
     """Attempts count within a link: the second may fail as often as the first did."""
 
