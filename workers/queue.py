@@ -17,6 +17,7 @@ from workers.gathering import Gathering
 from workers.handlers import Handler, HandlerFunction, Middleware
 from workers.jobs import (
     CancelResult,
+    Deduplication,
     EnqueueResult,
     JobState,
     JobStatus,
@@ -95,11 +96,13 @@ class Queue:
         priority: int = 0,
         ordering_key: str | None = None,
         backoff: RetryPolicy | None = None,
+        deduplication: Deduplication | None = None,
         connection: object | None = None,
     ) -> Enqueued:
-        """The job is stored, or what its id already stands for is told; see `Storage.enqueue`.
+        """The job is stored, or what its id or deduplication key already stands for is told; see `Storage.enqueue`.
 
         Raises:
+            Unsupported: the storage keeps no deduplication keys; see `limits.deduplication`.
             ValueError: an argument out of its range, or a payload the serde cannot encode.
             TypeError: a payload of a type the serde does not know.
             StorageUnavailable: nothing is known; enqueueing the same id again is safe.
@@ -115,6 +118,7 @@ class Queue:
             priority=priority,
             ordering_key=ordering_key,
             backoff=backoff,
+            deduplication=deduplication,
         )
         if connection is not None:
             return (await self.enqueue_many([spec], connection=connection))[0]
@@ -142,12 +146,13 @@ class Queue:
         priority: int = 0,
         ordering_key: str | None = None,
         backoff: RetryPolicy | None = None,
+        deduplication: Deduplication | None = None,
     ) -> object:
         """The decoded result of the job, enqueued as by `enqueue`, as soon as it has completed.
 
-        A duplicate waits for the end of the job that has the id, and a result that is there already is returned at
-        once. A retry in between is no answer. `timeout` covers everything; neither it nor a cancellation of this call
-        takes the job back.
+        A duplicate waits for the end of the job that has the id or deduplication key, and a result that is there
+        already is returned at once. A retry in between is no answer. `timeout` covers everything; neither it nor a
+        cancellation of this call takes the job back.
 
         Raises:
             ValueError, TypeError: as `enqueue`; a timeout that is not above zero.
@@ -169,6 +174,7 @@ class Queue:
             priority=priority,
             ordering_key=ordering_key,
             backoff=backoff,
+            deduplication=deduplication,
         )
         job = self._new_job(spec)
         await self._connect()
@@ -226,6 +232,7 @@ class Queue:
         priority: int = 0,
         ordering_key: str | None = None,
         backoff: RetryPolicy | None = None,
+        deduplication: Deduplication | None = None,
         connection: object | None = None,
     ) -> Enqueued:
         """The first link of a chain is enqueued, as by `enqueue`; its id is the chain's.
@@ -244,6 +251,7 @@ class Queue:
             priority=priority,
             ordering_key=ordering_key,
             backoff=backoff,
+            deduplication=deduplication,
             connection=connection,
         )
 
@@ -356,8 +364,10 @@ class Queue:
                 self._connected = True
 
     async def _store(self, job: NewJob) -> EnqueueResult:
-        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it.
-        if self.storage.limits.transactions or len(job.payload) > GATHERED_BYTES:
+        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it. Jobs of
+        # one call that share a deduplication key are one group, which those of different callers must not become.
+        alone = job.deduplication is not None or len(job.payload) > GATHERED_BYTES
+        if alone or self.storage.limits.transactions:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
 
@@ -376,6 +386,7 @@ class Queue:
             priority=spec.priority,
             ordering_key=spec.ordering_key,
             backoff=spec.backoff,
+            deduplication=spec.deduplication,
         )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:

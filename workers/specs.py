@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from workers.jobs import EnqueueStatus, JobState, Retention
+from workers.jobs import Deduplication, EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
 
 DEFAULT_NAME: Final = "default"
@@ -32,11 +32,12 @@ class JobSpec:
     priority: int = 0
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
+    deduplication: Deduplication | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enqueued:
-    """What one enqueue did. For a completed job `result` is its decoded result; see `EnqueueStatus`."""
+    """What one enqueue did; see `EnqueueResult`. For a completed job `result` is its decoded result."""
 
     id: str
     status: EnqueueStatus
