@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from workers.chains import Chain
 from workers.errors import JobEndedError, JobGoneError
@@ -26,7 +26,7 @@ from workers.jobs import (
 from workers.management import Management
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
-from workers.specs import DEFAULT_NAME, Enqueued, JobSpec, as_delay, as_ttl
+from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_delay, as_ttl
 from workers.storage.base import ANY_NAME, Storage
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
@@ -89,36 +89,18 @@ class Queue:
         self,
         payload: object,
         *,
-        id: str | None = None,  # noqa: A002 - the contract's word
         name: str = DEFAULT_NAME,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-        max_attempts: int | None = None,
-        result_ttl: timedelta | int | None = None,
-        priority: int = 0,
-        ordering_key: str | None = None,
-        backoff: RetryPolicy | None = None,
         connection: object | None = None,
+        **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """The job is stored, or what its id already stands for is told; see `Storage.enqueue`.
+        """The job is stored, or what its id already stands for is told; see `JobSpec` and `Storage.enqueue`.
 
         Raises:
             ValueError: an argument out of its range, or a payload the serde cannot encode.
             TypeError: a payload of a type the serde does not know.
             StorageUnavailable: nothing is known; enqueueing the same id again is safe.
         """
-        spec = JobSpec(
-            payload=payload,
-            id=id,
-            name=name,
-            delay=delay,
-            at=at,
-            max_attempts=max_attempts,
-            result_ttl=result_ttl,
-            priority=priority,
-            ordering_key=ordering_key,
-            backoff=backoff,
-        )
+        spec = JobSpec(payload=payload, name=name, **options)
         if connection is not None:
             return (await self.enqueue_many([spec], connection=connection))[0]
         job = self._new_job(spec)
@@ -136,15 +118,8 @@ class Queue:
         payload: object,
         *,
         timeout: timedelta = timedelta(seconds=30),
-        id: str | None = None,  # noqa: A002 - the contract's word
         name: str = DEFAULT_NAME,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-        max_attempts: int | None = None,
-        result_ttl: timedelta | int | None = None,
-        priority: int = 0,
-        ordering_key: str | None = None,
-        backoff: RetryPolicy | None = None,
+        **options: Unpack[JobOptions],
     ) -> object:
         """The decoded result of the job, enqueued as by `enqueue`, as soon as it has completed.
 
@@ -161,18 +136,7 @@ class Queue:
             StorageUnavailable: nobody knows whether it was enqueued; calling again with the same id is safe.
         """
         check_timeout(timeout)
-        spec = JobSpec(
-            payload=payload,
-            id=id,
-            name=name,
-            delay=delay,
-            at=at,
-            max_attempts=max_attempts,
-            result_ttl=result_ttl,
-            priority=priority,
-            ordering_key=ordering_key,
-            backoff=backoff,
-        )
+        spec = JobSpec(payload=payload, name=name, **options)
         job = self._new_job(spec)
         await self._connect()
         return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
@@ -221,34 +185,15 @@ class Queue:
         name: str,
         payload: object,
         *,
-        id: str | None = None,  # noqa: A002 - the contract's word
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-        max_attempts: int | None = None,
-        result_ttl: timedelta | int | None = None,
-        priority: int = 0,
-        ordering_key: str | None = None,
-        backoff: RetryPolicy | None = None,
         connection: object | None = None,
+        **options: Unpack[JobOptions],
     ) -> Enqueued:
         """The first link of a chain is enqueued, as by `enqueue`; its id is the chain's.
 
         A handler that returns `continue_with(...)` adds the next link; one that returns anything else completes the
         chain with it. A link that fails for good fails the chain.
         """
-        return await self.enqueue(
-            payload,
-            id=id,
-            name=name,
-            delay=delay,
-            at=at,
-            max_attempts=max_attempts,
-            result_ttl=result_ttl,
-            priority=priority,
-            ordering_key=ordering_key,
-            backoff=backoff,
-            connection=connection,
-        )
+        return await self.enqueue(payload, name=name, connection=connection, **options)
 
     async def get_job_chain(self, chain_id: str) -> Chain | None:
         """The chain as it stands, None when the queue does not know it (any more)."""

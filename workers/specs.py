@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypedDict
 
 from workers.jobs import EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
@@ -32,6 +32,21 @@ class JobSpec:
     priority: int = 0
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a `JobSpec` as keyword arguments: all but its name and payload."""
+
+    id: str | None
+    delay: timedelta | None
+    at: datetime | None
+    max_attempts: int | None
+    result_ttl: timedelta | int | None
+    keep_completed: Retention | None
+    keep_failed: Retention | None
+    priority: int
+    ordering_key: str | None
+    backoff: RetryPolicy | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,8 @@ class QueuedDiscovery:
         except JobFailedError as failure:
             return _trouble(failure, server_url)
         except JobTimeoutError:
-            return DiscoveryError(f"{server_url} was not discovered within {self._patience.total_seconds():g} s")
+            seconds = self._patience.total_seconds()
+            return DiscoveryError(f"{server_url} was not discovered within {seconds:g} s; does a worker of ours run?")
         except (JobCancelledError, JobGoneError, StorageUnavailable) as error:
             return DiscoveryError(f"{server_url} was not discovered: {error}")
         return None

@@ -16,6 +16,8 @@ from workers.testing import all_cases
 from workers.testing.steps import claim, enqueue, job
 from workers.worker import Worker
 
+LIFE_SECONDS = 0.2
+"""How long a worker lives: what is lost comes back over several of their lives."""
 SHORT = timedelta(milliseconds=150)
 LOST = [f"lost-{number}" for number in range(20)]
 PLAIN = next(case for case in all_cases() if not case.needs)
@@ -45,7 +47,7 @@ async def test_lost_jobs_come_back_under_a_backlog(open_harness: OpenHarness, re
             async with asyncio.timeout(2 * PATIENCE):
                 while any([await storage.result(name) is None for name in LOST]):
                     async with running(Worker(storage, {"*": work}, concurrency=5, lease=SHORT, max_stalls=100)):
-                        await asyncio.sleep(0.2)
+                        await asyncio.sleep(LIFE_SECONDS)
                     await harness.advance(SHORT)
         finally:
             filling.cancel()

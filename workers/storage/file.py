@@ -82,8 +82,8 @@ from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription
 from workers.storage.file_lane import POLL, QUEUE_NUMBER, Lane
 from workers.storage.file_state import FileState
+from workers.storage.notices import Ears
 from workers.storage.rules import refuse_transaction
-from workers.storage.sql_notices import Ears
 
 T = TypeVar("T")
 

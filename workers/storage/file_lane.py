@@ -26,7 +26,7 @@ from workers.storage.file_copy import News, QueueCopy
 from workers.storage.file_directory import QueueDirectory, directory_of
 from workers.storage.file_errors import translate
 from workers.storage.file_state import FileState
-from workers.storage.sql_notices import Notices
+from workers.storage.notices import Notices
 
 T = TypeVar("T")
 

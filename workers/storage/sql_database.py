@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
-from workers.storage.sql_notices import Notices
+from workers.storage.notices import Notices
 from workers.storage.sql_rows import Transaction
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 
 from workers.errors import StorageUnavailable
 from workers.jobs import JobEventKind
-from workers.storage.sql_notices import Notices
+from workers.storage.notices import Notices
 from workers.storage.sql_rows import BATCH, Transaction
 
 NOBODY: Final = ""

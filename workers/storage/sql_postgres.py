@@ -41,10 +41,10 @@ from workers.jobs import (
 )
 from workers.storage import sql_leases, sql_postgres_steps
 from workers.storage.base import Limits
+from workers.storage.notices import Notices
 from workers.storage.sql_caller import run_on
 from workers.storage.sql_database import Begin
 from workers.storage.sql_errors import translate
-from workers.storage.sql_notices import Notices
 from workers.storage.sql_postgres_listener import REGISTERED, Listener, new_process
 from workers.storage.sql_rows import Transaction
 

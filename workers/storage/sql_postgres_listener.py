@@ -22,7 +22,7 @@ from typing import Final
 import psycopg
 
 from workers.jobs import JobEventKind
-from workers.storage.sql_notices import Notices
+from workers.storage.notices import Notices
 from workers.storage.sql_rows import decode_text, encode_text
 
 REGISTERED: Final = 60_000

@@ -38,11 +38,11 @@ from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage import sql_claim, sql_enqueue, sql_leases, sql_settle
 from workers.storage.base import Limits
+from workers.storage.notices import Notices
 from workers.storage.sql_caller import Callers, real_path
 from workers.storage.sql_database import Begin
 from workers.storage.sql_errors import is_busy, translate
 from workers.storage.sql_events import EventLog
-from workers.storage.sql_notices import Notices
 from workers.storage.sql_rows import Transaction
 from workers.storage.sql_sqlite_connections import (
     async_engine,
