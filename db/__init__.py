@@ -1,7 +1,7 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
 from db.columns import FederationTable, HostTable, new_id
-from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob
+from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob, DeliveryPayload
 from db.follows import Follow
 from db.host import Block, Post, User, create_host_tables
 from db.servers import BlacklistedServer, RotateChallengeToken, Server, ServerHealth, ServerHealthEvent
@@ -16,6 +16,7 @@ __all__ = [
     "DatabaseUrlError",
     "DeliveryAttempt",
     "DeliveryJob",
+    "DeliveryPayload",
     "FederationTable",
     "Follow",
     "HostTable",

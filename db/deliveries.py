@@ -9,11 +9,22 @@ from sqlmodel import Field
 from db.columns import FederationTable, TextEnum, UtcDateTime, new_id
 
 
+class DeliveryPayload(FederationTable, table=True):
+    """A text that several deliveries share; `refs` counts their rows, and it goes with the last of them."""
+
+    __tablename__ = "delivery_payloads"
+
+    id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
+    payload: str = Field(sa_type=Text, repr=False)
+    refs: int
+    created_at: datetime = Field(sa_type=UtcDateTime)
+
+
 class DeliveryJob(FederationTable, table=True):
     """A delivery that is owed, or that failed for good and is kept for diagnosis; delivered ones are deleted.
 
     Rows written by the original Node implementation leave every column from `job_name` on null. A row is open while
-    `settled_at` is null.
+    `settled_at` is null. With a `payload_id` the text is in `delivery_payloads`, and `payload` is empty.
     """
 
     __tablename__ = "delivery_jobs"
@@ -24,6 +35,12 @@ class DeliveryJob(FederationTable, table=True):
             "created_at",
             postgresql_where=text("settled_at IS NULL"),
             sqlite_where=text("settled_at IS NULL"),
+        ),
+        Index(
+            "delivery_jobs_payload_id_idx",
+            "payload_id",
+            postgresql_where=text("payload_id IS NOT NULL"),
+            sqlite_where=text("payload_id IS NOT NULL"),
         ),
     )
 
@@ -40,6 +57,7 @@ class DeliveryJob(FederationTable, table=True):
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     outcome: str | None = Field(default=None, sa_type=Text)
     last_error: str | None = Field(default=None, sa_type=Text)
+    payload_id: str | None = Field(default=None, sa_type=Text)
 
 
 class AttemptOutcome(StrEnum):

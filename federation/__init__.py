@@ -1,7 +1,7 @@
 """Federation delivery: what application services import.
 
-`enqueue_delivery` and the producers owe a delivery inside the application's transaction; `start_federation_worker`, or
-`python -m federation.workers`, delivers.
+`enqueue_delivery`, `enqueue_fanout` and the producers owe deliveries inside the application's transaction;
+`start_federation_worker`, or `python -m federation.workers`, delivers.
 """
 
 from federation.errors import ConfigurationError
@@ -19,6 +19,7 @@ from federation.service import (
     close_federation,
     discover_and_register,
     enqueue_delivery,
+    enqueue_fanout,
     federation_fetch,
     get_federation_queue,
     get_health_check_queue,
@@ -49,6 +50,7 @@ __all__ = [
     "discover_and_register",
     "encrypt_payload",
     "enqueue_delivery",
+    "enqueue_fanout",
     "federation_fetch",
     "get_federation_queue",
     "get_health_check_queue",

@@ -11,9 +11,11 @@ from db import Database
 from federation.delivery.attempts import AttemptLog
 from federation.delivery.ledger import Ledger
 from federation.delivery.outbox import Outbox
+from federation.delivery.payloads import Payloads
 from federation.delivery.process import DeliveryProcessor
 from federation.delivery.producers import Producers
 from federation.delivery.slots import ServerSlots
+from federation.delivery.sweeper import OutboxSweeper
 from federation.errors import ConfigurationError
 from federation.health.process import HealthCheckProcessor
 from federation.health.schedule import HealthSchedule
@@ -82,6 +84,8 @@ class Federation:
         self.discovery_processor = DiscoveryProcessor(self.discovery)
         self.tasks_queue = tasks_queue(open_storage(settings, TASKS_QUEUE_NAME, client=self.redis))
         self.outbox = Outbox(self.database, self.delivery_queue, joins=self.queues_join_database)
+        self.sweeper = OutboxSweeper(self.database, self.delivery_queue)
+        self.payloads = Payloads(self.database)
         self.ledger = Ledger(self.database)
         self.attempts = AttemptLog(self.database)
         self._slots = ServerSlots(settings.federation_per_server)
@@ -102,6 +106,7 @@ class Federation:
             discover=discover,
             guard=self.guard,
             fetch=self.fetch,
+            payloads=self.payloads,
             ledger=self.ledger,
             attempts=self.attempts,
             slots=self._slots,
@@ -176,6 +181,7 @@ class Federation:
         async with contextlib.AsyncExitStack() as stack:  # each step runs, whatever the others raise
             stack.push_async_callback(self.database.close)
             stack.push_async_callback(self.ledger.close)
+            stack.push_async_callback(self.payloads.close)
             stack.push_async_callback(self.registry.close)
             for client in (self.redis, self.worker_redis):
                 if client is not None:

@@ -7,11 +7,12 @@ from typing import Final
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, delete, null, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob
+from federation.delivery.payloads import release
 
 log = structlog.get_logger(__name__)
 
@@ -67,11 +68,14 @@ class Housekeeping:
     async def _delete(self, model: type[DeliveryJob] | type[DeliveryAttempt], expired: ColumnElement[bool]) -> int:
         """In batches: one transaction must not hold SQLite's write lock for long."""
         total = 0
+        text = col(DeliveryJob.payload_id) if model is DeliveryJob else null()
         while True:
             batch = select(col(model.id)).where(expired).limit(BATCH)
             async with self._database.transaction() as session:
-                gone = await session.execute(delete(model).where(col(model.id).in_(batch)).returning(col(model.id)))
-                count = len(gone.all())
+                gone = (await session.execute(delete(model).where(col(model.id).in_(batch)).returning(text))).scalars()
+                texts = gone.all()
+                await release(session, texts)
+            count = len(texts)
             total += count
             if count < BATCH:
                 return total

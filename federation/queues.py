@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from pydantic import AliasGenerator, BaseModel, ConfigDict, Field
+from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from db.url import parse_url
@@ -63,12 +63,27 @@ class _JobData(BaseModel):
 
 
 class FederationDeliveryJob(_JobData):
-    """One delivery: the row it belongs to, where it goes, and its payload, a JSON text."""
+    """One delivery: the row it belongs to, where it goes, and its payload, a JSON text, or what refers to it.
+
+    Jobs of Node producers carry the text. Ours carry `payload_id`: the row's own id where the row has the text, else
+    that of a `delivery_payloads` row.
+    """
 
     delivery_job_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
     target_url: Annotated[str, Field(max_length=2048)]
     server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
     payload: Annotated[str, Field(repr=False, max_length=MAX_PAYLOAD_BYTES)]
+    payload_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> Self:
+        if self.payload and self.payload_id:
+            raise ValueError("payload must be empty beside payloadId")
+        return self
+
+    def to_wire(self) -> dict[str, object]:
+        """The data as it lies in the queue; without `payloadId` where the text is inline, as Node writes it."""
+        return self.model_dump(by_alias=True, exclude=None if self.payload_id else {"payload_id"})
 
 
 class HealthCheckJob(_JobData):

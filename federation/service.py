@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -152,6 +152,13 @@ def transaction() -> AbstractAsyncContextManager[AsyncSession]:
 async def enqueue_delivery(session: AsyncSession, name: str, target_url: str, server_url: str, payload: str) -> str:
     """A delivery is owed from the moment `session` commits; returns its id. See `Outbox.enqueue_delivery`."""
     return await get_federation().outbox.enqueue_delivery(session, name, target_url, server_url, payload)
+
+
+async def enqueue_fanout(
+    session: AsyncSession, name: str, path: str, server_urls: Iterable[str], payload: str
+) -> tuple[str, ...]:
+    """One payload is owed to `path` on every server; returns the deliveries' ids. See `Outbox.enqueue_fanout`."""
+    return await get_federation().outbox.enqueue_fanout(session, name, path, server_urls, payload)
 
 
 async def request_follow(

@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import Database, DeliveryJob, Follow
+from federation.delivery.payloads import release
 
 MAX_GROUP: Final = 500
 MAX_ERROR_CHARACTERS: Final = 1_000
@@ -49,7 +50,7 @@ class FollowAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """The delivery is over and its row is removed, in the transaction that applies the answer to a follow."""
+    """The delivery is over: row and text are removed, in the transaction that applies the answer to a follow."""
 
     delivery_id: str
     follow: FollowAnswer | None = None
@@ -146,7 +147,10 @@ class Ledger:
             if settled:
                 await connection.execute(_SETTLED, settled)
             if gone:
-                await connection.execute(delete(DeliveryJob).where(col(DeliveryJob.id).in_(gone)))
+                removed = (
+                    delete(DeliveryJob).where(col(DeliveryJob.id).in_(gone)).returning(col(DeliveryJob.payload_id))
+                )
+                await release(session, (await connection.execute(removed)).scalars())
             return [await _apply(session, entry) for entry in entries]
 
 

@@ -23,6 +23,7 @@ from federation.delivery.attempts import AttemptLog, AttemptRecord
 from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.ledger import FollowAnswer, Ledger
+from federation.delivery.payloads import Payloads
 from federation.delivery.slots import ServerSlots
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
@@ -51,6 +52,7 @@ class Report:
     """What one attempt has learned so far."""
 
     delivery: FederationDeliveryJob
+    payload: str = field(default="", repr=False)
     method: ActivityMethod | None = None
     cached_public_key: str | None = None
     status: int | None = None
@@ -83,6 +85,7 @@ class DeliveryProcessor:
         discover: Discover,
         guard: AddressGuard,
         fetch: FederationFetch,
+        payloads: Payloads,
         ledger: Ledger,
         attempts: AttemptLog,
         slots: ServerSlots,
@@ -94,6 +97,7 @@ class DeliveryProcessor:
         self._discover = discover
         self._guard = guard
         self._fetch = fetch
+        self._payloads = payloads
         self._ledger = ledger
         self._attempts = attempts
         self._slots = slots
@@ -130,6 +134,11 @@ class DeliveryProcessor:
         """Deliver, and commit the row's fate whatever comes of it."""
         row = report.delivery.delivery_job_id
         try:
+            payload = await self._payloads.text(report.delivery)
+            if payload is None:
+                log.info("delivery_over_already", delivery_id=row, job_id=job.id, server_url=report.delivery.server_url)
+                return
+            report.payload = payload
             follow = await self._deliver(job, report)
             if not await self._ledger.gone(row, follow=follow):
                 log.info("follow_ack_unknown", delivery_id=row, server_url=report.delivery.server_url)
@@ -159,7 +168,7 @@ class DeliveryProcessor:
 
     async def _deliver(self, job: Job, report: Report) -> FollowAnswer | None:
         delivery = report.delivery
-        report.method = _method_of(delivery.payload)
+        report.method = _method_of(report.payload)
         server = await self._find_server(report)
         body, headers = await self._prepare(report, server)
         fetched = await self._post(delivery, body, headers, report)
@@ -194,7 +203,7 @@ class DeliveryProcessor:
         delivery, method = report.delivery, report.method
         assert method is not None
         try:
-            envelope = seal(delivery.payload, decode_key(server.encryption_public_key, what="encryption key"))
+            envelope = seal(report.payload, decode_key(server.encryption_public_key, what="encryption key"))
         except KeyMaterialError as error:
             raise RetryableFailure("KEY_MATERIAL", f"the registered key of {server.url} is unusable: {error}") from None
         await self._ledger.attempted(delivery.delivery_job_id)
@@ -204,7 +213,7 @@ class DeliveryProcessor:
             raise PermanentFailure(
                 "NO_OWN_KEYS", "FEDERATION_PRIVATE_KEY is not set: nothing to sign with", keep_row=True
             )
-        signature = sign_message(delivery.payload, self._keys.signing.secret)
+        signature = sign_message(report.payload, self._keys.signing.secret)
         try:
             headers = delivery_headers(own_url=self._own_url, target_url=delivery.target_url)
         except UrlError as error:

@@ -167,11 +167,10 @@ class Producers:
         )
         parse_model(PostActivity, payload)
         session.add(post)
-        deliveries = [
-            await self._outbox.enqueue_delivery(session, POST_JOB, server + POSTS_PATH, server, payload)
-            for server in await self._audience(session, author_id)
-        ]
-        return PublishedPost(post_id=post.id, delivery_ids=tuple(deliveries))
+        deliveries = await self._outbox.enqueue_fanout(
+            session, POST_JOB, POSTS_PATH, await self._audience(session, author_id), payload
+        )
+        return PublishedPost(post_id=post.id, delivery_ids=deliveries)
 
     async def _audience(self, session: AsyncSession, author_id: str) -> list[str]:
         policy = (

@@ -18,12 +18,13 @@ MAX_ENTRIES: Final = 10_000
 class LoadingCache(Generic[V]):
     """Values by text key, loaded on demand and kept for `ttl`; concurrent readers of one key share one load.
 
-    Bounded to 10 000 entries, the least recently loaded go first. A load that fails is not remembered. A key dropped
+    Bounded to `max_entries`, the least recently loaded go first. A load that fails is not remembered. A key dropped
     while its load is under way is loaded again by the next reader, so nobody sees a value older than the drop for long.
     """
 
-    def __init__(self, load: Callable[[str], Awaitable[V]], *, ttl: timedelta) -> None:
+    def __init__(self, load: Callable[[str], Awaitable[V]], *, ttl: timedelta, max_entries: int = MAX_ENTRIES) -> None:
         self._load = load
+        self._max_entries = max_entries
         self._ttl = ttl.total_seconds()
         self._entries: OrderedDict[str, tuple[float, V]] = OrderedDict()
         self._loads: SingleFlight[V] = SingleFlight()
@@ -49,6 +50,6 @@ class LoadingCache(Generic[V]):
         if self._loads.is_current(key):  # not dropped meanwhile
             self._entries[key] = (time.monotonic() + self._ttl, value)
             self._entries.move_to_end(key)
-            if len(self._entries) > MAX_ENTRIES:
+            if len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
         return value

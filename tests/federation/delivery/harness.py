@@ -75,6 +75,7 @@ class Site:
             discover=discover or federation.discovery,
             guard=federation.guard,
             fetch=federation.fetch,
+            payloads=federation.payloads,
             ledger=federation.ledger,
             attempts=federation.attempts,
             slots=ServerSlots(federation.settings.federation_per_server),

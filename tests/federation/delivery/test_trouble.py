@@ -14,14 +14,23 @@ from workers import JobState
 
 
 @pytest.mark.usefixtures("queue_settings")
-async def test_a_job_without_its_row_is_delivered(site: Site, peer: Peer) -> None:
-    """A crash after the row's end and before the job's runs the job again: it is delivered, and completes."""
+async def test_a_job_whose_row_is_gone_completes(site: Site, peer: Peer) -> None:
+    """A crash after the row's end and before the job's runs the job again: the delivery is over, nothing is sent."""
     delivery = await site.owe_post(peer)
     await site.federation.ledger.gone(delivery)
 
     fate = await site.outcome(delivery)
 
-    assert (fate.state, fate.row) == (JobState.COMPLETED, None)
+    assert (fate.state, fate.row, fate.codes) == (JobState.COMPLETED, None, [])
+    assert not peer.applied
+
+
+@pytest.mark.usefixtures("queue_settings")
+async def test_a_job_with_its_own_text_needs_no_row(site: Site, peer: Peer) -> None:
+    """As a Node producer writes it: it is delivered, and completes."""
+    fate = await site.outcome(await site.owe_raw(job_data("row-1", peer.url, payload=post_payload("post-1"))))
+
+    assert fate.state is JobState.COMPLETED
     assert len(peer.applied) == 1
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlmodel import col
 from structlog.testing import capture_logs
 
-from db import BlacklistedServer, DeliveryJob, Follow, Post, Server, User, create_host_tables, new_id
+from db import BlacklistedServer, DeliveryJob, DeliveryPayload, Follow, Post, Server, User, create_host_tables, new_id
 from federation.app import Federation
 from federation.delivery.producers import ServerRefused
 from federation.errors import ConfigurationError
@@ -281,7 +281,7 @@ async def audience(node: Federation, policy: str | None) -> list[str]:
     rows = [row for row in await all_of(node, DeliveryJob) if isinstance(row, DeliveryJob)]
     assert {row.id for row in rows} == set(published.delivery_ids) == (await jobs(node)).keys()
     assert all(row.target_url == f"{row.server_url}/api/auth/social/posts" for row in rows)
-    assert len({row.payload for row in rows}) <= 1
+    assert len({row.payload_id for row in rows}) <= 1
     return sorted(row.server_url or "" for row in rows)
 
 
@@ -373,7 +373,11 @@ async def test_a_post_carries_what_receivers_require(node: Federation, given: bo
         True,
         sent,
     )
-    assert json.loads((await only_row(node)).payload) == {
+    assert (await only_row(node)).payload == ""
+    async with node.database.read() as session:
+        text = (await session.execute(select(DeliveryPayload))).scalar_one()
+    assert (text.id, text.refs) == ((await only_row(node)).payload_id, 1)
+    assert json.loads(text.payload) == {
         "method": "FEDERATE_POST",
         "federationUrl": OWN_URL,
         "post": {

@@ -1,0 +1,140 @@
+"""The sweeper: deliveries that are owed and have no job get one, and nothing else does."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
+from sqlmodel import col
+
+from db import Database, DeliveryJob
+from federation.app import Federation
+from federation.delivery import sweeper as module
+from federation.delivery.outbox import Outbox
+from federation.delivery.sweeper import OutboxSweeper, Swept
+from federation.queues import delivery_queue
+from federation.settings import Settings
+from tests.federation.conftest import MakeSettings
+from tests.federation.outbox.conftest import PAYLOAD, Place
+from tests.servers import free_port
+from workers import StorageUnavailable
+from workers.jobs import DROP, Completed, ErrorInfo, Failed
+from workers.storage.base import ANY_NAME
+from workers.storage.memory import MemoryStorage
+
+AT_ONCE = timedelta(0)
+NAME, PATH = "deliver-post", "/api/auth/social/posts"
+
+
+def sweeper_of(place: Place, *, min_age: timedelta = AT_ONCE) -> OutboxSweeper:
+    return OutboxSweeper(place.database, place.queue, min_age=min_age)
+
+
+async def owe(database: Database, number: int = 3) -> set[str]:
+    """Rows as `Outbox` commits them, of a process that died before it added their jobs."""
+    elsewhere = Outbox(database, delivery_queue(Settings.from_values({}), MemoryStorage()), joins=False)
+    servers = [f"https://s{index}.example" for index in range(number - 1)]
+    async with elsewhere.transaction() as session:
+        shared = await elsewhere.enqueue_fanout(session, NAME, PATH, servers, PAYLOAD)
+        own = await elsewhere.enqueue_delivery(session, NAME, "https://b.example" + PATH, "https://b.example", PAYLOAD)
+    return {*shared, own}
+
+
+async def test_a_delivery_without_a_job_gets_one(place: Place) -> None:
+    """The very job that enqueueing adds, whether the text is the row's own or shared; a second sweep adds nothing."""
+    owed = await owe(place.database)
+    sweeper = sweeper_of(place)
+    assert await sweeper.sweep() == Swept(rows=3, added=3, complete=True)
+    assert await place.jobs() == owed
+    assert await sweeper.sweep() == Swept(rows=3, added=0, complete=True)
+    claims = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=10)
+    async with place.outbox.transaction() as session:
+        await place.outbox.enqueue_delivery(session, NAME, "https://b.example" + PATH, "https://b.example", PAYLOAD)
+    (enqueued,) = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=10)
+    assert {(claim.name, claim.max_attempts, claim.backoff) for claim in claims} == {
+        (enqueued.name, enqueued.max_attempts, enqueued.backoff)
+    }
+
+
+async def test_a_job_in_whatever_state_is_not_added_again(place: Place) -> None:
+    """Waiting, running, completed or failed: the row stays as it is, and the job too."""
+    async with place.outbox.transaction() as session:
+        for _ in range(4):
+            await place.enqueue(session)
+    claims = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=3)
+    hour = timedelta(hours=1)
+    await place.queue.storage.settle(
+        [
+            Completed(claim=claims[0], result=b"null", keep=hour),
+            Failed(claim=claims[1], error=ErrorInfo(type="E", message="m"), keep=hour),
+        ]
+    )
+    before = await place.queue.storage.counts()
+    assert (await sweeper_of(place).sweep()).added == 0
+    assert await place.queue.storage.counts() == before
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"job_name": None},
+        {"settled_at": datetime.now(UTC)},
+        {"last_attempted_at": datetime.now(UTC)},
+        {"created_at": datetime.now(UTC) + timedelta(hours=1)},
+    ],
+    ids=["of-a-node-producer", "settled", "attempted", "fresh"],
+)
+async def test_rows_that_are_not_ours_to_send_are_left_alone(place: Place, values: dict[str, object]) -> None:
+    """What a Node producer wrote, what is settled, what was attempted, and what is too young for a missing job."""
+    await owe(place.database)
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(**values))
+    assert await sweeper_of(place).sweep() == Swept(rows=0, added=0, complete=True)
+    assert await place.jobs() == set()
+
+
+async def test_a_settled_delivery_is_never_sent_again(place: Place) -> None:
+    """Nor is one whose job has completed, with its row on the way out."""
+    (owed,) = await owe(place.database, 1)
+    await sweeper_of(place).sweep()
+    (claim,) = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=1)
+    async with place.database.transaction() as session:
+        await session.execute(
+            update(DeliveryJob).where(col(DeliveryJob.id) == owed).values(last_attempted_at=datetime.now(UTC))
+        )
+    await place.queue.storage.settle([Completed(claim=claim, result=b"null", keep=DROP)])
+    assert await sweeper_of(place).sweep() == Swept(rows=0, added=0, complete=True)
+
+
+async def test_a_long_backlog_is_swept_in_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sweep reads a bounded number of rows, the next goes on where it ended, and after the last begins anew."""
+    monkeypatch.setattr(module, "PAGE", 4)
+    monkeypatch.setattr(module, "MAX_ROWS", 8)
+    owed = await owe(place.database, 10)
+    sweeper = sweeper_of(place)
+    assert await sweeper.sweep() == Swept(rows=8, added=8, complete=False)
+    assert await sweeper.sweep() == Swept(rows=2, added=2, complete=True)
+    assert await place.jobs() == owed
+    assert await sweeper.sweep() == Swept(rows=8, added=0, complete=False)
+
+
+async def test_a_queue_that_is_down_loses_nothing(
+    make_settings: MakeSettings, redis_url: str, queue_prefix: str
+) -> None:
+    """Enqueued while Redis was away, swept in vain, and there once it is back."""
+    away = Federation(make_settings(redis_url=f"redis://127.0.0.1:{free_port()}"))
+    back = Federation(make_settings(redis_url=redis_url, federation_queue_prefix=queue_prefix))
+    try:
+        async with away.outbox.transaction() as session:
+            delivery = await away.outbox.enqueue_delivery(
+                session, NAME, "https://b.example" + PATH, "https://b.example", PAYLOAD
+            )
+        with pytest.raises(StorageUnavailable):
+            await OutboxSweeper(away.database, away.delivery_queue, min_age=AT_ONCE).sweep()
+        swept = await OutboxSweeper(back.database, back.delivery_queue, min_age=AT_ONCE).sweep()
+        assert swept == Swept(rows=1, added=1, complete=True)
+        assert (await back.delivery_queue.get_status(delivery)) is not None
+    finally:
+        await away.close()
+        await back.close()
