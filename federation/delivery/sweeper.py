@@ -3,8 +3,9 @@
 Theory of operation. Such a row was written by `Outbox` (it has a `job_name`, which rows of Node producers have not), is
 open, was never attempted, and has no job of its id in the queue, in whatever state. A sweep reads the rows that are old
 enough for their job to have been added, asks the queue for their jobs, and adds those that are missing under the row's
-id, so whoever adds them at the same time adds nothing twice. Rows that wait behind a long backlog are read again and
-again: one sweep reads a bounded number of rows, and the next goes on from there.
+id, so whoever adds them at the same time adds nothing twice. `queued_at` notes when a job was last known to be there:
+rows that wait behind a long backlog are asked about every ten minutes, in case the queue lost its data, and not by
+every sweep.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
-from sqlalchemy import select, tuple_
+from sqlalchemy import or_, select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob
@@ -28,6 +29,7 @@ MIN_AGE: Final = timedelta(seconds=30)
 PAGE: Final = 1_000
 MAX_ROWS: Final = 20_000
 """Looked at by one sweep."""
+ASK_AGAIN: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,6 @@ class OwedRow:
     target_url: str
     server_url: str
     payload_id: str | None
-    created_at: datetime
 
     def job(self) -> PlannedJob:
         return delivery_job(
@@ -53,7 +54,7 @@ class OwedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one sweep saw and did; `complete` if it reached the last row."""
+    """What one sweep saw and did; `complete` if no row was left to look at."""
 
     rows: int
     added: int
@@ -67,51 +68,53 @@ class OutboxSweeper:
         self._database = database
         self._queue = queue
         self._min_age = min_age
-        self._after: tuple[datetime, str] | None = None
 
     async def sweep(self) -> Swept:
-        """Up to 20 000 rows, from where the last sweep ended, have their job.
+        """Every delivery that is owed has its job, up to 20 000 of them in one sweep.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
         """
         await self._queue.start()
-        before = datetime.now(UTC) - self._min_age
+        now = datetime.now(UTC)
         rows = added = 0
-        while rows < MAX_ROWS:
-            page = await self._page(before)
-            added += await self._add_missing(page)
+        complete = False
+        while rows < MAX_ROWS and not complete:
+            page = await self._page(now)
+            if page:
+                added += await self._add_missing(page)
+                await self._note_queued(page, now)
             rows += len(page)
-            if len(page) < PAGE:
-                self._after = None
-                break
-            self._after = (page[-1].created_at, page[-1].id)
+            complete = len(page) < PAGE
         if added:
             log.warning("outbox_jobs_added", count=added, rows=rows)
-        return Swept(rows=rows, added=added, complete=self._after is None)
+        return Swept(rows=rows, added=added, complete=complete)
 
-    async def _page(self, before: datetime) -> Sequence[OwedRow]:
+    async def _page(self, now: datetime) -> Sequence[OwedRow]:
         query = (
             select(*(getattr(DeliveryJob, column.name) for column in fields(OwedRow)))
             .where(
                 col(DeliveryJob.job_name).is_not(None),
                 col(DeliveryJob.settled_at).is_(None),
                 col(DeliveryJob.last_attempted_at).is_(None),
-                col(DeliveryJob.created_at) < before,
+                col(DeliveryJob.created_at) < now - self._min_age,
+                or_(col(DeliveryJob.queued_at).is_(None), col(DeliveryJob.queued_at) < now - ASK_AGAIN),
             )
-            .order_by(col(DeliveryJob.created_at), col(DeliveryJob.id))
+            .order_by(col(DeliveryJob.created_at))
             .limit(PAGE)
         )
-        if self._after is not None:
-            query = query.where(tuple_(col(DeliveryJob.created_at), col(DeliveryJob.id)) > self._after)
         async with self._database.read() as session:
             return [OwedRow(**row._mapping) for row in await session.execute(query)]
 
     async def _add_missing(self, rows: Sequence[OwedRow]) -> int:
-        if not rows:
-            return 0
         jobs = await self._queue.storage.status([row.id for row in rows])
         missing = [row.job() for row, job in zip(rows, jobs, strict=True) if job is None]
         if missing:
             await self._queue.add_bulk(missing)
         return len(missing)
+
+    async def _note_queued(self, rows: Sequence[OwedRow], now: datetime) -> None:
+        async with self._database.transaction() as session:
+            await session.execute(
+                update(DeliveryJob).where(col(DeliveryJob.id).in_([row.id for row in rows])).values(queued_at=now)
+            )

@@ -116,8 +116,11 @@ async def queue_prefix(redis_url: str) -> AsyncIterator[str]:
     prefix = f"t-{uuid.uuid4().hex}"
     yield prefix
     async with Redis.from_url(redis_url) as redis:
-        async for key in redis.scan_iter(f"*{prefix}:*"):
-            await redis.delete(key)
+        cursor = -1
+        while cursor:
+            cursor, keys = await redis.scan(max(cursor, 0), f"*{prefix}:*", 10_000)
+            if keys:
+                await redis.unlink(*keys)
 
 
 @pytest.fixture

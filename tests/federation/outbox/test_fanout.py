@@ -18,9 +18,9 @@ from federation.delivery.outbox import BATCH, Outbox
 from federation.housekeeping import Housekeeping
 from federation.queues import delivery_queue
 from federation.settings import Settings
-from tests.federation.delivery.harness import POSTS_PATH, Site, post_payload
+from tests.federation.delivery.harness import Site, post_payload
 from tests.federation.outbox.conftest import PAYLOAD, Place
-from tests.peer import Peer, acquaint
+from tests.peer import POSTS_PATH, Peer, acquaint
 from workers import JobState
 from workers.storage.memory import MemoryStorage
 

@@ -47,7 +47,7 @@ async def test_a_delivery_without_a_job_gets_one(place: Place) -> None:
     sweeper = sweeper_of(place)
     assert await sweeper.sweep() == Swept(rows=3, added=3, complete=True)
     assert await place.jobs() == owed
-    assert await sweeper.sweep() == Swept(rows=3, added=0, complete=True)
+    assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
     claims = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=10)
     async with place.outbox.transaction() as session:
         await place.outbox.enqueue_delivery(session, NAME, "https://b.example" + PATH, "https://b.example", PAYLOAD)
@@ -58,7 +58,7 @@ async def test_a_delivery_without_a_job_gets_one(place: Place) -> None:
 
 
 async def test_a_job_in_whatever_state_is_not_added_again(place: Place) -> None:
-    """Waiting, running, completed or failed: the row stays as it is, and the job too."""
+    """Waiting, running, completed or failed: its row is still owed, and the job stays as it is."""
     async with place.outbox.transaction() as session:
         for _ in range(4):
             await place.enqueue(session)
@@ -71,7 +71,9 @@ async def test_a_job_in_whatever_state_is_not_added_again(place: Place) -> None:
         ]
     )
     before = await place.queue.storage.counts()
-    assert (await sweeper_of(place).sweep()).added == 0
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(queued_at=None))
+    assert await sweeper_of(place).sweep() == Swept(rows=4, added=0, complete=True)
     assert await place.queue.storage.counts() == before
 
 
@@ -108,7 +110,7 @@ async def test_a_settled_delivery_is_never_sent_again(place: Place) -> None:
 
 
 async def test_a_long_backlog_is_swept_in_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sweep reads a bounded number of rows, the next goes on where it ended, and after the last begins anew."""
+    """One sweep looks at a bounded number of rows, the next goes on where it ended."""
     monkeypatch.setattr(module, "PAGE", 4)
     monkeypatch.setattr(module, "MAX_ROWS", 8)
     owed = await owe(place.database, 10)
@@ -116,7 +118,19 @@ async def test_a_long_backlog_is_swept_in_turns(place: Place, monkeypatch: pytes
     assert await sweeper.sweep() == Swept(rows=8, added=8, complete=False)
     assert await sweeper.sweep() == Swept(rows=2, added=2, complete=True)
     assert await place.jobs() == owed
-    assert await sweeper.sweep() == Swept(rows=8, added=0, complete=False)
+    assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
+
+
+async def test_jobs_that_the_queue_has_lost_are_added_again(place: Place) -> None:
+    """As Redis without persistence loses them in a restart: noticed when the row is looked at again."""
+    owed = await owe(place.database)
+    await sweeper_of(place).sweep()
+    await place.queue.storage.remove(list(owed))
+    assert (await sweeper_of(place).sweep()).added == 0
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(queued_at=datetime.now(UTC) - 2 * module.ASK_AGAIN))
+    assert await sweeper_of(place).sweep() == Swept(rows=3, added=3, complete=True)
+    assert await place.jobs() == owed
 
 
 async def test_a_queue_that_is_down_loses_nothing(
