@@ -4,6 +4,7 @@ from db.columns import FederationTable, HostTable, new_id
 from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob, DeliveryPayload
 from db.follows import Follow
 from db.host import Block, Post, User, create_host_tables
+from db.scheduling import RunOutcome, SchedulerJob
 from db.servers import BlacklistedServer, RotateChallengeToken, Server, ServerHealth, ServerHealthEvent
 from db.session import Database
 from db.url import DatabaseUrlError
@@ -22,6 +23,8 @@ __all__ = [
     "HostTable",
     "Post",
     "RotateChallengeToken",
+    "RunOutcome",
+    "SchedulerJob",
     "Server",
     "ServerHealth",
     "ServerHealthEvent",

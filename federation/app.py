@@ -17,6 +17,8 @@ from federation.delivery.producers import Producers
 from federation.delivery.slots import ServerSlots
 from federation.delivery.sweeper import OutboxSweeper
 from federation.errors import ConfigurationError
+from federation.health.long_range import LongRangeProbes, ProbePlan
+from federation.health.probe import Probe
 from federation.health.process import HealthCheckProcessor
 from federation.health.schedule import HealthSchedule
 from federation.http.client import FederationClient
@@ -84,16 +86,29 @@ class Federation:
         self.discovery_processor = DiscoveryProcessor(self.discovery)
         self.tasks_queue = tasks_queue(open_storage(settings, TASKS_QUEUE_NAME, client=self.redis))
         self.outbox = Outbox(self.database, self.delivery_queue, joins=self.queues_join_database)
-        self.sweeper = OutboxSweeper(self.database, self.delivery_queue)
+        self.sweeper = OutboxSweeper(self.database, self.delivery_queue, min_age=settings.federation_outbox_interval)
         self.payloads = Payloads(self.database)
         self.ledger = Ledger(self.database)
         self.attempts = AttemptLog(self.database)
         self._slots = ServerSlots(settings.federation_per_server)
         self.delivery_processor = self._delivery_processor(self.discovery)
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
+        probe = Probe(self.registry, self.fetch)
+        self.long_range_probes = LongRangeProbes(
+            self.database,
+            registry=self.registry,
+            probe=probe,
+            plan=ProbePlan(
+                checks=settings.federation_health_checks,
+                quick_first=settings.federation_health_first_delay,
+                quick_step=settings.federation_health_step,
+                first=settings.federation_long_probe_first,
+                maximum=settings.federation_long_probe_maximum,
+            ),
+        )
         self.health_check_processor = HealthCheckProcessor(
             registry=self.registry,
-            fetch=self.fetch,
+            probe=probe,
             schedule=self.schedule_health_check,
             checks=settings.federation_health_checks,
         )

@@ -71,6 +71,13 @@ class Settings(BaseSettings):
     federation_health_first_delay: Duration = timedelta(minutes=5)
     federation_health_step: Duration = timedelta(minutes=10)
     federation_health_checks: Annotated[int, Field(ge=1, le=100)] = 5
+    federation_long_probe_first: Duration = timedelta(hours=1)
+    """The first pause after the quick health checks; each further one is twice as long, up to the next setting."""
+    federation_long_probe_maximum: Duration = timedelta(hours=24)
+    federation_probe_interval: Duration = timedelta(minutes=1)
+    """How often the scheduler looks for servers that are due a probe."""
+    federation_outbox_interval: Duration = timedelta(seconds=30)
+    """How often the scheduler looks for deliveries without a job, and how old they have to be."""
     federation_lease: Duration = timedelta(seconds=30)
     federation_grace: Duration = timedelta(seconds=20)
     federation_per_server: Annotated[int, Field(ge=1, le=1000)] = 3

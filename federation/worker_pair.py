@@ -11,12 +11,9 @@ from typing import Final
 import structlog
 from pydantic import ValidationError
 
-from db import AttemptOutcome
+from db import AttemptOutcome, new_id
 from federation.app import Federation
-from federation.delivery.errors import Parked
-from federation.housekeeping import Housekeeping
-from federation.protocol.activities import parse_method
-from federation.protocol.errors import PayloadError
+from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
 from federation.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
@@ -25,6 +22,9 @@ from federation.queues import (
     FederationDeliveryJob,
     delivery_backoff,
 )
+from federation.scheduler.jobs import recurring_jobs
+from federation.scheduler.leases import Leases
+from federation.scheduler.runner import JobRunner, Scheduler
 from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
@@ -52,7 +52,7 @@ class RunningWorker:
 
 class FederationWorkers:
     """The delivery worker and the health-check worker of one node, and what they need beside them: the discovery
-    worker, which lives as long as the delivery worker, and the housekeeping. With `tasks`, a worker for these too.
+    worker, which lives as long as the delivery worker, and the scheduler. With `tasks`, a worker for these too.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class FederationWorkers:
         self._working: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
-        self._housekeeping = Housekeeping(federation.database)
+        leases = Leases(federation.database, holder=new_id())
+        self._scheduler = Scheduler(recurring_jobs(federation), JobRunner(leases))
 
     def start(self) -> tuple[RunningWorker, RunningWorker]:
         """Both run; a second call returns the same pair, until both have stopped."""
@@ -83,7 +84,7 @@ class FederationWorkers:
             if self._tasks and (self._working is None or self._working.task.done()):
                 self._working = _run(self._tasks_worker())
             self._stop_requested = False
-            self._housekeeping.start()
+            self._scheduler.start()
         return self._running
 
     def _delivery_worker(self) -> Worker:
@@ -152,7 +153,7 @@ class FederationWorkers:
         finally:
             self._request_stop_once()
             errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
-            self._housekeeping.stop()
+            await self._scheduler.stop()
             await self._rows.close()
         if errors:
             raise BaseExceptionGroup("a worker ended", errors)
@@ -246,7 +247,7 @@ def log_event(event: WorkerEvent) -> None:
             "job_name": event.claim.name,
             "attempt": event.claim.attempt,
             "attempts_left": max(event.claim.max_attempts - event.claim.attempt, 0),
-            **_destination(event.claim),
+            **_destination(event.claim, event.error),
         }
     if event.job_ids:
         fields["job_ids"] = event.job_ids[:20]
@@ -257,14 +258,11 @@ def log_event(event: WorkerEvent) -> None:
     getattr(log, level)(f"worker_{event.kind.value}", **fields)
 
 
-def _destination(claim: Claim) -> dict[str, object]:
+def _destination(claim: Claim, error: BaseException | None) -> dict[str, object]:
     """What the job delivers, and where; nothing for one that is no delivery."""
     try:
         delivery = FederationDeliveryJob.model_validate_json(claim.payload)
     except ValidationError:
         return {}
-    try:
-        method: str | None = parse_method(delivery.payload)
-    except PayloadError:
-        method = None
+    method = error.method if isinstance(error, PermanentFailure | RetryableFailure) else None
     return {"method": method, "target_url": delivery.target_url}

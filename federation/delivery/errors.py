@@ -8,7 +8,7 @@ from workers import Retry, UnrecoverableError
 
 
 class PermanentFailure(UnrecoverableError):
-    """The delivery can never succeed. `code` names the reason in the attempt log.
+    """The delivery can never succeed. `code` names the reason in the attempt log, `method` what was to be delivered.
 
     `keep_row`: the row stays, settled, for an operator to look at; otherwise there is nothing to diagnose and it goes.
     """
@@ -17,6 +17,7 @@ class PermanentFailure(UnrecoverableError):
         super().__init__(message)
         self.code = code
         self.keep_row = keep_row
+        self.method: str | None = None  # set by the attempt that ends with it
 
 
 class RetryableFailure(Retry):
@@ -25,6 +26,7 @@ class RetryableFailure(Retry):
     def __init__(self, code: str, message: str, *, at_least: timedelta | None = None) -> None:
         super().__init__(message, at_least=at_least)
         self.code = code
+        self.method: str | None = None  # set by the attempt that ends with it
 
 
 class Parked(Retry):

@@ -143,6 +143,7 @@ class DeliveryProcessor:
             if not await self._ledger.gone(row, follow=follow):
                 log.info("follow_ack_unknown", delivery_id=row, server_url=report.delivery.server_url)
         except PermanentFailure as failure:
+            failure.method = report.method
             self._log(job, report, AttemptOutcome.PERMANENT, failure.code, failure)
             if failure.keep_row:
                 await self._ledger.settled(row, outcome=AttemptOutcome.PERMANENT, error=str(failure))
@@ -151,6 +152,7 @@ class DeliveryProcessor:
             raise
         except Exception as error:
             trouble = _retryable(error, row)
+            trouble.method = report.method
             self._log(job, report, AttemptOutcome.RETRYABLE, trouble.code, trouble)
             if job.attempt >= job.max_attempts:
                 await self._give_up(row, trouble)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from db import Server, ServerHealthEvent
 from federation.app import Federation
-from federation.health.process import PROBE_TIMEOUT
+from federation.health.probe import PROBE_TIMEOUT
 from federation.health.schedule import health_check_id
 from federation.protocol.keys import generate_own_keys
 from tests.federation.conftest import MakeSettings

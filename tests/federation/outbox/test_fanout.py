@@ -15,8 +15,8 @@ from db import Database, DeliveryJob, DeliveryPayload
 from federation.app import Federation
 from federation.delivery.ledger import Ledger
 from federation.delivery.outbox import BATCH, Outbox
-from federation.housekeeping import Housekeeping
 from federation.queues import delivery_queue
+from federation.scheduler.purge import Purge
 from federation.settings import Settings
 from tests.federation.delivery.harness import Site, post_payload
 from tests.federation.outbox.conftest import PAYLOAD, Place
@@ -141,11 +141,11 @@ async def test_a_purged_row_takes_its_reference_along(database: Database) -> Non
         await session.execute(
             update(DeliveryJob).where(col(DeliveryJob.id) == ids[0]).values(settled_at=long_ago, outcome="permanent")
         )
-    await Housekeeping(database).purge()
+    await Purge(database)()
     assert await texts_of(database) == [1]
     async with database.transaction() as session:
         await session.execute(update(DeliveryJob).values(settled_at=long_ago, outcome="permanent"))
-    await Housekeeping(database).purge()
+    await Purge(database)()
     assert await texts_of(database) == []
 
 

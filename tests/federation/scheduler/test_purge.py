@@ -1,4 +1,4 @@
-"""Housekeeping: what is purged, and what stays; on SQLite and PostgreSQL."""
+"""What is purged, and what stays; on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import select
-from structlog.testing import capture_logs
+from sqlmodel import col
 
-from db import AttemptOutcome, Database, DeliveryAttempt, DeliveryJob
-from federation import housekeeping as module
-from federation.housekeeping import Housekeeping
+from db import AttemptOutcome, Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
+from federation.scheduler import purge as module
+from federation.scheduler.purge import Purge
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
@@ -47,10 +47,10 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
     async with database.transaction() as session:
         session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
         session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
-    purge = Housekeeping(database).purge
-    assert await purge() == 2
+    purge = Purge(database)
+    assert await purge() == {"deliveries": 1, "attempts": 1, "rotations": 0, "texts": 0}
     assert await left(database) == {"open", "fresh", "recent"}
-    assert await purge() == 0
+    assert not any((await purge()).values())
 
 
 async def test_a_purge_goes_on_until_nothing_is_left(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,27 +59,39 @@ async def test_a_purge_goes_on_until_nothing_is_left(database: Database, monkeyp
     async with database.transaction() as session:
         session.add_all([settled(f"row-{number}", timedelta(days=8)) for number in range(7)])
         session.add_all([attempt(f"attempt-{number}", timedelta(days=31)) for number in range(6)])
-    assert await Housekeeping(database).purge() == 13
+    found = await Purge(database)()
+    assert (found["deliveries"], found["attempts"]) == (7, 6)
     assert await left(database) == set()
 
 
-async def test_a_database_that_fails_is_logged_and_tried_next_time(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The loop it runs in is not ended by it."""
-    database = Database(f"sqlite:///{tmp_path_factory.mktemp('empty')}/no-tables.db")
-    try:
-        with capture_logs() as logs:
-            assert await Housekeeping(database).purge() == 0
-    finally:
-        await database.close()
-    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("purge_failed", "warning")]
+async def test_expired_rotations_and_texts_nobody_refers_to_are_purged(database: Database) -> None:
+    """A rotation that may still be confirmed stays, and so do a text in use and one too young to judge."""
+    day = timedelta(days=1)
+    async with database.transaction() as session:
+        session.add_all([rotation("over", -HOUR), rotation("under-way", HOUR)])
+        session.add_all([shared("used", 2 * day), shared("unused", 2 * day), shared("young", HOUR)])
+        session.add(DeliveryJob(id="row", target_url="t", payload="", created_at=NOW, payload_id="used"))
+    found = await Purge(database)()
+    assert (found["rotations"], found["texts"]) == (1, 1)
+    async with database.read() as session:
+        assert list((await session.execute(select(col(RotateChallengeToken.id)))).scalars()) == ["under-way"]
+        assert set((await session.execute(select(col(DeliveryPayload.id)))).scalars()) == {"used", "young"}
 
 
-async def test_starting_twice_and_stopping_twice_is_harmless(database: Database) -> None:
-    """One purge is planned, within the hour."""
-    keeper = Housekeeping(database)
-    keeper.start()
-    keeper.start()
-    (job,) = keeper._scheduler.get_jobs()
-    assert timedelta(0) < job.next_run_time - NOW < timedelta(minutes=10)
-    keeper.stop()
-    keeper.stop()
+def shared(name: str, age: timedelta) -> DeliveryPayload:
+    return DeliveryPayload(id=name, payload="p", refs=1, created_at=NOW - age)
+
+
+def rotation(name: str, expires_in: timedelta) -> RotateChallengeToken:
+    return RotateChallengeToken(
+        id=name,
+        signing_old_token="a",
+        signing_new_token="b",
+        encryption_old_token="c",
+        encryption_new_token="d",
+        new_signing_public_key="e",
+        new_encryption_public_key="f",
+        server_url="https://b.example",
+        created_at=NOW,
+        expires_at=NOW + expires_in,
+    )

@@ -1,0 +1,121 @@
+"""Probes of servers that the quick ones gave up, hours apart, so that a long outage heals by itself.
+
+Theory of operation. Nothing is planned ahead: the registry's row says when a server was last looked at and how often in
+vain, and `due_at` makes the next date of that. So a lost queue, a restart or a new version loses no probe, and any
+process may make it. Servers whose failures forbid direct probes (`DNS_BLOCKED`: the name may lead elsewhere by now) are
+looked at the same way, since nothing else ever would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import select
+from sqlmodel import col
+
+from db import Database, Server
+from federation.health.probe import Probe
+from federation.http.threat_policy import get_threat_policy
+from federation.servers.registry import KnownServer, Registry
+
+JITTER: Final = 0.1
+MAX_SERVERS: Final = 100
+"""Probed by one run; the longest due first."""
+AT_ONCE: Final = 10
+PAGE: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePlan:
+    """When sick servers are probed: `checks` quick probes, the n-th `quick_first + n * quick_step` after the one
+    before; then `first` later, and twice as long each time, up to `maximum`.
+    """
+
+    checks: int
+    quick_first: timedelta
+    quick_step: timedelta
+    first: timedelta = timedelta(hours=1)
+    maximum: timedelta = timedelta(hours=24)
+
+    def due_at(self, server: KnownServer, seen_at: datetime) -> datetime:
+        """When the sick server is to be probed, last looked at on `seen_at`.
+
+        By default 1, 2, 4, 8, 16, 24, 24 ... hours after that, 10 % more or less by the server's name. A server whose
+        quick probes are under way is due once the next of them is overdue: then its job was lost.
+        """
+        probeable = get_threat_policy(server.unhealthy_reason).direct_health_checkable
+        failed = server.health_check_attempts
+        doublings = max(failed - self.checks, 0) if probeable else failed
+        wait = min(self.first * (1 << min(doublings, 20)), self.maximum)
+        if probeable and failed < self.checks:
+            wait = max(wait, 2 * (self.quick_first + failed * self.quick_step))
+        spread = zlib.crc32(f"{server.url} {failed}".encode()) / 2**32 * 2 - 1
+        return seen_at + wait * (1 + JITTER * spread)
+
+
+class LongRangeProbes:
+    """Probes the sick servers that are due: 10 at once, and up to 100 in a run, so that a thousand dead servers cost
+    one process some seconds a minute.
+    """
+
+    def __init__(self, database: Database, *, registry: Registry, probe: Probe, plan: ProbePlan) -> None:
+        self._database = database
+        self._registry = registry
+        self._probe = probe
+        self._plan = plan
+
+    async def __call__(self) -> Mapping[str, object]:
+        """The servers that were due have been probed; how many, and how many of them are well again.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        due = await self._due(datetime.now(UTC))
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def probe(server: KnownServer) -> bool:
+            async with slots:
+                if (await self._registry.standing(server.url)).blacklisted:
+                    return False
+                return await self._probe(server) == 0
+
+        async with asyncio.TaskGroup() as group:
+            probes = [group.create_task(probe(server)) for server in due[:MAX_SERVERS]]
+        return {
+            "due": len(due),
+            "probed": len(probes),
+            "healed": sum(task.result() for task in probes),
+        }
+
+    async def _due(self, now: datetime) -> list[KnownServer]:
+        """The longest due first."""
+        found: list[tuple[datetime, KnownServer]] = []
+        after = ""
+        while True:
+            page = await self._page(after)
+            for server, seen_at in page:
+                if (due := self._plan.due_at(server, seen_at)) <= now:
+                    found.append((due, server))
+            if len(page) < PAGE:
+                return [server for _, server in sorted(found, key=lambda each: each[0])]
+            after = page[-1][0].url
+
+    async def _page(self, after: str) -> list[tuple[KnownServer, datetime]]:
+        query = (
+            select(Server)
+            .where(col(Server.is_healthy).is_(False), col(Server.url) > after)
+            .order_by(col(Server.url))
+            .limit(PAGE)
+        )
+        async with self._database.read() as session:
+            rows = (await session.execute(query)).scalars().all()
+        return [(_known(row), row.updated_at) for row in rows]
+
+
+def _known(row: Server) -> KnownServer:
+    return KnownServer(**{column.name: getattr(row, column.name) for column in fields(KnownServer)})

@@ -1,0 +1,78 @@
+"""What a node does again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from federation.scheduler.purge import Purge
+from federation.scheduler.runner import RecurringJob
+from workers import Queue
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+SWEEP_LIMIT: Final = 5_000
+MAX_SWEEPS: Final = 200
+
+
+def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
+    """The recurring jobs of this node, by name."""
+    settings = federation.settings
+    return (
+        RecurringJob(
+            name="outbox-sweep",
+            does="adds the jobs of deliveries that are owed and have none",
+            interval=settings.federation_outbox_interval,
+            run=_outbox_sweep(federation),
+        ),
+        RecurringJob(
+            name="long-range-probes",
+            does="probes servers that have been down for hours",
+            interval=settings.federation_probe_interval,
+            run=federation.long_range_probes,
+        ),
+        RecurringJob(
+            name="purge",
+            does="deletes settled deliveries, attempts and rotations past their time",
+            interval=timedelta(hours=1),
+            run=Purge(federation.database),
+        ),
+        RecurringJob(
+            name="storage-sweep",
+            does="removes expired jobs and results, also from queues that no worker works on",
+            interval=timedelta(minutes=10),
+            run=_storage_sweep(
+                [
+                    federation.delivery_queue,
+                    federation.health_check_queue,
+                    federation.discovery_queue,
+                    federation.tasks_queue,
+                ]
+            ),
+        ),
+    )
+
+
+def _outbox_sweep(federation: Federation) -> Callable[[], Awaitable[Mapping[str, object]]]:
+    async def sweep() -> Mapping[str, object]:
+        return asdict(await federation.sweeper.sweep())
+
+    return sweep
+
+
+def _storage_sweep(queues: Sequence[Queue]) -> Callable[[], Awaitable[Mapping[str, object]]]:
+    async def sweep() -> Mapping[str, object]:
+        removed = 0
+        for queue in queues:
+            await queue.start()
+            for _ in range(MAX_SWEEPS):
+                gone = await queue.storage.sweep(SWEEP_LIMIT)
+                removed += gone
+                if gone < SWEEP_LIMIT:
+                    break
+        return {"removed": removed}
+
+    return sweep

@@ -1,0 +1,111 @@
+"""Who runs a recurring job: one process at a time, by a row in the database.
+
+Theory of operation. Every process that runs a scheduler tries to take every job at its times. Taking is one
+transaction: the row is locked, nobody else's lease may be running, and the last run must have begun long enough ago. It
+raises the job's token and writes who has it until when, by the database's clock. The holder renews the lease while it
+runs, and stops when it is told that it has lost it: a process that was suspended past its lease finds a higher token.
+Its last words are fenced, too: how a run ended is only written under the run's own token. What a job does must be
+idempotent all the same, because a suspended process notices late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlmodel import col
+
+from db import Database, RunOutcome, SchedulerJob
+
+LEASE: Final = timedelta(seconds=30)
+EARLY: Final = 0.9
+"""The part of an interval after which a job may run again: clocks and timers of several processes jitter."""
+MAX_DETAIL_CHARACTERS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to run a job once."""
+
+    job: str
+    token: int
+
+
+class Leases:
+    """Takes, renews and ends leases in the name of `holder`."""
+
+    def __init__(self, database: Database, *, holder: str, duration: timedelta = LEASE) -> None:
+        self._database = database
+        self._holder = holder
+        self.duration = duration
+
+    async def take(self, job: str, *, interval: timedelta) -> Lease | None:
+        """The job is this process's to run; None if another runs it, or its last run began less than `interval` ago."""
+        async with self._database.transaction() as session:
+            row = await _locked(session, job)
+            now = await _now(session)
+            if row.leased_until is not None and row.leased_until > now:
+                return None
+            if row.started_at is not None and row.started_at + EARLY * interval > now:
+                return None
+            row.token += 1
+            row.holder = self._holder
+            row.leased_until = now + self.duration
+            row.started_at = now
+            return Lease(job=job, token=row.token)
+
+    async def renew(self, lease: Lease) -> bool:
+        """The lease runs for its whole duration from now; False if it is somebody else's by now."""
+        async with self._database.transaction() as session:
+            until = await _now(session) + self.duration
+            return await _change(session, lease, {"leased_until": until})
+
+    async def end(self, lease: Lease, outcome: RunOutcome, detail: str) -> bool:
+        """The job is free, and its row says how the run ended; False if it is somebody else's by now."""
+        async with self._database.transaction() as session:
+            values = {
+                "leased_until": None,
+                "finished_at": await _now(session),
+                "outcome": outcome,
+                "detail": detail[:MAX_DETAIL_CHARACTERS],
+            }
+            return await _change(session, lease, values)
+
+
+async def last_runs(database: Database) -> Sequence[SchedulerJob]:
+    """The rows of all jobs that have ever run, by name."""
+    async with database.read() as session:
+        return (await session.execute(select(SchedulerJob).order_by(col(SchedulerJob.name)))).scalars().all()
+
+
+async def _locked(session: AsyncSession, job: str) -> SchedulerJob:
+    query = select(SchedulerJob).where(col(SchedulerJob.name) == job).with_for_update()
+    row = (await session.execute(query)).scalar_one_or_none()
+    if row is None:
+        try:
+            async with session.begin_nested():
+                await session.execute(insert(SchedulerJob).values(name=job, token=0))
+        except IntegrityError:
+            pass  # another process began with it at this moment
+        row = (await session.execute(query)).scalar_one()
+    return row
+
+
+async def _change(session: AsyncSession, lease: Lease, values: Mapping[str, object]) -> bool:
+    mine = (col(SchedulerJob.name) == lease.job, col(SchedulerJob.token) == lease.token)
+    changed = update(SchedulerJob).where(*mine).values(values).returning(col(SchedulerJob.name))
+    return (await session.execute(changed)).first() is not None
+
+
+async def _now(session: AsyncSession) -> datetime:
+    """The database's clock, which all processes share; on SQLite that is the machine's."""
+    connection = await session.connection()
+    if connection.dialect.name != "postgresql":
+        return datetime.now(UTC)
+    now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
+    return now.astimezone(UTC)

@@ -1,0 +1,65 @@
+"""Removing what has been kept long enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import ColumnElement, delete, null, select
+from sqlmodel import col
+
+from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
+from federation.delivery.payloads import release
+
+KEEP_SETTLED_ROWS: Final = timedelta(days=7)
+KEEP_ATTEMPTS: Final = timedelta(days=30)
+KEEP_UNUSED_TEXTS: Final = timedelta(days=1)
+BATCH: Final = 5_000
+
+
+class Purge:
+    """Deletes settled deliveries after 7 days, attempts after 30, rotation challenges that expired, and shared texts
+    that nothing refers to (whoever deleted their rows by hand left them).
+
+    In batches: one transaction must not hold SQLite's write lock for long. Repeating it does nothing.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def __call__(self) -> Mapping[str, object]:
+        """Everything past its time is gone; how many rows of which kind.
+
+        Raises:
+            SQLAlchemyError: the database failed; what was deleted by then is gone.
+        """
+        now = datetime.now(UTC)
+        return {
+            "deliveries": await self._delete(DeliveryJob, col(DeliveryJob.settled_at) < now - KEEP_SETTLED_ROWS),
+            "attempts": await self._delete(DeliveryAttempt, col(DeliveryAttempt.started_at) < now - KEEP_ATTEMPTS),
+            "rotations": await self._delete(RotateChallengeToken, col(RotateChallengeToken.expires_at) < now),
+            "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
+        }
+
+    async def _delete(
+        self,
+        model: type[DeliveryJob] | type[DeliveryAttempt] | type[RotateChallengeToken] | type[DeliveryPayload],
+        expired: ColumnElement[bool],
+    ) -> int:
+        total = 0
+        text = col(DeliveryJob.payload_id) if model is DeliveryJob else null()
+        while True:
+            batch = select(col(model.id)).where(expired).limit(BATCH)
+            async with self._database.transaction() as session:
+                gone = await session.execute(delete(model).where(col(model.id).in_(batch)).returning(text))
+                texts = gone.scalars().all()
+                await release(session, texts)
+            total += len(texts)
+            if len(texts) < BATCH:
+                return total
+
+
+def _is_unused(before: datetime) -> ColumnElement[bool]:
+    used = select(col(DeliveryJob.id)).where(col(DeliveryJob.payload_id) == col(DeliveryPayload.id)).exists()
+    return (col(DeliveryPayload.created_at) < before) & ~used

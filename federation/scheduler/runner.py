@@ -1,0 +1,164 @@
+"""Runs recurring jobs at their times, each on one process at a time; see `leases.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Final
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import RunOutcome
+from federation.scheduler.leases import Lease, Leases
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = timedelta(0)
+FIRST_RUN: Final = timedelta(seconds=5)
+JITTER: Final = 0.1
+"""Of the interval, at each run: processes that started together spread out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurringJob:
+    """Work to be done every `interval`. `run` may be repeated and cut off anywhere; it returns what to log of it."""
+
+    name: str
+    does: str
+    interval: timedelta
+    run: Callable[[], Awaitable[Mapping[str, object]]]
+    timeout: timedelta = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """How one run of a job ended."""
+
+    outcome: RunOutcome
+    duration: timedelta
+    detail: Mapping[str, object]
+
+
+class JobRunner:
+    """Runs one job, if it is this process's turn."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+
+    async def __call__(self, job: RecurringJob, *, at_once: bool = False) -> Run | None:
+        """The job has run to its end, its failure or its timeout; None if it is another process's, or not due yet.
+
+        `at_once` runs it whenever it last ran, but never beside a run of another process. Every run is logged.
+
+        Raises:
+            SQLAlchemyError: the database did not say whose turn it is.
+        """
+        lease = await self._leases.take(job.name, interval=AT_ONCE if at_once else job.interval)
+        if lease is None:
+            return None
+        started = monotonic()
+        try:
+            outcome, detail = await self._run(job, lease)
+        except asyncio.CancelledError:  # this process stops: the next one need not wait for the lease to end
+            await self._leases.end(lease, RunOutcome.FAILED, '{"error": "its process was stopped"}')
+            raise
+        run = Run(outcome=outcome, duration=timedelta(seconds=monotonic() - started), detail=detail)
+        if not await self._leases.end(lease, outcome, json.dumps(detail, default=str)):
+            run = Run(outcome=RunOutcome.LOST, duration=run.duration, detail=detail)
+        level = log.info if run.outcome is RunOutcome.DONE else log.warning
+        level(
+            "scheduler_job",
+            job=job.name,
+            outcome=run.outcome.value,
+            duration_ms=round(run.duration / timedelta(milliseconds=1)),
+            **detail,
+        )
+        return run
+
+    async def _run(self, job: RecurringJob, lease: Lease) -> tuple[RunOutcome, Mapping[str, object]]:
+        work = asyncio.ensure_future(job.run())
+        renewals = asyncio.create_task(self._renew(lease, work))
+        try:
+            async with asyncio.timeout(job.timeout.total_seconds()):
+                return RunOutcome.DONE, await work
+        except TimeoutError:
+            return RunOutcome.FAILED, {"error": f"did not end within {job.timeout}"}
+        except asyncio.CancelledError:
+            if renewals.done() and not renewals.cancelled():
+                return RunOutcome.LOST, {"error": "another process took the job over"}
+            raise
+        except Exception as error:
+            log.exception("scheduler_job_failed", job=job.name)
+            return RunOutcome.FAILED, {"error": type(error).__name__}
+        finally:
+            work.cancel()
+            renewals.cancel()
+            await asyncio.wait([work, renewals])
+
+    async def _renew(self, lease: Lease, work: asyncio.Future[Mapping[str, object]]) -> None:
+        """Returns when the lease is lost, after stopping the work."""
+        while True:
+            await asyncio.sleep(self._leases.duration.total_seconds() / 3)
+            try:
+                if not await self._leases.renew(lease):
+                    work.cancel()
+                    return
+            except SQLAlchemyError as error:
+                log.warning("scheduler_lease_not_renewed", job=lease.job, error=type(error).__name__)
+
+
+class Scheduler:
+    """Tries every job at its times, in this event loop, from `start` until `stop`."""
+
+    def __init__(self, jobs: Sequence[RecurringJob], run: JobRunner) -> None:
+        self.jobs = tuple(jobs)
+        self._run = run
+        self._scheduler = AsyncIOScheduler(timezone=UTC)
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """The jobs are due a few seconds from now, and then every interval. Idempotent."""
+        if self._scheduler.running:
+            return
+        for job in self.jobs:
+            seconds = job.interval.total_seconds()
+            self._scheduler.add_job(
+                self._begin,
+                "interval",
+                args=[job],
+                id=job.name,
+                replace_existing=True,
+                seconds=seconds,
+                jitter=seconds * JITTER,
+                next_run_time=datetime.now(UTC) + min(FIRST_RUN, job.interval),
+                coalesce=True,
+                max_instances=1,
+                misfire_grace_time=None,
+            )
+        self._scheduler.start()
+
+    async def stop(self) -> None:
+        """No job runs any more; what was under way is cut off."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _begin(self, job: RecurringJob) -> None:
+        task = asyncio.create_task(self._try(job), name=f"scheduled-{job.name}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        await asyncio.wait([task])
+
+    async def _try(self, job: RecurringJob) -> None:
+        try:
+            await self._run(job)
+        except SQLAlchemyError as error:
+            log.warning("scheduler_job_not_taken", job=job.name, error=type(error).__name__)

@@ -1,0 +1,160 @@
+"""Running recurring jobs: outcomes, timeouts, takeovers, stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+from structlog.testing import capture_logs
+
+from db import Database, RunOutcome, SchedulerJob
+from federation.scheduler.leases import Leases, last_runs
+from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
+
+HOUR = timedelta(hours=1)
+PATIENCE_SECONDS = 10
+
+Work = Callable[[], Awaitable[Mapping[str, object]]]
+
+
+def recurring(run: Work, *, interval: timedelta = HOUR, timeout: timedelta = HOUR) -> RecurringJob:
+    return RecurringJob(name="job", does="something", interval=interval, run=run, timeout=timeout)
+
+
+def runner(database: Database, *, lease: timedelta = timedelta(seconds=30)) -> JobRunner:
+    return JobRunner(Leases(database, holder="p", duration=lease))
+
+
+async def three() -> Mapping[str, object]:
+    return {"rows": 3}
+
+
+async def test_a_run_is_logged_and_noted(database: Database) -> None:
+    """With what the job says of it; the next is not due before the interval is over, unless it is asked for."""
+    run = runner(database)
+    with capture_logs() as logs:
+        done = await run(recurring(three))
+    assert done is not None
+    assert (done.outcome, done.detail) == (RunOutcome.DONE, {"rows": 3})
+    (line,) = logs
+    assert (line["event"], line["job"], line["outcome"], line["rows"]) == ("scheduler_job", "job", "done", 3)
+    (row,) = await last_runs(database)
+    assert (row.outcome, row.detail, row.leased_until) == (RunOutcome.DONE, '{"rows": 3}', None)
+    assert await run(recurring(three)) is None
+    assert await run(recurring(three), at_once=True) is not None
+
+
+async def test_a_job_that_fails_is_noted_without_its_message(database: Database) -> None:
+    """Which may quote what must not be logged; it is tried again when it is due."""
+
+    async def fail() -> Mapping[str, object]:
+        raise ValueError("s3cret")
+
+    with capture_logs():
+        failed = await runner(database)(recurring(fail))
+    assert failed is not None
+    assert failed.outcome is RunOutcome.FAILED
+    (row,) = await last_runs(database)
+    assert row.detail == '{"error": "ValueError"}'
+    assert await runner(database)(recurring(three), at_once=True) is not None
+
+
+async def test_a_job_that_hangs_is_cut_off(database: Database) -> None:
+    """After its timeout; its work is cancelled."""
+    cancelled = asyncio.Event()
+
+    async def hang() -> Mapping[str, object]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return {}
+
+    with capture_logs():
+        failed = await runner(database)(recurring(hang, timeout=timedelta(milliseconds=50)))
+    assert failed is not None
+    assert failed.outcome is RunOutcome.FAILED
+    assert cancelled.is_set()
+
+
+async def test_a_run_that_was_taken_over_stops(database: Database) -> None:
+    """A process that was suspended past its lease gives up its work when it hears of it."""
+    began = asyncio.Event()
+
+    async def work() -> Mapping[str, object]:
+        began.set()
+        await asyncio.Event().wait()
+        return {}
+
+    with capture_logs():
+        running = asyncio.create_task(runner(database, lease=timedelta(milliseconds=90))(recurring(work)))
+        await began.wait()
+        async with database.transaction() as session:
+            await session.execute(update(SchedulerJob).values(token=SchedulerJob.token + 1))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            lost = await running
+    assert lost is not None
+    assert lost.outcome is RunOutcome.LOST
+
+
+async def test_a_long_run_keeps_its_lease(database: Database) -> None:
+    """Nobody else gets the job while it runs, however many times longer than a lease that is."""
+    lease = timedelta(milliseconds=300)
+    other = Leases(database, holder="other")
+    attempts: list[object] = []
+
+    async def work() -> Mapping[str, object]:
+        for _ in range(10):
+            await asyncio.sleep(lease.total_seconds() / 3)
+            attempts.append(await other.take("job", interval=timedelta(0)))
+        return {}
+
+    with capture_logs():
+        done = await runner(database, lease=lease)(recurring(work))
+    assert done is not None
+    assert done.outcome is RunOutcome.DONE
+    assert attempts == [None] * 10
+
+
+async def test_a_scheduler_runs_its_jobs_until_it_is_stopped(database: Database) -> None:
+    """Again and again; a stop cuts off what runs, and leaves the job to the next process at once."""
+    runs = 0
+    twice = asyncio.Event()
+
+    async def work() -> Mapping[str, object]:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            twice.set()
+            await asyncio.Event().wait()
+        return {}
+
+    job = recurring(work, interval=timedelta(milliseconds=50))
+    scheduler = Scheduler([job], runner(database))
+    with capture_logs():
+        scheduler.start()
+        scheduler.start()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await twice.wait()
+        await scheduler.stop()
+        await scheduler.stop()
+        assert await runner(database)(recurring(three), at_once=True) is not None
+
+
+async def test_a_database_that_is_away_is_logged_and_tried_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The scheduler goes on."""
+    database = Database(f"sqlite:///{tmp_path_factory.mktemp('empty')}/no-tables.db")
+    scheduler = Scheduler([recurring(three, interval=timedelta(milliseconds=20))], runner(database))
+    try:
+        with capture_logs() as logs:
+            scheduler.start()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while len(logs) < 2:
+                    await asyncio.sleep(0.01)
+            await scheduler.stop()
+    finally:
+        await database.close()
+    assert {entry["event"] for entry in logs} == {"scheduler_job_not_taken"}
