@@ -4,12 +4,20 @@ from db.columns import FederationTable, HostTable, new_id
 from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob
 from db.follows import Follow
 from db.host import Block, Post, User, create_host_tables
-from db.servers import BlacklistedServer, RotateChallengeToken, Server, ServerHealth, ServerHealthEvent
+from db.servers import (
+    BlacklistedServer,
+    BlacklistRevision,
+    RotateChallengeToken,
+    Server,
+    ServerHealth,
+    ServerHealthEvent,
+)
 from db.session import Database
 from db.url import DatabaseUrlError
 
 __all__ = [
     "AttemptOutcome",
+    "BlacklistRevision",
     "BlacklistedServer",
     "Block",
     "Database",
