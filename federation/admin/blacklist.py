@@ -10,31 +10,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import IO
 
 from sqlalchemy import delete, or_
 from sqlmodel import col
 
 from db import BlacklistedServer, Database
+from federation.admin.blacklist_csv import CsvError, LineNote, write_entry, write_header
+from federation.admin.blacklist_import import BadRows, Changed, Imported, ImportPlan, apply_import, plan_import
 from federation.admin.blacklist_rows import (
     ALL_ROWS,
+    SCAN_PAGE,
     Entry,
+    RuleError,
     WantedRule,
+    checked_reason,
+    checked_rule,
     delete_rows,
     entries_in,
     entry_of,
     lock,
     replace,
-    shown_reason,
 )
 from federation.protocol.errors import UrlError
 from federation.servers.rules import canonical_rule, rules_covering
 
-MAX_REASON_CHARACTERS: Final = 2_000
-
-
-class RuleError(ValueError):
-    """This cannot be a rule; the message says why, and what to write instead."""
+__all__ = [
+    "BadRows",
+    "Change",
+    "Changed",
+    "CsvError",
+    "Entry",
+    "ImportPlan",
+    "Imported",
+    "LineNote",
+    "Page",
+    "RuleError",
+    "WantedRule",
+    "add",
+    "apply_import",
+    "check",
+    "export_csv",
+    "list_rules",
+    "plan_import",
+    "purge_expired",
+    "remove",
+]
 
 
 class Change(StrEnum):
@@ -93,7 +114,7 @@ async def remove(database: Database, rule: str) -> tuple[Entry, ...]:
 async def check(database: Database, url: str) -> tuple[Entry, ...]:
     """The rows in force whose rule covers *url*, which may be a bare host name; nothing: it is not blacklisted."""
     now = datetime.now(UTC)
-    covering = set(rules_covering(url if "://" in url else f"https://{url}"))
+    covering = {url, *rules_covering(url if "://" in url else f"https://{url}")}
     async with database.read() as session:
         return tuple([entry async for entry in entries_in(session) if entry.rule in covering and entry.in_force(now)])
 
@@ -111,6 +132,26 @@ async def list_rules(database: Database, *, limit: int = 100, after: tuple[str, 
     return Page(entries=tuple(found[:limit]), after=(last.server_url, last.id) if last else None)
 
 
+async def export_csv(database: Database, file: IO[str], *, expired: bool = False) -> int:
+    """The rules in force, or with *expired* all rows, are in *file* (opened with `newline=""`); how many.
+
+    In the order of the rules, so that two exports can be compared. The file can be imported again, and opened in a
+    spreadsheet: no reason is a formula there.
+    """
+    now, count = datetime.now(UTC), 0
+    write_header(file)
+    after: tuple[str, str] | None = None
+    while True:
+        page = await list_rules(database, limit=SCAN_PAGE, after=after)
+        for entry in page.entries:
+            if expired or entry.in_force(now):
+                write_entry(file, entry)
+                count += 1
+        if page.after is None:
+            return count
+        after = page.after
+
+
 async def purge_expired(database: Database, *, before: datetime | None = None) -> int:
     """Rows that expired before *before*, by default now, are gone; how many.
 
@@ -120,38 +161,6 @@ async def purge_expired(database: Database, *, before: datetime | None = None) -
     async with database.transaction() as session:
         rows = delete(BlacklistedServer).where(expired).returning(col(BlacklistedServer.id))
         return len((await session.execute(rows)).all())
-
-
-def checked_rule(text: str, own_url: str | None) -> str:
-    """The canonical spelling of the rule *text*.
-
-    Raises:
-        RuleError: it is none, or it covers *own_url*.
-    """
-    try:
-        rule = canonical_rule(text.strip())
-    except UrlError as error:
-        raise RuleError(
-            f"{text[:200]!r} is no rule: {error}; write https://evil.example for that server alone, or *.evil.example "
-            "for the domain and everything below it"
-        ) from None
-    if own_url is not None and rule in rules_covering(own_url):
-        raise RuleError(f"{rule} covers this server itself, {own_url}")
-    return rule
-
-
-def checked_reason(text: str) -> str:
-    """The reason in one line, fit to be shown anywhere.
-
-    Raises:
-        RuleError: nothing is left of it, or it is too long.
-    """
-    reason = shown_reason(text)
-    if not reason:
-        raise RuleError("a rule needs a reason: say why, for whoever asks in a year")
-    if len(reason) > MAX_REASON_CHARACTERS:
-        raise RuleError(f"the reason is longer than {MAX_REASON_CHARACTERS} characters")
-    return reason
 
 
 def _name_of(rule: str) -> str:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import BlacklistedServer, BlacklistRevision, new_id
 from federation.protocol.errors import UrlError
-from federation.servers.rules import canonical_rule
+from federation.servers.rules import canonical_rule, rules_covering
 
 BATCH: Final = 1_000
 SCAN_PAGE: Final = 5_000
+MAX_REASON_CHARACTERS: Final = 2_000
 
 ALL_ROWS: Final = select(
     col(BlacklistedServer.id),
@@ -29,6 +30,10 @@ ALL_ROWS: Final = select(
 
 # White space, and what could steer a terminal or turn the text around; surrogates fit into no database.
 _UNSHOWABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+
+
+class RuleError(ValueError):
+    """This cannot be a rule; the message says why, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,38 @@ class WantedRule:
         )
 
 
+def checked_rule(text: str, own_url: str | None) -> str:
+    """The canonical spelling of the rule *text*.
+
+    Raises:
+        RuleError: it is none, or it covers *own_url*.
+    """
+    try:
+        rule = canonical_rule(text.strip())
+    except UrlError as error:
+        raise RuleError(
+            f"{text[:200]!r} is no rule: {error}; write https://evil.example for that server alone, or *.evil.example "
+            "for the domain and everything below it"
+        ) from None
+    if own_url is not None and rule in rules_covering(own_url):
+        raise RuleError(f"{rule} covers this server itself, {own_url}")
+    return rule
+
+
+def checked_reason(text: str) -> str:
+    """The reason in one line, fit to be shown anywhere.
+
+    Raises:
+        RuleError: nothing is left of it, or it is too long.
+    """
+    reason = shown_reason(text)
+    if not reason:
+        raise RuleError("a rule needs a reason: say why, for whoever asks in a year")
+    if len(reason) > MAX_REASON_CHARACTERS:
+        raise RuleError(f"the reason is longer than {MAX_REASON_CHARACTERS} characters")
+    return reason
+
+
 def shown_reason(text: str) -> str:
     """*text* in one line, without control characters."""
     return _UNSHOWABLE.sub(" ", text).strip()
@@ -71,7 +108,8 @@ def shown_reason(text: str) -> str:
 
 async def lock(session: AsyncSession) -> None:
     """Nobody else changes the blacklist until the transaction ends."""
-    await session.execute(update(BlacklistRevision).values(revision=col(BlacklistRevision.revision) + 1))
+    # On SQLite every transaction that writes has the whole file to itself from its first statement on.
+    await session.execute(select(col(BlacklistRevision.id)).with_for_update())
 
 
 async def entries_in(session: AsyncSession) -> AsyncIterator[Entry]:
