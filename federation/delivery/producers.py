@@ -141,7 +141,7 @@ class Producers:
         """The local user's post is stored, and a delivery owed to every server that shall have it.
 
         Those are the servers of accepted follows that name the author on either side; with the author's policy
-        `followers` only of those who follow the author; with `none`, none. A blacklisted server gets nothing.
+        `followers` only of those who follow the author; with `none`, none.
 
         Raises:
             ValueError: receivers would refuse it: no content, or a block that lacks what its type requires.
@@ -185,8 +185,7 @@ class Producers:
         server = func.coalesce(col(Follow.follower_server_url), col(Follow.following_server_url))
         query = select(server).where(named, col(Follow.accepted).is_(True), server.is_not(None)).distinct()
         servers = (peer_registry_url(url, self._own_url) for url in (await session.execute(query)).scalars())
-        known = sorted({server for server in servers if server is not None})
-        return [server for server in known if not await self._registry.is_blacklisted(server)]
+        return sorted({server for server in servers if server is not None})
 
     async def _ensure_known(self, session: AsyncSession, server_url: str) -> None:
         standing = await self._registry.standing(server_url)
