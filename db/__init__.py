@@ -5,12 +5,20 @@ from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob, Delivery
 from db.follows import Follow
 from db.host import Block, Post, User, create_host_tables
 from db.scheduling import RunOutcome, SchedulerJob
-from db.servers import BlacklistedServer, RotateChallengeToken, Server, ServerHealth, ServerHealthEvent
+from db.servers import (
+    BlacklistedServer,
+    BlacklistRevision,
+    RotateChallengeToken,
+    Server,
+    ServerHealth,
+    ServerHealthEvent,
+)
 from db.session import Database
 from db.url import DatabaseUrlError
 
 __all__ = [
     "AttemptOutcome",
+    "BlacklistRevision",
     "BlacklistedServer",
     "Block",
     "Database",

@@ -45,7 +45,11 @@ class Server(FederationTable, table=True):
 
 
 class BlacklistedServer(FederationTable, table=True):
-    """A server we refuse to deliver to and to hear from. The URL is not unique: every decision keeps its reason."""
+    """A rule: the server, or the domain written `*.example`, that we refuse to deliver to and to hear from.
+
+    In force until `expires_at`, or for good where that is null, as in rows of the original. The URL is not unique:
+    existing databases may hold a server twice, and every decision keeps its reason.
+    """
 
     __tablename__ = "blacklisted_servers"
     __table_args__ = (Index("blacklistedServers_serverUrl_idx", "server_url"),)
@@ -54,6 +58,16 @@ class BlacklistedServer(FederationTable, table=True):
     server_url: str = Field(sa_type=Text)
     created_at: datetime = Field(sa_type=UtcDateTime)
     reason: str = Field(sa_type=Text)
+    expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+class BlacklistRevision(FederationTable, table=True):
+    """One row, whose `revision` triggers raise with every change of `blacklisted_servers`, whoever makes it."""
+
+    __tablename__ = "blacklist_revision"
+
+    id: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
+    revision: int = Field(sa_type=BigInteger)
 
 
 class RotateChallengeToken(FederationTable, table=True):

@@ -37,6 +37,7 @@ from federation.queues import (
     open_storage,
     tasks_queue,
 )
+from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
@@ -78,7 +79,10 @@ class Federation:
             first_delay=settings.federation_health_first_delay,
             step=settings.federation_health_step,
         )
-        self.registry = Registry(self.database, schedule_health_check=self.schedule_health_check)
+        self.blacklist = Blacklist(self.database)
+        self.registry = Registry(
+            self.database, schedule_health_check=self.schedule_health_check, blacklist=self.blacklist
+        )
         self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy)
         self.discovery = Discovery(own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry)
         self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 from sqlalchemy import inspect
 
-from db import Database, ServerHealthEvent
+from db import BlacklistRevision, Database
 from federation.app import Federation
 from federation.errors import ConfigurationError
 from federation.process import adopt, release
@@ -114,7 +114,7 @@ async def _require_tables(database: Database) -> None:
         connection = await session.connection()
         tables = await connection.run_sync(lambda plain: inspect(plain).get_table_names())
     # The last one this version added: an existing node's database has the others already.
-    if ServerHealthEvent.__tablename__ not in tables:
+    if BlacklistRevision.__tablename__ not in tables:
         raise ConfigurationError(["DATABASE_URL: the database lacks this version's tables; run `federation upgrade`"])
 
 

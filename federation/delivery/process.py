@@ -182,9 +182,8 @@ class DeliveryProcessor:
 
     async def _find_server(self, report: Report) -> KnownServer:
         delivery = report.delivery
+        await self._refuse_blacklisted(delivery)
         standing = await self._registry.standing(delivery.server_url)
-        if standing.blacklisted:
-            raise PermanentFailure("BLACKLISTED", f"{delivery.server_url} is blacklisted", keep_row=False)
         try:
             target = self._guard.check_url(delivery.target_url)
             if target.origin != delivery.server_url.rstrip("/"):  # what producers of ours never do; others may
@@ -192,13 +191,21 @@ class DeliveryProcessor:
             if standing.server is not None:
                 report.cached_public_key = standing.server.public_key
                 return standing.server
-            return await self._discover(delivery.server_url)
+            server = await self._discover(delivery.server_url)
         except BlockedUrl as error:
             raise PermanentFailure(
                 "BLOCKED_URL", f"the target may not be contacted: {error}", keep_row=False
             ) from error
         except (DiscoveryError, NetworkError) as error:
             raise RetryableFailure("DISCOVERY", str(error)) from error
+        await self._refuse_blacklisted(delivery)  # a discovery may take long enough for an administrator to act
+        return server
+
+    async def _refuse_blacklisted(self, delivery: FederationDeliveryJob) -> None:
+        """Neither the server nor the target, which may lie elsewhere in another producer's job, is blacklisted."""
+        for url in (delivery.server_url, delivery.target_url):
+            if await self._registry.is_blacklisted(url):
+                raise PermanentFailure("BLACKLISTED", f"{url} is blacklisted", keep_row=False)
 
     async def _prepare(self, report: Report, server: KnownServer) -> tuple[bytes, dict[str, str]]:
         """The request body and headers; the attempt is on record once they exist."""

@@ -80,7 +80,7 @@ class LongRangeProbes:
 
         async def probe(server: KnownServer) -> bool:
             async with slots:
-                if (await self._registry.standing(server.url)).blacklisted:
+                if await self._registry.is_blacklisted(server.url):
                     return False
                 return await self._probe(server) == 0
 

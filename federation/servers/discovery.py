@@ -26,6 +26,10 @@ class DiscoveryError(Exception):
     """The server could not be discovered now; worth another try."""
 
 
+class ServerBlacklisted(DiscoveryError):
+    """The server is blacklisted here, and was not asked."""
+
+
 class Discover(Protocol):
     """Makes a server known."""
 
@@ -55,6 +59,7 @@ class Discovery:
 
         Raises:
             DiscoveryError: no usable answer, other keys than before, or keys that belong to another server.
+            ServerBlacklisted: a kind of it; the server was not asked.
             BlockedUrl: the guard refuses the URL; trying again cannot help.
         """
         return await self._running.run(server_url, lambda: self._discover(server_url))
@@ -67,8 +72,10 @@ class Discovery:
         """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.
 
         Raises:
-            DiscoveryError, BlockedUrl: as the call itself.
+            DiscoveryError, ServerBlacklisted, BlockedUrl: as the call itself.
         """
+        if await self._registry.is_blacklisted(server_url):
+            raise ServerBlacklisted(f"{server_url} is blacklisted")
         document = await self._ask(server_url)
         known = await self._registry.find(server_url)
         if known is not None and known.public_key != document.public_key:

@@ -2,8 +2,8 @@
 
 Theory of operation. Rows are written by discovery, rotation and health; every attempt reads them. Reads go through a
 cache of a few seconds, so a burst to one server costs one query; every write of this process drops the server's entry,
-and another process's write is seen when the entry expires. Health is advice (it picks relays), so that lag is harmless;
-a blacklisting takes effect within it.
+and another process's write is seen when the entry expires. Health is advice (it picks relays), so that lag is harmless.
+The blacklist is no part of that cache: see `Blacklist`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import structlog
-from sqlalchemy import exists, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
-from db import BlacklistedServer, Database, Server, ServerHealth, ServerHealthEvent, new_id
+from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
+from federation.servers.blacklist import Blacklist
 from federation.servers.cache import LoadingCache
 
 log = structlog.get_logger(__name__)
@@ -56,27 +57,36 @@ class KeysTaken(Exception):
 class Registry:
     """Reads and writes `server_registry`; `schedule_health_check` is called for each server found unhealthy."""
 
-    def __init__(self, database: Database, *, schedule_health_check: ScheduleHealthCheck) -> None:
+    def __init__(
+        self, database: Database, *, schedule_health_check: ScheduleHealthCheck, blacklist: Blacklist | None = None
+    ) -> None:
         self._database = database
         self._schedule_health_check = schedule_health_check
-        self._standings = LoadingCache(self._load, ttl=CACHE_TTL)
+        self._blacklist = blacklist or Blacklist(database)
+        self._servers = LoadingCache(self._load, ttl=CACHE_TTL)
 
     async def standing(self, url: str) -> Standing:
-        """What is known of `url`, at most a few seconds old; compared byte for byte."""
-        return await self._standings.get(url)
+        """What is known of `url`: its row, found byte for byte and a few seconds old, and what the blacklist says."""
+        return Standing(server=await self._servers.get(url), blacklisted=await self.is_blacklisted(url))
+
+    async def is_blacklisted(self, url: str) -> bool:
+        """Whether a rule of the blacklist covers `url`, in any spelling, whether it is registered or not."""
+        return await self._blacklist.covering(url) is not None
 
     async def find(self, url: str) -> KnownServer | None:
         """The registry row of `url` as it is now."""
-        self._standings.drop(url)
-        return (await self.standing(url)).server
+        self._servers.drop(url)
+        return await self._servers.get(url)
 
     async def close(self) -> None:
         """Nothing is being read any more."""
-        await self._standings.close()
+        await self._servers.close()
+        await self._blacklist.close()
 
     def forget(self, url: str) -> None:
-        """Cached knowledge of `url` is dropped."""
-        self._standings.drop(url)
+        """Cached knowledge of `url` is dropped, and the blacklist looked at before it is used again."""
+        self._servers.drop(url)
+        self._blacklist.recheck()
 
     async def register(
         self, *, url: str, public_key: str, encryption_public_key: str, session: AsyncSession | None = None
@@ -95,7 +105,7 @@ class Registry:
                 async with self._database.transaction() as own:
                     await _upsert(own, url, public_key, encryption_public_key)
         finally:
-            self._standings.drop(url)
+            self._servers.drop(url)
 
     async def mark_healthy(self, server_url: str, *, reason: str) -> None:
         """The server counts as healthy, with its probe counter at 0; `reason` says what showed it."""
@@ -140,7 +150,7 @@ class Registry:
                 count: int | None = (await session.execute(failed)).scalar_one_or_none()
                 return count
         finally:
-            self._standings.drop(url)
+            self._servers.drop(url)
 
     async def _change_health(
         self, url: str, values: Mapping[str, object], state: ServerHealth, reason: str, now: datetime
@@ -159,15 +169,14 @@ class Registry:
                     )
                 return before is not state
         finally:
-            self._standings.drop(url)
+            self._servers.drop(url)
 
     async def _locked_health(self, session: AsyncSession, url: str) -> bool | None:
         query = select(col(Server.is_healthy)).where(col(Server.url) == url).with_for_update()
         healthy: bool | None = (await session.execute(query)).scalar_one_or_none()
         return healthy
 
-    async def _load(self, url: str) -> Standing:
-        blacklisted = exists().where(col(BlacklistedServer.server_url) == url)
+    async def _load(self, url: str) -> KnownServer | None:
         query = select(
             col(Server.public_key),
             col(Server.encryption_public_key),
@@ -177,19 +186,15 @@ class Registry:
         ).where(col(Server.url) == url)
         async with self._database.read() as session:
             row = (await session.execute(query)).one_or_none()
-            is_blacklisted = bool((await session.execute(select(blacklisted))).scalar_one())
         if row is None:
-            return Standing(server=None, blacklisted=is_blacklisted)
-        return Standing(
-            server=KnownServer(
-                url=url,
-                public_key=row.public_key,
-                encryption_public_key=row.encryption_public_key,
-                is_healthy=row.is_healthy,
-                health_check_attempts=row.health_check_attempts,
-                unhealthy_reason=row.unhealthy_reason,
-            ),
-            blacklisted=is_blacklisted,
+            return None
+        return KnownServer(
+            url=url,
+            public_key=row.public_key,
+            encryption_public_key=row.encryption_public_key,
+            is_healthy=row.is_healthy,
+            health_check_attempts=row.health_check_attempts,
+            unhealthy_reason=row.unhealthy_reason,
         )
 
 

@@ -27,6 +27,7 @@ from tests.db.original import TABLES, create_original
 from workers.storage.sql import SqlStorage
 
 _OURS = {
+    "blacklist_revision",
     "scheduler_jobs",
     "delivery_attempts",
     "delivery_payloads",
@@ -166,7 +167,8 @@ async def test_rows_of_the_original_are_readable_and_it_may_go_on_writing(postgr
 def test_upgrading_again_changes_nothing(database_url: str) -> None:
     """A second run keeps the rows and the version."""
     upgrade(database_url)
-    insert = "INSERT INTO blacklisted_servers VALUES ('x', 'https://evil.example', '2025-01-01 00:00:00', 'spam')"
+    insert = """INSERT INTO blacklisted_servers (id, server_url, created_at, reason)
+        VALUES ('x', 'https://evil.example', '2025-01-01 00:00:00', 'spam')"""
     with engine_on(database_url) as engine:
         with engine.begin() as connection:
             connection.exec_driver_sql(insert)

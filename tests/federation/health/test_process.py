@@ -10,6 +10,7 @@ from sqlalchemy import delete, select, update
 from structlog.testing import capture_logs
 
 from db import Server, ServerHealthEvent
+from federation.admin import blacklist
 from federation.app import Federation
 from federation.health.probe import PROBE_TIMEOUT
 from federation.health.schedule import health_check_id
@@ -105,6 +106,18 @@ async def test_a_server_that_is_down_fails_its_probe(federation: Federation, pee
     assert (row.unhealthy_reason, row.health_check_attempts) == ("TIMEOUT", 1)
     assert await scheduled(federation, peer, 1) is not None
     assert await scheduled(federation, peer, 0) is None
+
+
+@pytest.mark.parametrize("rule", [None, "*.127.0.0.1"], ids=["origin", "star"])
+async def test_a_blacklisted_server_is_not_probed(federation: Federation, peer: Peer, rule: str | None) -> None:
+    """It stays as it is, and no further probe is planned."""
+    await make_sick(federation, peer, probes=1)
+    await blacklist.add(federation.database, rule or peer.url, reason="spam")
+    await federation.health_check_processor(probe_of(peer.url))
+    row = await server(federation)
+    assert (row.is_healthy, row.health_check_attempts) == (False, 1)
+    assert peer.server.connections == 0
+    assert await nothing_scheduled(federation)
 
 
 async def test_a_stranger_at_the_servers_address_does_not_heal_it(federation: Federation, peer: Peer) -> None:

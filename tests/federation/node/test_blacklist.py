@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import text
 
+from db import BlacklistedServer
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
-from tests.federation.node.conftest import Node
+from tests.federation.node.conftest import Node, on_both_databases
 from tests.federation.node.remote_server import RemoteServer
 
 EVIL = "https://evil.example"
@@ -69,13 +72,74 @@ async def test_a_blacklisted_author_is_refused_without_headers(node: Node, peer:
     assert await node.posts() == []
 
 
-async def test_an_entry_in_another_spelling_still_matches_its_own(node: Node) -> None:
-    """A list kept by hand may hold a trailing slash: it works for those who write it so."""
+@pytest.mark.parametrize("claimed", [EVIL, EVIL + "/", "HTTPS://EVIL.example.:443"])
+async def test_an_entry_in_another_spelling_is_of_the_same_server(node: Node, claimed: str) -> None:
+    """A list kept by hand may hold a trailing slash."""
     await node.blacklist(EVIL + "/")
 
-    response = await node.client.get("/discover", headers={"Origin": EVIL + "/"})
+    response = await node.client.get("/discover", headers={"Origin": claimed})
 
     assert (response.status_code, response.json()) == REFUSED
+
+
+@pytest.mark.parametrize("path", ["/discover", FOLLOWS_PATH, POSTS_PATH])
+@pytest.mark.parametrize("claimed", ["https://evil.example", "http://a.b.evil.example:8080", "https://A.Evil.example."])
+async def test_a_blacklisted_domain_is_refused_with_all_below_it(node: Node, path: str, claimed: str) -> None:
+    """In a header and in the body, with any scheme and port."""
+    await node.blacklist("*.evil.example")
+
+    in_header = await node.client.post(path, headers={"X-Federation-Origin": claimed})
+    in_body = await node.send(path, json.dumps({"url": claimed}).encode(), {"Content-Type": "application/json"})
+
+    assert (in_header.status_code, in_header.json()) == REFUSED
+    assert (in_body.status_code, in_body.json()) == REFUSED
+
+
+async def test_a_neighbour_of_a_blacklisted_domain_is_welcome(node: Node, peer: RemoteServer) -> None:
+    """A name that only ends alike is another domain."""
+    await node.blacklist("*.notb.example")
+    await node.blacklist(f"*.{peer.url.removeprefix('https://')}.org")
+
+    assert (await node.post(peer)).status_code == 200
+
+
+async def test_an_author_of_a_blacklisted_domain_is_refused_under_another_name(
+    node: Node, peer: RemoteServer, other: RemoteServer
+) -> None:
+    """Headers that name somebody who is welcome, or us, open nothing: the signed author counts."""
+    await node.blacklist(f"*.{peer.url.removeprefix('https://')}")
+    body = peer.delivery(peer.post(), "FEDERATE_POST", node.keys)
+
+    for claimed in (other.url, "https://b.example"):
+        headers = {"Content-Type": "application/json", "Origin": claimed, "X-Federation-Origin": claimed}
+        response = await node.send(POSTS_PATH, body, headers)
+        assert (response.status_code, response.json()) == REFUSED
+    assert await node.posts() == []
+
+
+async def test_an_expired_entry_refuses_nobody(node: Node, peer: RemoteServer) -> None:
+    """Its row may stay."""
+    past = datetime(2025, 1, 1, tzinfo=UTC)
+    await node.add(BlacklistedServer(server_url=peer.url, created_at=past, reason="test", expires_at=past))
+    node.registry.forget(peer.url)
+
+    assert (await node.post(peer)).status_code == 200
+
+
+@on_both_databases
+async def test_while_the_blacklist_was_never_read_everybody_is_told_to_come_back(
+    node: Node, peer: RemoteServer
+) -> None:
+    """Whoever asks might be on it."""
+    async with node.database.transaction() as session:
+        await session.execute(text("ALTER TABLE blacklist_revision RENAME TO gone"))
+
+    response = await node.client.get("/discover", headers={"Origin": peer.url})
+
+    assert response.status_code >= 500
+    async with node.database.transaction() as session:
+        await session.execute(text("ALTER TABLE gone RENAME TO blacklist_revision"))
+    assert (await node.client.get("/discover", headers={"Origin": peer.url})).status_code == 200
 
 
 @pytest.mark.parametrize("claimed", ["null", "\x00", "x" * 5000, "https://[", ""])

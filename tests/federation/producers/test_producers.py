@@ -14,6 +14,7 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import BlacklistedServer, DeliveryJob, DeliveryPayload, Follow, Post, Server, User, create_host_tables, new_id
+from federation.admin import blacklist
 from federation.app import Federation
 from federation.delivery.producers import ServerRefused
 from federation.errors import ConfigurationError
@@ -182,6 +183,18 @@ async def test_a_follow_on_a_blacklisted_server_is_refused_without_asking_it(nod
             await node.producers.request_follow(session, follower_id="a", following_id="b", server_url=peer.url)
     assert await all_of(node, Follow) == []
     assert peer.server.requests == []
+
+
+async def test_a_follow_on_a_server_of_a_blacklisted_domain_is_refused(node: Federation, peer: Peer) -> None:
+    """In any spelling of its URL."""
+    await blacklist.add(node.database, "*.127.0.0.1", reason="spam")
+    async with node.outbox.transaction() as session:
+        with pytest.raises(ServerRefused, match="blacklisted"):
+            await node.producers.request_follow(
+                session, follower_id="a", following_id="b", server_url=f"HTTP://127.1:{peer.server.port}/"
+            )
+    assert await all_of(node, Follow) == []
+    assert peer.server.connections == 0
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
+from federation.admin import blacklist
 from federation.app import Federation
 from federation.http.errors import BlockedUrl
 from federation.protocol.keys import generate_own_keys
-from federation.servers.discovery import DiscoveryError
+from federation.servers.discovery import DiscoveryError, ServerBlacklisted
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, hang, redirect, reset, respond, truncate
@@ -47,6 +48,16 @@ async def test_concurrent_discoveries_of_one_server_are_one(federation: Federati
     assert isinstance(results[0], asyncio.CancelledError)
     assert {getattr(result, "url", result) for result in results[1:]} == {peer.url}
     assert peer.discoveries == ["GET", "REGISTER"]
+
+
+@pytest.mark.parametrize("rule", [None, "*.127.0.0.1"], ids=["origin", "star"])
+async def test_a_blacklisted_server_is_not_discovered(federation: Federation, peer: Peer, rule: str | None) -> None:
+    """Not a byte is sent, whoever asks for it."""
+    await blacklist.add(federation.database, rule or peer.url, reason="spam")
+    with pytest.raises(ServerBlacklisted, match="is blacklisted"):
+        await federation.discovery(peer.url)
+    assert peer.server.connections == 0
+    assert await federation.registry.find(peer.url) is None
 
 
 async def test_a_discovery_that_failed_is_tried_anew(federation: Federation, peer: Peer) -> None:

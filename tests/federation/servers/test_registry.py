@@ -223,7 +223,7 @@ async def test_changes_side_by_side_record_each_change_once(registry: Registry, 
 
 
 async def test_standing_is_cached_and_find_is_not(registry: Registry, database: Database) -> None:
-    """What another process writes is found at once by `find`, and by `standing` after it or after `forget`."""
+    """What another process writes is found at once by `find`, and by `standing` after it; a rule after `forget`."""
     await register(registry)
     assert (await registry.standing(URL)).server is not None
     async with database.transaction() as session:
@@ -235,6 +235,8 @@ async def test_standing_is_cached_and_find_is_not(registry: Registry, database: 
     found = await registry.find(URL)
     assert found is not None
     assert found.public_key == "rotated"
+    assert not (await registry.standing(URL)).blacklisted
+    registry.forget(URL)
     assert (await registry.standing(URL)).blacklisted
     async with database.transaction() as session:
         await session.execute(delete(Server))
@@ -262,9 +264,13 @@ async def test_every_write_of_this_process_is_seen_at_once(registry: Registry) -
     ]
 
 
-async def test_urls_are_compared_byte_for_byte(registry: Registry, database: Database) -> None:
-    """A blacklisting of another spelling is of another server; canonical spelling is the caller's."""
+async def test_servers_are_found_byte_for_byte_and_rules_in_any_spelling(
+    registry: Registry, database: Database
+) -> None:
+    """Of registry rows the canonical spelling is the caller's affair; a rule means the server however it is written."""
+    await register(registry)
     async with database.transaction() as session:
-        session.add(BlacklistedServer(server_url=URL + "/", created_at=datetime.now(UTC), reason="spam"))
-    assert not (await registry.standing(URL)).blacklisted
-    assert (await registry.standing(URL + "/")).blacklisted
+        session.add(BlacklistedServer(server_url="HTTPS://B.example:443/", created_at=datetime.now(UTC), reason="spam"))
+    assert (await registry.standing(URL)).blacklisted
+    slashed = await registry.standing(URL + "/")
+    assert (slashed.server, slashed.blacklisted) == (None, True)

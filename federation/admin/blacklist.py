@@ -1,0 +1,170 @@
+"""What an administrator does with the blacklist: add, remove, list and look up rules, move them in and out as CSV.
+
+Theory of operation. A rule is named by its canonical spelling; rows that spell it otherwise, as another process may
+write them, are the same rule here. Who changes rules takes the lock of the revision row first, so checking and writing
+is one step even for two administrators at once, and every process sees the change within two seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import IO
+
+from sqlalchemy import delete, or_
+from sqlmodel import col
+
+from db import BlacklistedServer, Database
+from federation.admin.blacklist_csv import CsvError, LineNote, write_entry, write_header
+from federation.admin.blacklist_import import BadRows, Changed, Imported, ImportPlan, apply_import, plan_import
+from federation.admin.blacklist_rows import (
+    ALL_ROWS,
+    SCAN_PAGE,
+    Entry,
+    RuleError,
+    WantedRule,
+    checked_reason,
+    checked_rule,
+    delete_rows,
+    entries_in,
+    entry_of,
+    lock,
+    replace,
+)
+from federation.protocol.errors import UrlError
+from federation.servers.rules import canonical_rule, rules_covering
+
+__all__ = [
+    "BadRows",
+    "Change",
+    "Changed",
+    "CsvError",
+    "Entry",
+    "ImportPlan",
+    "Imported",
+    "LineNote",
+    "Page",
+    "RuleError",
+    "WantedRule",
+    "add",
+    "apply_import",
+    "check",
+    "export_csv",
+    "list_rules",
+    "plan_import",
+    "purge_expired",
+    "remove",
+]
+
+
+class Change(StrEnum):
+    """What became of a rule that was asked for."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Part of a list; `after` continues it, None at its end."""
+
+    entries: tuple[Entry, ...]
+    after: tuple[str, str] | None
+
+
+async def add(
+    database: Database,
+    rule: str,
+    *,
+    reason: str,
+    expires_at: datetime | None = None,
+    own_url: str | None = None,
+) -> tuple[Change, Entry]:
+    """*rule* (`https://evil.example`, or `*.evil.example` with all below it) is in force, for that reason, until then.
+
+    What said otherwise of the same rule is replaced; it keeps the time it was first made.
+
+    Raises:
+        RuleError: no rule, one that covers *own_url*, no reason, or an end that is past or without a time zone.
+    """
+    wanted = WantedRule(rule=checked_rule(rule, own_url), reason=checked_reason(reason), expires_at=expires_at)
+    if expires_at is not None and (expires_at.tzinfo is None or expires_at <= datetime.now(UTC)):
+        raise RuleError(f"the end {expires_at.isoformat()} must lie in the future and name its time zone")
+    async with database.transaction() as session:
+        await lock(session)
+        before = [entry async for entry in entries_in(session) if entry.rule == wanted.rule]
+        if wanted.is_met_by(before):
+            return Change.UNCHANGED, before[0]
+        (entry,) = await replace(session, [(wanted, before)])
+    return (Change.CHANGED if before else Change.ADDED), entry
+
+
+async def remove(database: Database, rule: str) -> tuple[Entry, ...]:
+    """Every row of *rule* is gone, in whatever spelling; returns what they were, nothing if there were none."""
+    name = _name_of(rule)
+    async with database.transaction() as session:
+        await lock(session)
+        gone = [entry async for entry in entries_in(session) if name in (entry.rule, entry.server_url)]
+        await delete_rows(session, [entry.id for entry in gone])
+    return tuple(gone)
+
+
+async def check(database: Database, url: str) -> tuple[Entry, ...]:
+    """The rows in force whose rule covers *url*, which may be a bare host name; nothing: it is not blacklisted."""
+    now = datetime.now(UTC)
+    covering = {url, *rules_covering(url if "://" in url else f"https://{url}")}
+    async with database.read() as session:
+        return tuple([entry async for entry in entries_in(session) if entry.rule in covering and entry.in_force(now)])
+
+
+async def list_rules(database: Database, *, limit: int = 100, after: tuple[str, str] | None = None) -> Page:
+    """Up to *limit* rows in the order of their rules, expired ones included, from where the page before ended."""
+    query = ALL_ROWS.order_by(col(BlacklistedServer.server_url), col(BlacklistedServer.id)).limit(limit + 1)
+    if after is not None:
+        url, row = after
+        same = (col(BlacklistedServer.server_url) == url) & (col(BlacklistedServer.id) > row)
+        query = query.where(or_(col(BlacklistedServer.server_url) > url, same))
+    async with database.read() as session:
+        found = [entry_of(*row) for row in await session.execute(query)]
+    last = found[limit - 1] if len(found) > limit else None
+    return Page(entries=tuple(found[:limit]), after=(last.server_url, last.id) if last else None)
+
+
+async def export_csv(database: Database, file: IO[str], *, expired: bool = False) -> int:
+    """The rules in force, or with *expired* all rows, are in *file* (opened with `newline=""`); how many.
+
+    In the order of the rules, so that two exports can be compared. The file can be imported again, and opened in a
+    spreadsheet: no reason is a formula there.
+    """
+    now, count = datetime.now(UTC), 0
+    write_header(file)
+    after: tuple[str, str] | None = None
+    while True:
+        page = await list_rules(database, limit=SCAN_PAGE, after=after)
+        for entry in page.entries:
+            if expired or entry.in_force(now):
+                write_entry(file, entry)
+                count += 1
+        if page.after is None:
+            return count
+        after = page.after
+
+
+async def purge_expired(database: Database, *, before: datetime | None = None) -> int:
+    """Rows that expired before *before*, by default now, are gone; how many.
+
+    Processes of the original know no expiry: for them a rule ends when its row goes.
+    """
+    expired = col(BlacklistedServer.expires_at) < (before or datetime.now(UTC))
+    async with database.transaction() as session:
+        rows = delete(BlacklistedServer).where(expired).returning(col(BlacklistedServer.id))
+        return len((await session.execute(rows)).all())
+
+
+def _name_of(rule: str) -> str:
+    try:
+        return canonical_rule(rule.strip())
+    except UrlError:
+        return rule

@@ -1,0 +1,245 @@
+"""Blacklists as CSV: our own format, read and written, and Mastodon's domain blocks, read.
+
+Files come from strangers: lines, records, the file and the number of bad rows are bounded. A bad row is reported with
+its line and the others are read; where it cannot be told where a row ends, the file is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import IO, Final, TypeAlias
+
+from federation.admin.blacklist_rows import (
+    MAX_REASON_CHARACTERS,
+    Entry,
+    RuleError,
+    WantedRule,
+    checked_reason,
+    checked_rule,
+    shown_reason,
+)
+
+COLUMNS: Final = ("server_url", "reason", "expires_at", "created_at")
+
+MAX_FILE_BYTES: Final = 64 * 1024 * 1024
+MAX_LINE_BYTES: Final = 16 * 1024
+MAX_RECORD_BYTES: Final = 64 * 1024
+MAX_BAD_ROWS: Final = 10_000
+
+_MASTODON_REASON: Final = "Mastodon domain block"
+_NO_REASON: Final = "no reason given"
+_NO_BLOCK: Final = frozenset({"silence", "noop"})
+
+# What a spreadsheet would take for a formula, and what an export of such a text looks like.
+_FORMULA = re.compile(r"'*\s*[=+\-@]")
+_GUARDED_FORMULA = re.compile(r"'+\s*[=+\-@]")
+
+
+class CsvError(ValueError):
+    """The file as a whole cannot be read; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineNote:
+    """Something to say about the row that begins on *line*."""
+
+    line: int
+    text: str
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadRules:
+    """What a file asks for: rules by their canonical spelling, rows left out for a reason, and rows that are wrong."""
+
+    rules: dict[str, WantedRule] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    skipped: list[LineNote] = field(default_factory=list)
+    bad: list[LineNote] = field(default_factory=list)
+
+
+class Skipped(Exception):
+    """The row is sound and asks for nothing."""
+
+
+ReadRow: TypeAlias = Callable[[Mapping[str, str]], WantedRule]
+
+
+def read_csv(file: IO[bytes], *, own_url: str | None = None) -> ReadRules:
+    """The rules in *file*, in either format, told apart by the first line; those that cover *own_url* are bad rows.
+
+    Raises:
+        CsvError: not UTF-8, over a bound, without a first line we know, with a quote that has no end, or with more bad
+            rows than anybody would read about.
+    """
+    found, now = ReadRules(), datetime.now(UTC)
+    records = _records(file, found.bad)
+    line, header = next(records, (1, []))
+    columns = [name.strip().lower().removeprefix("#") for name in header]
+    read_row = _reader_for(columns, own_url)
+    for line, fields in records:
+        try:
+            if len(fields) != len(columns):
+                raise RuleError(f"{len(fields)} fields, and the first line names {len(columns)}")
+            wanted = read_row(dict(zip(columns, fields, strict=True)))
+            if wanted.expires_at is not None and wanted.expires_at <= now:
+                raise Skipped(f"{wanted.rule} expired at {wanted.expires_at.isoformat()}")
+            _take(found, wanted, line)
+        except RuleError as error:
+            found.bad.append(LineNote(line=line, text=str(error)))
+        except Skipped as reason:
+            found.skipped.append(LineNote(line=line, text=str(reason)))
+        if len(found.bad) > MAX_BAD_ROWS:
+            raise CsvError(f"line {line}: more than {MAX_BAD_ROWS} bad rows by here; is this a blacklist?")
+    return found
+
+
+def write_header(file: IO[str]) -> None:
+    """*file*, opened with `newline=""`, begins as our format does."""
+    csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+
+
+def write_entry(file: IO[str], entry: Entry) -> None:
+    """The row is in *file*; no cell of it is a formula to a spreadsheet, and `read_csv` gets back what it was.
+
+    A reason as other processes may have written it is brought into the form of ours.
+    """
+    reason = shown_reason(entry.reason)[:MAX_REASON_CHARACTERS] or _NO_REASON
+    ends = _time_text(entry.expires_at) if entry.expires_at else ""
+    cells = (_guarded(entry.server_url), _guarded(reason), ends, _time_text(entry.created_at))
+    csv.writer(file, lineterminator="\n").writerow(cells)
+
+
+def _take(found: ReadRules, wanted: WantedRule, line: int) -> None:
+    earlier = found.rules.get(wanted.rule)
+    if earlier is None:
+        found.rules[wanted.rule], found.lines[wanted.rule] = wanted, line
+    elif (earlier.reason, earlier.expires_at) == (wanted.reason, wanted.expires_at):
+        raise Skipped(f"{wanted.rule} is on line {found.lines[wanted.rule]} already")
+    else:
+        raise RuleError(f"{wanted.rule} is on line {found.lines[wanted.rule]} already, with another reason or end")
+
+
+def _reader_for(columns: list[str], own_url: str | None) -> ReadRow:
+    if len(set(columns)) == len(columns):
+        if {"server_url", "reason"} <= set(columns):
+            return lambda row: _our_row(row, own_url)
+        if "domain" in columns:
+            return lambda row: _mastodon_row(row, own_url)
+    raise CsvError(
+        "line 1: names neither our columns (server_url,reason, perhaps expires_at,created_at) nor Mastodon's "
+        "(#domain,#severity,#reject_media,#reject_reports,#public_comment,#obfuscate), separated by commas"
+    )
+
+
+def _our_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
+    return WantedRule(
+        rule=checked_rule(_unguarded(row["server_url"]), own_url),
+        reason=checked_reason(_unguarded(row["reason"])),
+        expires_at=_time(row.get("expires_at", ""), "expires_at"),
+        created_at=_time(row.get("created_at", ""), "created_at"),
+    )
+
+
+def _mastodon_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
+    """A domain block there is of the domain and all below it, with any scheme and port: a rule with a star here."""
+    domain = row["domain"].strip()
+    severity = row.get("severity", "suspend").strip().lower()
+    if "*" in domain:
+        raise RuleError(f"{domain[:200]!r} is obfuscated: the domain it stands for cannot be told")
+    if severity in _NO_BLOCK:
+        raise Skipped(f"{domain[:200]!r} is no block: severity {severity}")
+    if severity != "suspend":
+        raise RuleError(f"severity {severity[:40]!r} is none of suspend, silence and noop")
+    return WantedRule(
+        rule=checked_rule(f"*.{domain}", own_url),
+        reason=checked_reason(row.get("public_comment", "").strip() or _MASTODON_REASON),
+        expires_at=None,
+    )
+
+
+def _records(file: IO[bytes], bad: list[LineNote]) -> Iterator[tuple[int, list[str]]]:
+    """Each record and the line it begins on; a line that is no CSV is noted in *bad*."""
+    lines = _BoundedLines(file)
+    reader = csv.reader(lines, strict=True)
+    while True:
+        start = lines.begin_record()
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if lines.number > start:
+                raise CsvError(f"line {start}: a quoted field begins there and does not end well: {error}") from None
+            bad.append(LineNote(line=start, text=f"no CSV: {error}"))
+            continue
+        if any(field.strip() for field in fields):
+            yield start, fields
+
+
+class _BoundedLines:
+    """The lines of a file as text; iteration ends with `CsvError` at the first that is too long or no UTF-8."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._file_bytes = 0
+        self._record_bytes = 0
+        self._record_line = 1
+        self.number = 0
+
+    def begin_record(self) -> int:
+        """The number of the line that comes next, with which a record begins."""
+        self._record_bytes = 0
+        self._record_line = self.number + 1
+        return self._record_line
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self._file_bytes += len(line)
+        self._record_bytes += len(line)
+        if len(line) > MAX_LINE_BYTES:
+            raise CsvError(f"line {self.number}: longer than {MAX_LINE_BYTES} bytes")
+        if self._record_bytes > MAX_RECORD_BYTES:
+            raise CsvError(f"line {self._record_line}: a quoted field begins there and does not end")
+        if self._file_bytes > MAX_FILE_BYTES:
+            raise CsvError(f"line {self.number}: the file is larger than {MAX_FILE_BYTES} bytes")
+        try:
+            return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise CsvError(f"line {self.number}: not UTF-8") from None
+
+
+def _time(text: str, column: str) -> datetime | None:
+    if not text.strip():
+        return None
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise RuleError(f"{column}: {text[:40]!r} is no time such as 2026-01-02T03:04:05Z") from None
+    if time.tzinfo is None:
+        raise RuleError(f"{column}: {text[:40]!r} names no time zone; write Z at its end for UTC")
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise RuleError(f"{column}: {text[:40]!r} lies outside the calendar") from None
+
+
+def _time_text(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _guarded(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def _unguarded(text: str) -> str:
+    return text[1:] if _GUARDED_FORMULA.match(text) else text

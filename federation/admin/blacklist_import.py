@@ -1,0 +1,109 @@
+"""Importing a blacklist: first what would change, then the change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from db import Database
+from federation.admin.blacklist_csv import LineNote, ReadRules, read_csv
+from federation.admin.blacklist_rows import Entry, WantedRule, entries_in, lock, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """A rule that is there and shall be otherwise."""
+
+    before: tuple[Entry, ...]
+    after: WantedRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportPlan:
+    """What an import would do. Rules that the file does not name stay as they are."""
+
+    added: tuple[WantedRule, ...]
+    changed: tuple[Changed, ...]
+    unchanged: tuple[WantedRule, ...]
+    skipped: tuple[LineNote, ...]
+    bad: tuple[LineNote, ...]
+
+    @property
+    def wanted(self) -> tuple[WantedRule, ...]:
+        """Every rule the file asks for."""
+        return (*self.added, *(change.after for change in self.changed), *self.unchanged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """How many rules an import has added, changed, and found as they should be."""
+
+    added: int
+    changed: int
+    unchanged: int
+
+
+class BadRows(ValueError):
+    """Rows of the file are wrong, and nothing was imported."""
+
+    def __init__(self, bad: Sequence[LineNote]) -> None:
+        first = bad[0]
+        super().__init__(f"{len(bad)} bad rows, nothing was imported; the first: line {first.line}: {first.text}")
+        self.bad = tuple(bad)
+
+
+async def plan_import(database: Database, file: IO[bytes], *, own_url: str | None = None) -> ImportPlan:
+    """What importing *file*, ours or Mastodon's, would do; nothing is written. See `read_csv` for the formats.
+
+    Raises:
+        CsvError: the file cannot be read at all.
+    """
+    read = await asyncio.to_thread(read_csv, file, own_url=own_url)
+    async with database.read() as session:
+        return await _plan(session, read)
+
+
+async def apply_import(database: Database, plan: ImportPlan, *, skip_bad: bool = False) -> Imported:
+    """Every rule of *plan* is in force as the file says, in one transaction: all of them, or none if it fails.
+
+    What has changed since it was planned is taken into account. Doing it again changes nothing.
+
+    Raises:
+        BadRows: the plan has bad rows and not *skip_bad*; nothing was imported.
+    """
+    if plan.bad and not skip_bad:
+        raise BadRows(plan.bad)
+    async with database.transaction() as session:
+        await lock(session)
+        current = await _plan(session, ReadRules(rules={wanted.rule: wanted for wanted in plan.wanted}))
+        changes: list[tuple[WantedRule, Sequence[Entry]]] = [(wanted, ()) for wanted in current.added]
+        changes += [(change.after, change.before) for change in current.changed]
+        await replace(session, changes)
+    return Imported(added=len(current.added), changed=len(current.changed), unchanged=len(current.unchanged))
+
+
+async def _plan(session: AsyncSession, read: ReadRules) -> ImportPlan:
+    existing: dict[str, list[Entry]] = {}
+    async for entry in entries_in(session):
+        if entry.rule in read.rules:
+            existing.setdefault(entry.rule, []).append(entry)
+    added, changed, unchanged = [], [], []
+    for rule, wanted in read.rules.items():
+        before = existing.get(rule, [])
+        if not before:
+            added.append(wanted)
+        elif wanted.is_met_by(before):
+            unchanged.append(wanted)
+        else:
+            changed.append(Changed(before=tuple(before), after=wanted))
+    return ImportPlan(
+        added=tuple(added),
+        changed=tuple(changed),
+        unchanged=tuple(unchanged),
+        skipped=tuple(read.skipped),
+        bad=tuple(read.bad),
+    )

@@ -1,0 +1,174 @@
+"""The rows of the blacklist as administration reads and replaces them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlmodel import col
+
+from db import BlacklistedServer, BlacklistRevision, new_id
+from federation.protocol.errors import UrlError
+from federation.servers.rules import canonical_rule, rules_covering
+
+BATCH: Final = 1_000
+SCAN_PAGE: Final = 5_000
+MAX_REASON_CHARACTERS: Final = 2_000
+
+ALL_ROWS: Final = select(
+    col(BlacklistedServer.id),
+    col(BlacklistedServer.server_url),
+    col(BlacklistedServer.reason),
+    col(BlacklistedServer.created_at),
+    col(BlacklistedServer.expires_at),
+)
+
+# White space, and what could steer a terminal or turn the text around; surrogates fit into no database.
+_UNSHOWABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+
+
+class RuleError(ValueError):
+    """This cannot be a rule; the message says why, and what to write instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One row: the rule in canonical spelling (as stored, if it has none), why and until when (None: for good)."""
+
+    id: str
+    rule: str
+    server_url: str
+    reason: str
+    created_at: datetime
+    expires_at: datetime | None
+
+    def in_force(self, now: datetime) -> bool:
+        return self.expires_at is None or self.expires_at > now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedRule:
+    """A rule as it shall be; in canonical spelling, its reason fit to be shown."""
+
+    rule: str
+    reason: str
+    expires_at: datetime | None
+    created_at: datetime | None = None
+
+    def is_met_by(self, entries: Sequence[Entry]) -> bool:
+        """Whether the rows of this rule say just that, in one row and one spelling."""
+        return len(entries) == 1 and (self.rule, self.reason, self.expires_at) == (
+            entries[0].server_url,
+            shown_reason(entries[0].reason),
+            entries[0].expires_at,
+        )
+
+
+def checked_rule(text: str, own_url: str | None) -> str:
+    """The canonical spelling of the rule *text*.
+
+    Raises:
+        RuleError: it is none, or it covers *own_url*.
+    """
+    try:
+        rule = canonical_rule(text.strip())
+    except UrlError as error:
+        raise RuleError(
+            f"{text[:200]!r} is no rule: {error}; write https://evil.example for that server alone, or *.evil.example "
+            "for the domain and everything below it"
+        ) from None
+    if own_url is not None and rule in rules_covering(own_url):
+        raise RuleError(f"{rule} covers this server itself, {own_url}")
+    return rule
+
+
+def checked_reason(text: str) -> str:
+    """The reason in one line, fit to be shown anywhere.
+
+    Raises:
+        RuleError: nothing is left of it, or it is too long.
+    """
+    reason = shown_reason(text)
+    if not reason:
+        raise RuleError("a rule needs a reason: say why, for whoever asks in a year")
+    if len(reason) > MAX_REASON_CHARACTERS:
+        raise RuleError(f"the reason is longer than {MAX_REASON_CHARACTERS} characters")
+    return reason
+
+
+def shown_reason(text: str) -> str:
+    """*text* in one line, without control characters."""
+    return _UNSHOWABLE.sub(" ", text).strip()
+
+
+async def lock(session: AsyncSession) -> None:
+    """Nobody else changes the blacklist until the transaction ends."""
+    # On SQLite every transaction that writes has the whole file to itself from its first statement on.
+    await session.execute(select(col(BlacklistRevision.id)).with_for_update())
+
+
+async def entries_in(session: AsyncSession) -> AsyncIterator[Entry]:
+    """Every row, a few thousand at a time."""
+    row_id = col(BlacklistedServer.id)
+    query = ALL_ROWS.order_by(row_id).limit(SCAN_PAGE)
+    last: str | None = None
+    while True:
+        rows = (await session.execute(query if last is None else query.where(row_id > last))).all()
+        for row in rows:
+            yield entry_of(*row)
+        if len(rows) < SCAN_PAGE:
+            return
+        last = rows[-1][0]
+
+
+async def replace(session: AsyncSession, changes: Sequence[tuple[WantedRule, Sequence[Entry]]]) -> list[Entry]:
+    """Each wanted rule is one row, in place of the rows beside it; the time the rule was first made stays."""
+    now = datetime.now(UTC)
+    await delete_rows(session, [entry.id for _, before in changes for entry in before])
+    entries = [
+        Entry(
+            id=new_id(),
+            rule=wanted.rule,
+            server_url=wanted.rule,
+            reason=wanted.reason,
+            created_at=min((entry.created_at for entry in before), default=wanted.created_at or now),
+            expires_at=wanted.expires_at,
+        )
+        for wanted, before in changes
+    ]
+    for start in range(0, len(entries), BATCH):
+        rows = [
+            {
+                "id": entry.id,
+                "server_url": entry.server_url,
+                "reason": entry.reason,
+                "created_at": entry.created_at,
+                "expires_at": entry.expires_at,
+            }
+            for entry in entries[start : start + BATCH]
+        ]
+        await session.execute(insert(BlacklistedServer), rows)
+    return entries
+
+
+async def delete_rows(session: AsyncSession, ids: Sequence[str]) -> None:
+    """The rows with these ids are gone."""
+    for start in range(0, len(ids), BATCH):
+        batch = ids[start : start + BATCH]
+        await session.execute(delete(BlacklistedServer).where(col(BlacklistedServer.id).in_(batch)))
+
+
+def entry_of(row_id: str, server_url: str, reason: str, created_at: datetime, expires_at: datetime | None) -> Entry:
+    """A row of `ALL_ROWS`."""
+    try:
+        rule = canonical_rule(server_url)
+    except UrlError:
+        rule = server_url
+    return Entry(
+        id=row_id, rule=rule, server_url=server_url, reason=reason, created_at=created_at, expires_at=expires_at
+    )

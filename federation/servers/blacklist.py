@@ -1,0 +1,161 @@
+"""The blacklist as this process knows it: every rule in memory, never much older than the database.
+
+Theory of operation. Triggers count every change of the table, whoever makes it, in one row; an expiry changes nothing
+in the table and is compared with the clock at each look-up. A look-up that finds the last check a second old reads that
+row first, and reads all rules if the number has changed; the others wait for the same check. So a change takes effect
+within a second and the time of a load, a process that looks nothing up asks nothing, and a busy one asks one row a
+second. The number is read before the rules: what is written meanwhile is in them, or raises the number again.
+
+Every few minutes the rules are read anyway, in case a table without triggers was put in place of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as DatabaseTimeout
+from sqlmodel import col
+
+from db import BlacklistedServer, BlacklistRevision, Database
+from federation.servers.rules import RuleSet
+from federation.servers.single_flight import SingleFlight
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+CHECK_INTERVAL: Final = timedelta(seconds=1)
+RELOAD_INTERVAL: Final = timedelta(minutes=5)
+CHECK_TIMEOUT: Final = timedelta(seconds=2)
+LOAD_TIMEOUT: Final = timedelta(seconds=60)
+PAGE: Final = 5_000
+REVISION_ROW: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """The rules at one revision; None where the row that counts is missing, which always means another one."""
+
+    rules: RuleSet
+    revision: int | None
+    at: float
+
+
+class Blacklist:
+    """Tells which server URLs are blacklisted.
+
+    While the database does not answer, the last rules stay in force; without any, look-ups fail: nothing is delivered
+    and nobody let in on an unread blacklist.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        check_interval: timedelta = CHECK_INTERVAL,
+        reload_interval: timedelta = RELOAD_INTERVAL,
+    ) -> None:
+        self._database = database
+        self._check_interval = check_interval.total_seconds()
+        self._reload_interval = reload_interval.total_seconds()
+        self._loaded: _Loaded | None = None
+        self._fresh_until = 0.0
+        self._is_behind = False
+        self._checks: SingleFlight[RuleSet] = SingleFlight()
+
+    async def covering(self, url: str) -> str | None:
+        """The rule in force that covers *url*, None if it is not blacklisted.
+
+        Raises:
+            SQLAlchemyError: the rules were never read, and cannot be read now.
+        """
+        return (await self._rules()).covering(url, time.time())
+
+    def recheck(self) -> None:
+        """The next look-up asks the database, also if a check is under way."""
+        self._fresh_until = 0.0
+        self._checks.forget("")
+
+    async def close(self) -> None:
+        """Nothing is being read any more."""
+        await self._checks.close()
+
+    async def _rules(self) -> RuleSet:
+        if self._loaded is not None and time.monotonic() < self._fresh_until:
+            return self._loaded.rules
+        return await self._checks.run("", self._check)
+
+    async def _check(self) -> RuleSet:
+        started = time.monotonic()
+        try:
+            loaded = await self._refreshed()
+        except (SQLAlchemyError, OSError) as error:
+            if self._loaded is None:
+                raise
+            self._note_trouble(error)
+            # Counted from now: who waits for a database that hangs shall not wait for it again at once.
+            started, loaded = time.monotonic(), self._loaded
+        else:
+            self._note_success(loaded)
+        if self._checks.is_current(""):  # not overtaken by `recheck`
+            self._loaded = loaded
+            self._fresh_until = started + self._check_interval
+        return loaded.rules
+
+    async def _refreshed(self) -> _Loaded:
+        known, now = self._loaded, time.monotonic()
+        # A first look-up may have to wait for a connection; nothing could stand in for its answer.
+        revision = await _within(LOAD_TIMEOUT if known is None else CHECK_TIMEOUT, self._revision())
+        is_same = known is not None and revision is not None and revision == known.revision
+        if known is not None and is_same and now < known.at + self._reload_interval:
+            return known
+        return _Loaded(rules=await _within(LOAD_TIMEOUT, load_rules(self._database)), revision=revision, at=now)
+
+    async def _revision(self) -> int | None:
+        async with self._database.read() as session:
+            row = await session.get(BlacklistRevision, REVISION_ROW)
+        return None if row is None else row.revision
+
+    def _note_trouble(self, error: Exception) -> None:
+        if not self._is_behind:
+            log.error("blacklist_behind", error=type(error).__name__)
+        self._is_behind = True
+
+    def _note_success(self, loaded: _Loaded) -> None:
+        if self._is_behind:
+            log.info("blacklist_current", rules=len(loaded.rules))
+        elif self._loaded is not None and loaded.revision != self._loaded.revision:
+            log.info("blacklist_changed", rules=len(loaded.rules))
+        self._is_behind = False
+
+
+async def _within(limit: timedelta, reading: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(limit.total_seconds()):
+            return await reading
+    except TimeoutError:
+        raise DatabaseTimeout(f"the blacklist was not read within {limit.total_seconds():g} s") from None
+
+
+async def load_rules(database: Database) -> RuleSet:
+    """Every rule in the database, expired ones included. In pages, between which others have their turn."""
+    rules = RuleSet()
+    columns = col(BlacklistedServer.id), col(BlacklistedServer.server_url), col(BlacklistedServer.expires_at)
+    page = select(*columns).order_by(columns[0]).limit(PAGE)
+    last: str | None = None
+    while True:
+        async with database.read() as session:
+            rows = (await session.execute(page if last is None else page.where(columns[0] > last))).all()
+        for _, server_url, expires_at in rows:
+            rules.add(server_url, expires_at)
+        if len(rows) < PAGE:
+            return rules
+        last = rows[-1][0]
