@@ -18,8 +18,9 @@ from federation.errors import ConfigurationError
 from federation.health.process import HealthCheckProcessor
 from federation.health.schedule import HealthSchedule
 from federation.http.client import FederationClient
-from federation.http.gates import FederationFetch
+from federation.http.gates import FederationFetch, Relay
 from federation.http.guard import AddressGuard
+from federation.http.relay import PeerRelay
 from federation.http.transport import PoolLimits, pooled_transport
 from federation.queues import (
     DELIVERY_QUEUE_NAME,
@@ -36,6 +37,7 @@ from federation.queues import (
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
+from federation.servers.relay_peers import RelayPeers
 from federation.setting_types import plain
 from federation.settings import Settings
 from workers import Storage
@@ -75,7 +77,8 @@ class Federation:
             step=settings.federation_health_step,
         )
         self.registry = Registry(self.database, schedule_health_check=self.schedule_health_check)
-        self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy)
+        self.relay_peers = RelayPeers(self.database, self.registry, self.client, own_url=self.own_url or "")
+        self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy, relay=self._relay())
         self.discovery = Discovery(own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry)
         self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
@@ -92,6 +95,18 @@ class Federation:
             fetch=self.fetch,
             schedule=self.schedule_health_check,
             checks=settings.federation_health_checks,
+        )
+
+    def _relay(self) -> Relay | None:
+        """None for a node without a name or keys: no peer would relay for it."""
+        if self.own_url is None or self.keys is None:
+            return None
+        return PeerRelay(
+            own_url=self.own_url,
+            keys=self.keys,
+            client=self.client,
+            registry=self.registry,
+            peers=self.relay_peers,
         )
 
     def _delivery_processor(self, discover: Discover) -> DeliveryProcessor:
@@ -182,6 +197,7 @@ class Federation:
                     stack.push_async_callback(client.aclose)
             stack.push_async_callback(self.client.close)
             stack.push_async_callback(self.discovery.close)
+            stack.push_async_callback(self.relay_peers.close)
             stack.push_async_callback(self.tasks_queue.stop)
             stack.push_async_callback(self.discovery_queue.stop)
             stack.push_async_callback(self.queued_discovery.close)
