@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
-SPARE_CONNECTIONS: Final = 50
-"""For the inbound side and producers, beside the workers' own."""
+SPARE_CONNECTIONS: Final = 60
+"""For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, beside the workers' own."""
 
 
 class Federation:
@@ -172,7 +172,10 @@ class Federation:
         Raises:
             ConfigurationError: the node has no URL or no keys of its own.
         """
-        from federation.node.app import create_node_app  # here, because only nodes that serve need the `node` extra
+        # Here, because only nodes that serve need the `node` extra.
+        from federation.node.app import create_node_app
+        from federation.node.clients import Clients
+        from federation.node.limits import MemoryWindows, RedisWindows
 
         self.settings.require_identity()
         assert self.own_url is not None
@@ -184,6 +187,9 @@ class Federation:
             registry=self.registry,
             fetch=self.fetch,
             guard=self.guard,
+            discovery=self.discovery,
+            windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
+            clients=Clients(self.settings.federation_trusted_proxies),
         )
 
     async def close(self) -> None:

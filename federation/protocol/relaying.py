@@ -23,7 +23,6 @@ from federation.protocol.urls import canonical_origin
 RELAY_PATH: Final = "/proxy"
 MAX_RELAYED_BYTES: Final = 256 * 1024
 """The longest body a relay takes."""
-MAX_NONCE_CHARACTERS: Final = 4096
 
 PROXY: Final = "PROXY"
 TARGETED: Final = "TARGETED"
@@ -50,8 +49,8 @@ class ProxyRequest(WireModel):
 
     method: Literal["PROXY"]
     target_url: ServerUrl
-    public_signing_key: str
-    public_encryption_key: str
+    public_signing_key: Annotated[str, Field(min_length=1)]
+    public_encryption_key: Annotated[str, Field(min_length=1)]
     payload: SealedPayload
 
 
