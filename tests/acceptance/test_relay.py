@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,12 +217,14 @@ async def test_a_listener_is_not_held_by_what_it_will_not_read(network: Network)
     head = f"POST /proxy HTTP/1.1\r\nHost: {b.host}\r\nX-Federation-Origin: {network.a.url}\r\n"
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
 
+    large = (head + "Content-Length: 12000000\r\n\r\n").encode() + b" " * 12_000_000
+    written = await asyncio.to_thread(told_at_the_end, b.port, large)
     announced = await told(b.port, (head + "Content-Length: 10000000000\r\n\r\n").encode(), b"")
     endless = await told(b.port, (head + "Transfer-Encoding: chunked\r\n\r\n").encode(), chunk)
     body = (head + "Content-Length: 200000\r\n\r\n").encode() + b" " * 200_000
     answers = [await told(b.port, body, b"") for _ in range(101)]
 
-    assert (announced, endless) == (413, 413)
+    assert (written, announced, endless) == (413, 413, 413)
     assert answers == [400] * 99 + [429] * 2, "the endless one was the first of a hundred"
 
 
@@ -239,3 +242,10 @@ async def told(port: int, request: bytes, more: bytes) -> int:
             return int((await answer).split(b" ")[1])
     finally:
         writer.transport.abort()
+
+
+def told_at_the_end(port: int, request: bytes) -> int:
+    """The same for a client that reads nothing before all is written."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as client:
+        client.sendall(request)
+        return int(client.recv(64).split(b" ")[1])

@@ -220,6 +220,8 @@ async def test_what_the_target_refuses_is_in_the_log(
 
     [refused] = [event for event in logs if event["event"] == "relay_refused"]
     assert (refused["relay_code"], refused["target_code"]) == ("FAILED_TO_PROXY_REQUEST", "INVALID_SIGNATURE")
+    assert "secret thought" not in repr(logs)
+    assert A.keys.signing.public_text not in repr(logs)
 
 
 async def test_a_refusal_cannot_write_into_our_log(
