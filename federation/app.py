@@ -22,8 +22,9 @@ from federation.health.probe import Probe
 from federation.health.process import HealthCheckProcessor
 from federation.health.schedule import HealthSchedule
 from federation.http.client import FederationClient
-from federation.http.gates import FederationFetch
+from federation.http.gates import FederationFetch, Relay
 from federation.http.guard import AddressGuard
+from federation.http.relay import PeerRelay
 from federation.http.transport import PoolLimits, pooled_transport
 from federation.queues import (
     DELIVERY_QUEUE_NAME,
@@ -41,6 +42,7 @@ from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
+from federation.servers.relay_peers import RelayPeers
 from federation.setting_types import plain
 from federation.settings import Settings
 from workers import Storage
@@ -50,8 +52,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
-SPARE_CONNECTIONS: Final = 50
-"""For the inbound side and producers, beside the workers' own."""
+SPARE_CONNECTIONS: Final = 60
+"""For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, beside the workers' own."""
 
 
 class Federation:
@@ -83,7 +85,8 @@ class Federation:
         self.registry = Registry(
             self.database, schedule_health_check=self.schedule_health_check, blacklist=self.blacklist
         )
-        self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy)
+        self.relay_peers = RelayPeers(self.database, self.registry, self.client, own_url=self.own_url or "")
+        self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy, relay=self._relay())
         self.discovery = Discovery(own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry)
         self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
@@ -115,6 +118,18 @@ class Federation:
             probe=probe,
             schedule=self.schedule_health_check,
             checks=settings.federation_health_checks,
+        )
+
+    def _relay(self) -> Relay | None:
+        """None for a node without a name or keys: no peer would relay for it."""
+        if self.own_url is None or self.keys is None:
+            return None
+        return PeerRelay(
+            own_url=self.own_url,
+            keys=self.keys,
+            client=self.client,
+            registry=self.registry,
+            peers=self.relay_peers,
         )
 
     def _delivery_processor(self, discover: Discover) -> DeliveryProcessor:
@@ -181,7 +196,10 @@ class Federation:
         Raises:
             ConfigurationError: the node has no URL or no keys of its own.
         """
-        from federation.node.app import create_node_app  # here, because only nodes that serve need the `node` extra
+        # Here, because only nodes that serve need the `node` extra.
+        from federation.node.app import create_node_app
+        from federation.node.clients import Clients
+        from federation.node.limits import MemoryWindows, RedisWindows
 
         self.settings.require_identity()
         assert self.own_url is not None
@@ -193,6 +211,9 @@ class Federation:
             registry=self.registry,
             fetch=self.fetch,
             guard=self.guard,
+            discovery=self.discovery,
+            windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
+            clients=Clients(self.settings.federation_trusted_proxies),
         )
 
     async def close(self) -> None:
@@ -207,6 +228,7 @@ class Federation:
                     stack.push_async_callback(client.aclose)
             stack.push_async_callback(self.client.close)
             stack.push_async_callback(self.discovery.close)
+            stack.push_async_callback(self.relay_peers.close)
             stack.push_async_callback(self.tasks_queue.stop)
             stack.push_async_callback(self.discovery_queue.stop)
             stack.push_async_callback(self.queued_discovery.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -65,6 +66,15 @@ def _modules(value: object) -> object:
     return tuple(names)
 
 
+def _networks(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(ip_network(part.strip()) for part in value.split(",") if part.strip())
+    except ValueError:
+        raise ValueError("must be addresses or networks, as 10.0.0.7 or 10.0.0.0/8, separated by commas") from None
+
+
 def _database_url(value: SecretStr) -> SecretStr:
     parse_url(value.get_secret_value())
     return value
@@ -106,6 +116,7 @@ Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(_modules)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 QueueUrl = Annotated[SecretStr, AfterValidator(_queue_url)]

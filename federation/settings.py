@@ -24,7 +24,17 @@ from federation.protocol.keys import (
     SIGNING_SECRET_VARIABLE,
     OwnKeys,
 )
-from federation.setting_types import DatabaseUrl, Duration, Hostnames, Modules, OwnOrigin, QueueUrl, RedisUrl, plain
+from federation.setting_types import (
+    DatabaseUrl,
+    Duration,
+    Hostnames,
+    Modules,
+    Networks,
+    OwnOrigin,
+    QueueUrl,
+    RedisUrl,
+    plain,
+)
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///federation.sqlite3"
 
@@ -57,6 +67,8 @@ class Settings(BaseSettings):
     """Hosts exempt from the ban on private and loopback addresses: `host`, `host:port` or a URL, comma-separated."""
     federation_bind: str = "127.0.0.1"
     federation_port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    federation_trusted_proxies: Networks = ()
+    """Addresses and networks of the proxies before the inbound side, whose `X-Forwarded-For` is believed."""
 
     federation_queue_prefix: Annotated[str, Field(min_length=1, max_length=100)] = "bull"
     federation_delivery_attempts: Annotated[int, Field(ge=1, le=100)] = 5

@@ -33,6 +33,11 @@ class NetworkError(OutboundError):
         super().__init__(f"{code} from {origin}: {detail}")
         self.code = code
         self.origin = origin
+        self.detail = detail
+
+
+class RelayFailed(OutboundError):
+    """No peer passed the request on; the message says what each of them answered, or why none was asked."""
 
 
 class BlockedAddress(NetworkError):

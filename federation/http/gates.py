@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS, FederationClient
-from federation.http.errors import NetworkError
+from federation.http.errors import NetworkError, RelayFailed
 from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
@@ -21,9 +21,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundRequest:
-    """One request as it goes out directly, or sealed inside a relay's."""
+    """One request to the registered server `server_url`, as it goes out directly, or sealed inside a relay's."""
 
     url: str
+    server_url: str
     method: str
     headers: Mapping[str, str]
     body: bytes | None = field(repr=False)
@@ -49,7 +50,11 @@ class MarkUnhealthy(Protocol):
 
 
 class Relay(Protocol):
-    """Sends *request* through a healthy peer within *remaining*; raises whatever stops it."""
+    """Sends *request* through a peer within *remaining*.
+
+    Raises:
+        RelayFailed: no peer passed it on.
+    """
 
     async def __call__(self, request: OutboundRequest, remaining: timedelta) -> Fetched: ...
 
@@ -86,24 +91,25 @@ class FederationFetch:
 
         On a network error *server_url* (default: the origin of *url*) is marked unhealthy with its code, unless
         *skip_health_update*; failing to record that is only logged. A success is recorded nowhere. A relay is tried
-        if the code's policy allows it; its failure is logged, and the direct error stands.
+        if the code's policy allows it; its failure is logged.
 
         Raises:
-            NetworkError: the direct request failed, and no relay helped.
+            NetworkError: the direct request failed, and no relay helped. The code is the direct failure's in any case;
+                where a relay was tried, that failure is the cause, and the message has both.
             BodyTooLarge, BlockedUrl: as `FederationClient.fetch`; the server's health is left alone.
         """
         started = monotonic()
+        server = server_url or parse_target(url).origin
         try:
             response = await self._client.fetch(url, method=method, headers=headers, body=body, timeout=timeout)
         except NetworkError as error:
             if not skip_health_update:
-                await self._record(server_url or parse_target(url).origin, error.code)
-            if proxy_fallback:
-                request = OutboundRequest(url=url, method=method, headers=headers, body=body)
-                remaining = timeout - timedelta(seconds=monotonic() - started)
-                if relayed := await self._try_relay(request, error, remaining):
-                    return relayed
-            raise
+                await self._record(server, error.code)
+            remaining = timeout - timedelta(seconds=monotonic() - started)
+            if not proxy_fallback or not self._may_relay(error, remaining):
+                raise
+            request = OutboundRequest(url=url, server_url=server, method=method, headers=headers, body=body)
+            return await self._relayed(request, error, remaining)
         return Fetched(response=response)
 
     async def _record(self, server_url: str, code: NetworkErrorCode) -> None:
@@ -112,12 +118,17 @@ class FederationFetch:
         except Exception:
             log.exception("server_mark_unhealthy_failed", server_url=server_url, code=code)
 
-    async def _try_relay(self, request: OutboundRequest, error: NetworkError, remaining: timedelta) -> Fetched | None:
+    def _may_relay(self, error: NetworkError, remaining: timedelta) -> bool:
         allowed = get_threat_policy(error.code, self._policy_overrides).relay_eligible
-        if self._relay is None or not allowed or remaining <= timedelta():
-            return None
+        return self._relay is not None and allowed and remaining > timedelta()
+
+    async def _relayed(self, request: OutboundRequest, error: NetworkError, remaining: timedelta) -> Fetched:
+        assert self._relay is not None
         try:
             return await self._relay(request, remaining)
-        except Exception as exc:
-            log.warning("relay_failed", origin=error.origin, code=error.code, error=type(exc).__name__)
-            return None
+        except RelayFailed as failure:
+            log.warning("relay_failed", server_url=request.server_url, code=error.code, error=str(failure))
+            raise NetworkError(error.code, error.origin, f"{error.detail}; relay: {failure}") from error
+        except Exception as exc:  # a database in trouble, say: what became of the direct request counts
+            log.warning("relay_failed", server_url=request.server_url, code=error.code, error=type(exc).__name__)
+            raise error from error.__cause__

@@ -11,22 +11,33 @@ from fastapi import FastAPI
 from db import Database
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
+from federation.node.admission import (
+    DISCOVER_PER_CLIENT,
+    RELAY_PER_CLIENT,
+    PerClient,
+    ProxyAdmission,
+    too_large_to_relay,
+)
 from federation.node.blacklist import BlacklistGate
 from federation.node.bodies import BodyReader
 from federation.node.callback import Callback
+from federation.node.clients import Clients
 from federation.node.discover import MAX_DISCOVER_REQUEST_BYTES, Discover
-from federation.node.follows import FollowsInbox
+from federation.node.follows import FOLLOWS_PATH, FollowsInbox
+from federation.node.forwarding import Forwarder
 from federation.node.front import Front
 from federation.node.inbox import Inbox
 from federation.node.key_check import KeyCheck
-from federation.node.posts import PostsInbox
+from federation.node.limits import Windows
+from federation.node.posts import POSTS_PATH, PostsInbox
+from federation.node.proxy import ProxyEndpoint
 from federation.node.registration import Registration
+from federation.node.targeted import TargetedInbox
 from federation.protocol.activities import MAX_REQUEST_BYTES
 from federation.protocol.keys import OwnKeys
+from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
+from federation.servers.discovery import Discover as DiscoverServer
 from federation.servers.registry import Registry
-
-FOLLOWS_PATH = "/api/auth/social/follows"
-POSTS_PATH = "/api/auth/social/posts"
 
 
 def create_node_app(
@@ -37,10 +48,13 @@ def create_node_app(
     registry: Registry,
     fetch: FederationFetch,
     guard: AddressGuard,
+    discovery: DiscoverServer,
+    windows: Windows,
+    clients: Clients,
 ) -> FastAPI:
     """An ASGI application that serves as *own_url*, given in canonical form; it opens and closes nothing it is given.
 
-    *fetch* should send through the same *guard*. The tables `user`, `posts` and `blocks` have to exist.
+    *fetch* and *discovery* should send through the same *guard*. The tables `user`, `posts` and `blocks` have to exist.
     """
     gate = BlacklistGate(registry)
     front = Front(gate=gate, bodies=BodyReader())
@@ -61,10 +75,26 @@ def create_node_app(
         key_check=KeyCheck(pair=keys.encryption, database=database, callback=callback, guard=guard, gate=gate),
     )
 
+    forwarder = Forwarder(own_url=own_url, inbox=inbox, registry=registry, discover=discovery, fetch=fetch)
+    proxy = ProxyEndpoint(forwarder=forwarder, targeted=TargetedInbox(inbox=inbox, follows=follows, posts=posts))
+    discover_admission = PerClient(DISCOVER_PER_CLIENT, clients=clients, windows=windows)
+    relay_admission = ProxyAdmission(
+        per_client=PerClient(RELAY_PER_CLIENT, clients=clients, windows=windows), windows=windows
+    )
+
     # The documentation pages load scripts from elsewhere and describe nothing here: the wire protocol does.
     app = FastAPI(title="Federation node", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_route("/discover", front.endpoint(discover.show, max_bytes=0), methods=["GET"])
-    app.add_route("/discover", front.endpoint(discover.answer, max_bytes=MAX_DISCOVER_REQUEST_BYTES), methods=["POST"])
+    app.add_route(
+        "/discover",
+        front.endpoint(discover.answer, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=discover_admission),
+        methods=["POST"],
+    )
     app.add_route(FOLLOWS_PATH, front.endpoint(follows, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
     app.add_route(POSTS_PATH, front.endpoint(posts, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
+    app.add_route(
+        RELAY_PATH,
+        front.endpoint(proxy, max_bytes=MAX_RELAYED_BYTES, admit=relay_admission, too_large=too_large_to_relay),
+        methods=["POST"],
+    )
     return app

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 
-from federation.node.refusals import FrameworkRefusal, try_later
+from federation.node.refusals import FrameworkRefusal, Refusal, try_later
 
 BODY_TIMEOUT = timedelta(seconds=15)
 BODY_MEMORY_BYTES = 64 * 1024 * 1024
@@ -18,6 +20,15 @@ DISCARDED_BYTES = 16 * 1024 * 1024
 
 # What is left of a refused body may still be on its way: the connection cannot be used again.
 _CLOSE = {"Connection": "close"}
+
+
+TooLarge: TypeAlias = Callable[[int], Refusal]
+"""Makes the refusal of a body over so many bytes."""
+
+
+def framework_too_large(limit: int) -> Refusal:
+    """That of most endpoints."""
+    return FrameworkRefusal(413, f"The body has more than {limit} bytes", code="PAYLOAD_TOO_LARGE", headers=_CLOSE)
 
 
 class BodyReader:
@@ -33,23 +44,36 @@ class BodyReader:
         self._held = 0
 
     @asynccontextmanager
-    async def read(self, request: Request, *, limit: int) -> AsyncIterator[bytes]:
+    async def read(
+        self, request: Request, *, limit: int, too_large: TooLarge = framework_too_large
+    ) -> AsyncIterator[bytes]:
         """The whole body; its memory counts as taken until the block ends.
 
         Raises:
-            Refusal: 413 over *limit* bytes, 408 too slow or cut off, 503 no memory left for it.
+            Refusal: *too_large*'s, 413, over *limit* bytes; 408 too slow or cut off; 503 no memory left for it.
         """
         body = bytearray()
         try:
-            await self._fill(body, request, limit)
+            await self._fill(body, request, limit, too_large)
             yield bytes(body)
         finally:
             self._held -= len(body)
 
-    async def _fill(self, body: bytearray, request: Request, limit: int) -> None:
-        announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced[:20]) > limit + DISCARDED_BYTES:
-            raise _too_large(limit)
+    async def discard(self, request: Request) -> None:
+        """The body was read and dropped, if it is not too long for that: its sender can read the refusal."""
+        if _announced(request) > DISCARDED_BYTES:
+            return
+        received = 0
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(self._timeout):
+                async for chunk in request.stream():
+                    received += len(chunk)
+                    if received > DISCARDED_BYTES:
+                        break
+
+    async def _fill(self, body: bytearray, request: Request, limit: int, too_large: TooLarge) -> None:
+        if _announced(request) > limit + DISCARDED_BYTES:
+            raise too_large(limit)
         received = 0
         try:
             async with asyncio.timeout(self._timeout):
@@ -65,7 +89,7 @@ class BodyReader:
         except ClientDisconnect:
             raise FrameworkRefusal(408, "The body broke off", code="REQUEST_TIMEOUT", headers=_CLOSE) from None
         if received > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
 
     def _keep(self, body: bytearray, chunk: bytes) -> None:
         body += chunk
@@ -74,5 +98,6 @@ class BodyReader:
             raise try_later("Too many large requests at once", reason="BODY_MEMORY")
 
 
-def _too_large(limit: int) -> FrameworkRefusal:
-    return FrameworkRefusal(413, f"The body has more than {limit} bytes", code="PAYLOAD_TOO_LARGE", headers=_CLOSE)
+def _announced(request: Request) -> int:
+    announced = request.headers.get("content-length", "")
+    return int(announced[:20]) if announced.isdecimal() else 0

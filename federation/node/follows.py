@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from db import Block, Database, Follow, User
 from federation.node.front import Inbound
-from federation.node.inbox import Inbox, unknown_server
+from federation.node.inbox import Inbox, Received, unknown_server
 from federation.node.locks import one_at_a_time
 from federation.node.refusals import FrameworkRefusal, Refusal
 from federation.protocol.acks import follow_ack
@@ -38,7 +38,10 @@ from federation.servers.registry import KnownServer, Registry
 
 log = structlog.get_logger(__name__)
 
-_MODELS: Final[Mapping[ActivityMethod, type[FollowActivity | UnfollowActivity]]] = {
+USER_BLOCKED: Final = "USER_BLOCKED"
+"""Why a follow is refused: a code to those who come through a relay, in our log only to others."""
+FOLLOWS_PATH: Final = "/api/auth/social/follows"
+FOLLOW_MODELS: Final[Mapping[ActivityMethod, type[FollowActivity | UnfollowActivity]]] = {
     ActivityMethod.FEDERATE: FollowActivity,
     ActivityMethod.UNFOLLOW: UnfollowActivity,
 }
@@ -58,12 +61,19 @@ class FollowsInbox:
         Raises:
             Refusal: nothing was changed.
         """
-        received = await self._inbox.open(inbound, _MODELS, _malformed)
+        return await self.apply(await self._inbox.open(inbound, FOLLOW_MODELS, _malformed))
+
+    async def apply(self, received: Received[FollowActivity | UnfollowActivity], *, relayed: bool = False) -> Response:
+        """As the call, of an activity that was opened already; a `relayed` follow is filed in another column.
+
+        Raises:
+            Refusal: nothing was changed.
+        """
         if isinstance(received.activity, UnfollowActivity):
             return await self._unfollow(received.sender, received.activity.following)
-        return await self._follow(received.sender, received.activity.following)
+        return await self._follow(received.sender, received.activity.following, relayed=relayed)
 
-    async def _follow(self, sender: KnownServer, following: Following) -> Response:
+    async def _follow(self, sender: KnownServer, following: Following, *, relayed: bool) -> Response:
         try:
             async with self._database.transaction() as session:
                 await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
@@ -71,7 +81,7 @@ class FollowsInbox:
                 row = await _existing(session, sender, following)
                 is_new = row is None
                 if row is None:
-                    row = _new_row(sender, following, accepted=not is_private)
+                    row = _new_row(sender, following, accepted=not is_private, relayed=relayed)
                     session.add(row)
         except IntegrityError:
             # The row references the registry, and the server left it since it was looked up.
@@ -125,7 +135,7 @@ async def _followed_privacy(session: AsyncSession, following: Following) -> bool
         raise Refusal(404, "The followed user does not exist here", code="USER_NOT_FOUND")
     private, blocked, local = user
     if blocked:
-        raise Refusal(403, "The followed user has blocked the follower", reason="USER_BLOCKED")
+        raise Refusal(403, "The followed user has blocked the follower", reason=USER_BLOCKED)
     if local:
         raise Refusal(403, "The follower is a user of this server, not of the sending one", reason="FOLLOWER_IS_LOCAL")
     return bool(private)
@@ -149,11 +159,14 @@ def _same_follow(sender: KnownServer, following: Following | EndedFollowing) -> 
     )
 
 
-def _new_row(sender: KnownServer, following: Following, *, accepted: bool) -> Follow:
+def _new_row(sender: KnownServer, following: Following, *, accepted: bool, relayed: bool) -> Follow:
+    # Nodes that share these tables tell the two ways apart by the column, and expect both values.
     return Follow(
         follower_id=following.follower_id,
         following_id=following.following_id,
-        following_server_url=sender.url,
+        follower_server_url=sender.url if relayed else None,
+        following_server_url=None if relayed else sender.url,
         accepted=accepted,
+        acknowledged=relayed,
         created_at=datetime.now(UTC),
     )

@@ -14,8 +14,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from federation.node.admission import Admit, everybody
 from federation.node.blacklist import BlacklistGate
-from federation.node.bodies import BodyReader
+from federation.node.bodies import BodyReader, TooLarge, framework_too_large
 from federation.node.refusals import Refusal, try_later
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.json_text import parse_json
@@ -46,8 +47,15 @@ class Front:
         self._gate = gate
         self._bodies = bodies
 
-    def endpoint(self, handler: Handler, *, max_bytes: int) -> Endpoint:
-        """*handler* as an endpoint for bodies of up to *max_bytes*.
+    def endpoint(
+        self,
+        handler: Handler,
+        *,
+        max_bytes: int,
+        admit: Admit = everybody,
+        too_large: TooLarge = framework_too_large,
+    ) -> Endpoint:
+        """*handler* as an endpoint for bodies of up to *max_bytes* of requests that *admit* lets in.
 
         A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, any other exception 500.
         Senders try again after all of them.
@@ -55,7 +63,8 @@ class Front:
 
         async def answer(request: Request) -> Response:
             try:
-                async with self._bodies.read(request, limit=max_bytes) as body:
+                await self._admit(request, admit)
+                async with self._bodies.read(request, limit=max_bytes, too_large=too_large) as body:
                     inbound = Inbound(headers=request.headers, value=_json_value(body))
                     await self._gate.check_request(inbound.headers, inbound.value)
                     return await handler(inbound)
@@ -70,6 +79,13 @@ class Front:
                 return _failed(request, error)
 
         return answer
+
+    async def _admit(self, request: Request, admit: Admit) -> None:
+        try:
+            await admit(request)
+        except Refusal:
+            await self._bodies.discard(request)
+            raise
 
 
 def _json_value(body: bytes) -> object | NotJson:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
@@ -23,13 +23,15 @@ from federation.protocol.activities import (
 from federation.protocol.errors import EnvelopeError, NotJson, ProtocolError, UrlError
 from federation.protocol.keys import OwnKeys, decode_key
 from federation.protocol.models import parse_model
-from federation.protocol.sealing import open_envelope
+from federation.protocol.relaying import ORIGIN_HEADER
+from federation.protocol.sealing import Envelope, open_envelope
 from federation.protocol.signing import verify_signature
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import KnownServer, Registry
 
 UNKNOWN_SERVER = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
 INVALID_SIGNATURE = "INVALID_SIGNATURE"
+BLACKLISTED_SERVER = "BLACKLISTED_FEDERATION_SERVER"
 
 _ORIGIN_HEADERS = ("x-federation-origin", "origin")
 
@@ -45,6 +47,20 @@ class Received(Generic[Activity]):
 
     sender: KnownServer
     activity: Activity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened(Generic[Activity]):
+    """An activity as it was sealed to us, by whomever."""
+
+    text: str = field(repr=False)
+    signature: str = field(repr=False)
+    activity: Activity
+
+    def signed_by(self, sender: KnownServer) -> Received[Activity]:
+        if not verify_signature(self.text, self.signature, sender.public_key):
+            raise Refusal(403, "The signature is not the sending server's", code=INVALID_SIGNATURE)
+        return Received(sender=sender, activity=self.activity)
 
 
 class Inbox:
@@ -67,20 +83,66 @@ class Inbox:
                 activity; 403 unknown or blacklisted server, or not signed by it.
         """
         _require_json(inbound.headers)
-        request = _parse(inbound.value, malformed)
-        model = models.get(request.method)
-        if model is None:
-            raise malformed("body.method", f"expected {' or '.join(models)}")
-        try:
-            plaintext = open_envelope(request.payload, self._keys.encryption.secret)
-            activity = parse_model(model, plaintext)
-        except ProtocolError as error:
-            raise malformed("body.payload", str(error)) from None
-        sender = await self._sender(activity.federation_url)
+        opened = self._unseal(inbound.value, models, malformed)
+        author = opened.activity.federation_url
+        await self._gate.check([author])
+        sender = await self.registered(author)
         _require_same_origin(inbound.headers, sender)
-        if not verify_signature(plaintext, request.signature, sender.public_key):
-            raise Refusal(403, "The signature is not the sending server's", code=INVALID_SIGNATURE)
-        return Received(sender=sender, activity=activity)
+        return opened.signed_by(sender)
+
+    def open_relayed(
+        self,
+        value: object,
+        models: Mapping[ActivityMethod, type[Activity]],
+        malformed: Malformed,
+        *,
+        sender: KnownServer,
+    ) -> Received[Activity]:
+        """As `open`, of a body a relay brought in the name of *sender*, who has to be its author.
+
+        Raises:
+            Refusal: *malformed*'s, or 403 not by that author: no server publishes in the name of another.
+        """
+        opened = self._unseal(value, models, malformed)
+        if _origin_or_none(opened.activity.federation_url) != sender.url:
+            text = f"The signed federationUrl names another server than the inner {ORIGIN_HEADER}"
+            raise Refusal(403, text, code=INVALID_SIGNATURE)
+        return opened.signed_by(sender)
+
+    async def require_welcome(self, url: str) -> None:
+        """The server that *url* names is not blacklisted.
+
+        Raises:
+            Refusal: 403 it is; with the code that requests to `/proxy` get, unlike others.
+        """
+        try:
+            await self._gate.check([url])
+        except Refusal:
+            raise Refusal(403, "The server is blacklisted here", code=BLACKLISTED_SERVER) from None
+
+    async def registered(self, url: str) -> KnownServer:
+        """The registered server that *url* names in any spelling.
+
+        Raises:
+            Refusal: 403 there is none.
+        """
+        try:
+            origin = canonical_origin(url)
+        except UrlError:
+            raise unknown_server() from None
+        # Another process may have registered the server since it was found missing.
+        server = (await self._registry.standing(origin)).server or await self._registry.find(origin)
+        if server is None:
+            raise unknown_server()
+        return server
+
+    def unseal(self, envelope: Envelope) -> str:
+        """The text sealed to our key.
+
+        Raises:
+            EnvelopeError: it does not open.
+        """
+        return open_envelope(envelope, self._keys.encryption.secret)
 
     def acknowledge(self, sender: KnownServer, plaintext: str, *, accepted: bool | None = None) -> Response:
         """The answer that carries *plaintext*, sealed to *sender* and signed by us, where every release looks."""
@@ -88,17 +150,18 @@ class Inbox:
         body = ack_response(plaintext, recipient_key=key, signing_secret=self._keys.signing.secret, accepted=accepted)
         return json_response(body)
 
-    async def _sender(self, federation_url: str) -> KnownServer:
+    def _unseal(
+        self, value: object, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
+    ) -> _Opened[Activity]:
+        request = _parse(value, malformed)
+        model = models.get(request.method)
+        if model is None:
+            raise malformed("body.method", f"expected {' or '.join(models)}")
         try:
-            origin = canonical_origin(federation_url)
-        except UrlError:
-            raise unknown_server() from None
-        await self._gate.check([federation_url])
-        # Another process may have registered the server since it was found missing.
-        server = (await self._registry.standing(origin)).server or await self._registry.find(origin)
-        if server is None:
-            raise unknown_server()
-        return server
+            text = self.unseal(request.payload)
+            return _Opened(text=text, signature=request.signature, activity=parse_model(model, text))
+        except ProtocolError as error:
+            raise malformed("body.payload", str(error)) from None
 
 
 def unknown_server() -> Refusal:
@@ -112,7 +175,7 @@ def _require_json(headers: Headers) -> None:
         raise FrameworkRefusal(415, "Send the body as application/json", code="UNSUPPORTED_MEDIA_TYPE")
 
 
-def _parse(value: object | NotJson, malformed: Malformed) -> DeliveryRequest:
+def _parse(value: object, malformed: Malformed) -> DeliveryRequest:
     if isinstance(value, NotJson):
         raise malformed("body", str(value))
     try:

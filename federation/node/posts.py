@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from db import Database, Post
 from federation.node.front import Inbound
-from federation.node.inbox import Inbox
+from federation.node.inbox import Inbox, Received
 from federation.node.locks import one_at_a_time
 from federation.node.refusals import Refusal
 from federation.protocol.acks import post_ack
@@ -28,7 +28,8 @@ from federation.servers.registry import KnownServer
 
 log = structlog.get_logger(__name__)
 
-_MODELS: Final[Mapping[ActivityMethod, type[PostActivity]]] = {ActivityMethod.FEDERATE_POST: PostActivity}
+POSTS_PATH: Final = "/api/auth/social/posts"
+POST_MODELS: Final[Mapping[ActivityMethod, type[PostActivity]]] = {ActivityMethod.FEDERATE_POST: PostActivity}
 
 
 class PostsInbox:
@@ -45,7 +46,14 @@ class PostsInbox:
         Raises:
             Refusal: nothing was changed.
         """
-        received = await self._inbox.open(inbound, _MODELS, _malformed)
+        return await self.apply(await self._inbox.open(inbound, POST_MODELS, malformed_post))
+
+    async def apply(self, received: Received[PostActivity]) -> Response:
+        """As the call, of a post that was opened already.
+
+        Raises:
+            Refusal: nothing was changed.
+        """
         arrived = _row(received.sender, received.activity)
         async with self._database.transaction() as session:
             stored = await _stored(session, arrived)
@@ -60,7 +68,8 @@ class PostsInbox:
         return self._inbox.acknowledge(received.sender, plaintext)
 
 
-def _malformed(where: str, problem: str) -> Refusal:
+def malformed_post(where: str, problem: str) -> Refusal:
+    """The refusal of what is no post."""
     return Refusal(400, f"[{where}] {problem}", code="INVALID_FEDERATED_POST_PAYLOAD")
 
 

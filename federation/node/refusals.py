@@ -18,13 +18,14 @@ RETRY_PAUSE = timedelta(seconds=5)
 """When to come back after a refusal that is not the sender's fault."""
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
 
 
 class Refusal(Exception):
     """The request is answered with `status` and `text`, and nothing is stored.
 
     `code` is what peers tell refusals apart by; `reason` names the refusal in our log where peers expect no code.
-    `text` may name parts of the request, never quote them.
+    `text` may name parts of the request, never quote them. `members` are what else peers expect in the answer.
     """
 
     text_member = "error"
@@ -37,6 +38,7 @@ class Refusal(Exception):
         code: str | None = None,
         reason: str | None = None,
         headers: Mapping[str, str] = _NO_HEADERS,
+        members: Mapping[str, object] = _NO_MEMBERS,
     ) -> None:
         super().__init__(text)
         self.status = status
@@ -44,9 +46,11 @@ class Refusal(Exception):
         self.code = code
         self.reason = reason or code
         self.headers = headers
+        self.members = members
 
     def response(self) -> Response:
-        body = {self.text_member: self.text} | ({"code": self.code} if self.code else {})
+        code = {"code": self.code} if self.code else {}
+        body = {**self.members, self.text_member: self.text, **code}
         return json_response(body, status=self.status, headers=self.headers)
 
 
@@ -71,3 +75,8 @@ def invalid_member(member: str, problem: str) -> Refusal:
     """The refusal of a request to `/discover` that lacks its shape: `error` is a JSON list of issues, as text."""
     issues = dump_json([{"path": [member] if member else [], "message": problem}])
     return Refusal(400, issues, reason="INVALID_REQUEST")
+
+
+def invalid_proxy_data(problem: str) -> Refusal:
+    """The refusal of a request that is none a relay or a target takes."""
+    return Refusal(400, problem, code="INVALID_PROXY_DATA")

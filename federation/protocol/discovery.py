@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from federation.protocol.errors import KeyMaterialError, UrlError
+from federation.protocol.errors import KeyMaterialError, ProtocolError, UrlError
 from federation.protocol.json_text import dump_json, parse_json
 from federation.protocol.keys import OwnKeys, decode_key
 from federation.protocol.models import ServerUrl, WireModel, validate
@@ -51,6 +51,14 @@ def parse_discover_document(body: bytes) -> DiscoverDocument:
         PayloadError: a member is missing, or a key is not 32 bytes of strict base64.
     """
     return validate(DiscoverDocument, parse_json(body, limit=MAX_DISCOVER_BYTES))
+
+
+def shows_key(body: bytes, public_key: str) -> bool:
+    """Return whether a response body is a document with this signing key."""
+    try:
+        return parse_discover_document(body).public_key == public_key
+    except ProtocolError:
+        return False
 
 
 def register_request(*, url: str, keys: OwnKeys) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from datetime import timedelta
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "dev_allowed_hostnames": frozenset(),
         "federation_bind": "127.0.0.1",
         "federation_port": 8000,
+        "federation_trusted_proxies": (),
         "federation_queue_prefix": "bull",
         "federation_delivery_attempts": 5,
         "federation_delivery_backoff": timedelta(seconds=5),
@@ -80,6 +82,11 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("DEV_ALLOWED_HOSTNAMES", "localhost, http://B.test:1/x,[::1]:2", frozenset({"localhost", "b.test", "::1"})),
         ("FEDERATION_BIND", "0.0.0.0", "0.0.0.0"),
         ("FEDERATION_PORT", "1", 1),
+        (
+            "FEDERATION_TRUSTED_PROXIES",
+            "10.0.0.7, fd00::/8",
+            (ip_network("10.0.0.7"), ip_network("fd00::/8")),
+        ),
         ("FEDERATION_QUEUE_PREFIX", "mine", "mine"),
         ("FEDERATION_DELIVERY_ATTEMPTS", "1", 1),
         ("FEDERATION_DELIVERY_BACKOFF", "250ms", timedelta(milliseconds=250)),
@@ -131,6 +138,8 @@ def test_every_variable_has_a_case_above() -> None:
         ("QUEUE_URL", "file:///"),
         ("QUEUE_URL", "file://s3cret/queues"),
         ("DEV_ALLOWED_HOSTNAMES", "fine.example,s3cret host"),
+        ("FEDERATION_TRUSTED_PROXIES", "10.0.0.7, s3cret"),
+        ("FEDERATION_TRUSTED_PROXIES", "10.0.0.7/8"),
         ("FEDERATION_PORT", "0"),
         ("FEDERATION_PORT", "s3cret"),
         ("FEDERATION_QUEUE_PREFIX", "s3cret" * 20),

@@ -11,7 +11,7 @@ import respx
 from structlog.testing import capture_logs
 
 from federation.http.client import FederationClient
-from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
+from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, RelayFailed
 from federation.http.gates import FederationFetch, Fetched, OutboundRequest
 from federation.http.guard import AddressGuard
 from federation.http.response import Response
@@ -163,7 +163,9 @@ async def test_relay_answers_for_the_server(
     assert records.marked == [("https://b.example", Code.UNKNOWN)]
     [(request, remaining)] = relay.asked
     assert "{}" not in repr(request)
-    assert request == OutboundRequest(url=URL, method="POST", headers={"Origin": "https://a.example"}, body=b"{}")
+    assert request == OutboundRequest(
+        url=URL, server_url="https://b.example", method="POST", headers={"Origin": "https://a.example"}, body=b"{}"
+    )
     assert timedelta(seconds=5) < remaining <= timedelta(seconds=15)
 
 
@@ -191,13 +193,30 @@ async def test_override_allows_a_relay(
 async def test_failed_relay_leaves_the_direct_error(
     fetch: FederationFetch, router: respx.MockRouter, relay: ScriptedRelay
 ) -> None:
-    """If the relay fails too, that is logged and the first, direct error raised."""
-    router.get(URL).mock(side_effect=DISCONNECTED)
-    relay.result = RuntimeError("no peer")
-    with capture_logs() as logs, pytest.raises(NetworkError) as caught:
-        await fetch(URL, proxy_fallback=True)
+    """If the relay fails too, the direct failure's code is raised, with that failure as the cause and both texts."""
+    router.post(URL).mock(side_effect=DISCONNECTED)
+    relay.result = RelayFailed("no peer is healthy")
+    with capture_logs() as logs, pytest.raises(NetworkError, match="no peer is healthy") as caught:
+        await fetch(URL, method="POST", proxy_fallback=True)
     assert (caught.value.code, caught.value.origin) == (Code.UNKNOWN, "https://b.example")
+    direct = caught.value.__cause__
+    assert isinstance(direct, NetworkError)
+    assert direct.__cause__ is DISCONNECTED
+    assert str(caught.value) == f"{direct}; relay: no peer is healthy"
     assert [entry["event"] for entry in logs] == ["relay_failed"]
+
+
+async def test_trouble_of_our_own_with_the_relay_leaves_the_direct_error(
+    fetch: FederationFetch, router: respx.MockRouter, relay: ScriptedRelay
+) -> None:
+    """A database that cannot name a peer is logged by its type, and the direct error itself is raised."""
+    router.post(URL).mock(side_effect=DISCONNECTED)
+    relay.result = RuntimeError("password=s3cret")
+    with capture_logs() as logs, pytest.raises(NetworkError) as caught:
+        await fetch(URL, method="POST", proxy_fallback=True)
+    assert caught.value.__cause__ is DISCONNECTED
+    assert [(entry["event"], entry["error"]) for entry in logs] == [("relay_failed", "RuntimeError")]
+    assert "s3cret" not in repr(logs)
 
 
 async def test_without_a_relay_the_direct_error_is_raised(

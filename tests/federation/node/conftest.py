@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Collection, Iterator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,11 @@ from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH, create_node_app
+from federation.node.clients import Clients, Network
+from federation.node.limits import MemoryWindows, Windows
 from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.protocol.relaying import RELAY_PATH
+from federation.servers.discovery import Discovery
 from federation.servers.registry import Registry
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
@@ -59,6 +63,10 @@ class Node:
     async def send(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
         return await self.client.post(path, content=body, headers=headers)
 
+    async def proxy(self, body: bytes, *, bearer: str = "https://r.example") -> httpx.Response:
+        """The answer to a request to `/proxy`, brought by the server *bearer*."""
+        return await self.send(RELAY_PATH, body, {"Content-Type": "application/json", "X-Federation-Origin": bearer})
+
     async def discover(self, body: bytes) -> httpx.Response:
         return await self.send("/discover", body, {"Content-Type": "application/json"})
 
@@ -91,8 +99,14 @@ class Node:
 
 
 @asynccontextmanager
-async def serving(database_url: str) -> AsyncIterator[Node]:
-    """A node on a database that has its tables already."""
+async def serving(
+    database_url: str,
+    *,
+    windows: Windows | None = None,
+    proxies: Collection[Network] = (),
+    client_address: str = "127.0.0.1",
+) -> AsyncIterator[Node]:
+    """A node on a database that has its tables already; requests come from *client_address*."""
     keys = vectors.B.keys
     database = Database(database_url)
     probes: list[tuple[str, int]] = []
@@ -104,15 +118,21 @@ async def serving(database_url: str) -> AsyncIterator[Node]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(database.close)
         client = await stack.enter_async_context(FederationClient(LOOPBACK))
+        fetch = FederationFetch(client, mark_unhealthy=registry.mark_unhealthy)
+        discovery = Discovery(own_url=OWN_URL, keys=keys, fetch=fetch, registry=registry)
+        stack.push_async_callback(discovery.close)
         app = create_node_app(
             own_url=OWN_URL,
             keys=keys,
             database=database,
             registry=registry,
-            fetch=FederationFetch(client, mark_unhealthy=registry.mark_unhealthy),
+            fetch=fetch,
             guard=LOOPBACK,
+            discovery=discovery,
+            windows=windows or MemoryWindows(),
+            clients=Clients(proxies),
         )
-        transport = httpx.ASGITransport(app=app)
+        transport = httpx.ASGITransport(app=app, client=(client_address, 1))
         own = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url=OWN_URL))
         yield Node(keys=keys, database=database, registry=registry, client=own, probes=probes)
 

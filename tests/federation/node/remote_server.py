@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import httpx
 
 from federation.protocol.acks import FollowAck, PostAck, find_ack, parse_ack_body
-from federation.protocol.activities import ActivityMethod, DeliveryRequest, follow_activity, post_activity
+from federation.protocol.activities import (
+    ActivityMethod,
+    DeliveryRequest,
+    delivery_headers,
+    follow_activity,
+    post_activity,
+)
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import OwnKeys
 from federation.protocol.models import parse_model
+from federation.protocol.relaying import proxy_request, targeted_request
 from federation.protocol.sealing import seal
 from federation.protocol.signing import sign_message
 
@@ -35,6 +43,25 @@ class RemoteServer:
             payload=seal(plaintext, to.encryption.public),
             signature=sign_message(plaintext, self.keys.signing.secret) if signature is None else signature,
         ).to_bytes()
+
+    def relayed(self, url: str, body: bytes | str, /, **changes: object) -> str:
+        """The text that, sealed, stands for a delivery of *body* to *url*; *changes* replace members."""
+        request = {
+            "targetUrl": url,
+            "method": "POST",
+            "headers": delivery_headers(own_url=self.url, target_url=url),
+            "body": body if isinstance(body, str) else body.decode(),
+        }
+        return dump_json({**request, **changes})
+
+    def targeted(self, text: str, to: OwnKeys) -> bytes:
+        """The body that carries a relayed request to its target."""
+        return targeted_request(seal(text, to.encryption.public))
+
+    def proxied(self, text: str, target: str, to: OwnKeys, **changes: object) -> bytes:
+        """The body that asks a relay to pass a relayed request on; *changes* replace members."""
+        body = proxy_request(text, target=target, target_key=to.encryption.public, keys=self.keys)
+        return dump_json({**json.loads(body), **changes}).encode()
 
     def follow(self, follower: str = "user-a", followed: str = "user-b") -> str:
         return follow_activity(

@@ -1,0 +1,192 @@
+"""`PROXY`: somebody else's sealed request, passed on once.
+
+Theory of operation. We cannot read what we pass on, and the keys a sender shows are public, so nothing here proves who
+asks. What limits the harm is that only an envelope leaves, to the one path that opens envelopes, at a server the guard
+lets us contact; that few are under way at once, and fewer to one target; and that a target never relays what it gets:
+a relayed request is relayed once, whatever its senders write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import Final
+
+import structlog
+from starlette.responses import Response
+
+from federation.http.errors import BlockedUrl, NetworkError, OutboundError
+from federation.http.gates import FederationFetch
+from federation.http.response import Response as Answer
+from federation.http.threat_policy import NetworkErrorCode
+from federation.node.inbox import Inbox
+from federation.node.refusals import Refusal, invalid_proxy_data, try_later
+from federation.protocol.acks import ACK_METHOD, MAX_ACK_BYTES
+from federation.protocol.errors import NotJson, UrlError
+from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.relaying import RELAY_PATH, ProxyRequest, SealedPayload, relay_target, targeted_request
+from federation.servers.discovery import Discover, DiscoveryError
+from federation.servers.registry import KnownServer, Registry
+
+log = structlog.get_logger(__name__)
+
+FORWARD_TIMEOUT: Final = timedelta(seconds=10)
+RELAY_TIMEOUT: Final = timedelta(seconds=15)
+"""For everything, a discovery of the target included: the sender waits no longer."""
+MAX_FORWARDS: Final = 24
+MAX_FORWARDS_PER_TARGET: Final = 4
+MAX_ANSWER_BYTES: Final = MAX_ACK_BYTES - 1024
+"""With what we put around it the sender still takes it."""
+
+_MAX_DETAIL_BYTES: Final = 16 * 1024
+_MAX_DETAIL_CHARACTERS: Final = 1000
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class Forwarder:
+    """Callable with a `PROXY` request; `inbox` knows senders, `discover` makes unknown targets known."""
+
+    def __init__(
+        self,
+        *,
+        own_url: str,
+        inbox: Inbox,
+        registry: Registry,
+        discover: Discover,
+        fetch: FederationFetch,
+        timeout: timedelta = RELAY_TIMEOUT,
+    ) -> None:
+        self._own_url = own_url
+        self._inbox = inbox
+        self._registry = registry
+        self._discover = discover
+        self._fetch = fetch
+        self._timeout = timeout
+        self._under_way: Counter[str] = Counter()
+
+    async def __call__(self, request: ProxyRequest, *, sender_url: str) -> Response:
+        """The target's answer, which was asked in our name.
+
+        Raises:
+            Refusal: 400 no target of a relay; 403 the sender is not registered with these keys, or one of the two is
+                blacklisted; 502 the target did not answer, or not with 2xx and JSON; 503 too many at once.
+        """
+        target = self._target(request.target_url)
+        sender = await self._sender(request, sender_url)
+        if target == sender.url:
+            raise invalid_proxy_data("targetUrl: the sender itself")
+        await self._inbox.require_welcome(target)
+        with self._slot(target):
+            answer = await self._forwarded(target, sender, request.payload)
+        if not answer.ok:
+            raise _failed(f"The target answered {answer.status}", details=_details(answer.body))
+        body = _json_of(answer.body)
+        log.info("relay_forwarded", sender=sender.url, target=target, status=answer.status)
+        # As it came: writing the parsed value anew could fail where reading it did not.
+        prefix = b'{"method":"%s","payload":' % ACK_METHOD.encode()
+        return Response(prefix + body + b"}", media_type="application/json")
+
+    def _target(self, url: str) -> str:
+        try:
+            target = relay_target(url)
+        except UrlError as error:
+            raise invalid_proxy_data(f"targetUrl: {error}") from None
+        if target == self._own_url:
+            raise invalid_proxy_data("targetUrl: the asked server's own; send it TARGETED")
+        return target
+
+    async def _sender(self, request: ProxyRequest, sender_url: str) -> KnownServer:
+        await self._inbox.require_welcome(sender_url)
+        sender = await self._inbox.registered(sender_url)
+        shown = (request.public_signing_key, request.public_encryption_key)
+        if shown != (sender.public_key, sender.encryption_public_key):
+            raise Refusal(403, "The keys are not those the sender is registered with", code="INCORRECT_KEYS")
+        return sender
+
+    @contextmanager
+    def _slot(self, target: str) -> Iterator[None]:
+        """Connections are shared with deliveries; a target that hangs may not take them all."""
+        if self._under_way.total() >= MAX_FORWARDS or self._under_way[target] >= MAX_FORWARDS_PER_TARGET:
+            raise try_later("Too much is being relayed", reason="FORWARDS")
+        self._under_way[target] += 1
+        try:
+            yield
+        finally:
+            self._under_way[target] -= 1
+            if not self._under_way[target]:
+                del self._under_way[target]
+
+    async def _forwarded(self, target: str, sender: KnownServer, payload: SealedPayload) -> Answer:
+        deadline = monotonic() + self._timeout.total_seconds()
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()):
+                if (await self._registry.standing(target)).server is None:
+                    await self._discover(target)
+                left = timedelta(seconds=deadline - monotonic())
+                return await self._post(target, sender, payload, min(FORWARD_TIMEOUT, left))
+        except (DiscoveryError, OutboundError, TimeoutError) as error:
+            # Not the error's text: it tells what a name resolves to inside our network.
+            raise _failed("The target could not be asked", network_code=_network_code(error)) from None
+
+    async def _post(self, target: str, sender: KnownServer, payload: SealedPayload, timeout: timedelta) -> Answer:
+        headers = {
+            "Content-Type": "application/json",
+            "Origin": self._own_url,
+            "X-Federation-Origin": self._own_url,
+            "X-Federation-Sender": sender.url,
+        }
+        fetched = await self._fetch(
+            target + RELAY_PATH,
+            method="POST",
+            headers=headers,
+            body=targeted_request(payload),
+            timeout=timeout,
+            server_url=target,
+            skip_health_update=True,
+        )
+        return fetched.response
+
+
+def _failed(text: str, *, network_code: str | None = None, details: object = None) -> Refusal:
+    members: dict[str, object] = {"method": ACK_METHOD}
+    if network_code is not None:
+        members["federationError"] = network_code
+    if details is not None:
+        members["details"] = details
+    return Refusal(502, text, code="FAILED_TO_PROXY_REQUEST", members=members)
+
+
+def _network_code(error: BaseException | None) -> str | None:
+    """The code of the network failure behind *error*, if that is what is behind it."""
+    if isinstance(error, TimeoutError):
+        return NetworkErrorCode.TIMEOUT
+    while error is not None and not isinstance(error, NetworkError | BlockedUrl):
+        error = error.__cause__
+    return error.code if isinstance(error, NetworkError) else None
+
+
+def _json_of(body: bytes) -> bytes:
+    """The text of the JSON value that *body* is.
+
+    Raises:
+        Refusal: it is none, or too long a one.
+    """
+    try:
+        parse_json(body, limit=MAX_ANSWER_BYTES)
+    except NotJson as error:
+        raise _failed("The target did not answer with JSON", details=str(error)) from None
+    return body.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _details(body: bytes) -> object:
+    """What the target said, so that the sender's log can tell: a JSON value if it fits into one, else the text."""
+    try:
+        value = parse_json(body, limit=_MAX_DETAIL_BYTES)
+        dump_json(value).encode("utf-8")
+    except (ValueError, RecursionError):  # no JSON, or one that we cannot write
+        return body[: 4 * _MAX_DETAIL_CHARACTERS].decode("utf-8", errors="replace")[:_MAX_DETAIL_CHARACTERS]
+    return value

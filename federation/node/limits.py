@@ -1,0 +1,100 @@
+"""How often somebody may ask: sliding windows, in Redis or in this process.
+
+Theory of operation. A window remembers when it was last asked, refusals included, so hammering prolongs the block. To
+know whether more than n requests came within it, the times of the newest n + 1 are enough: older ones are dropped, and
+a flood costs no more memory than its limit. The keys in Redis are those other implementations use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+log = structlog.get_logger(__name__)
+
+MAX_WINDOWS: Final = 10_000
+"""How many windows a process keeps; those asked least recently go first."""
+REDIS_TIMEOUT: Final = timedelta(milliseconds=500)
+REDIS_PAUSE: Final = timedelta(seconds=5)
+"""How long a Redis that failed is not asked again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """At most so many requests in any *window*."""
+
+    requests: int
+    window: timedelta
+
+
+class Windows(Protocol):
+    """Counts requests by whatever they are limited by."""
+
+    async def allows(self, subject: str, limit: Limit) -> bool:
+        """Whether this request of *subject* is within the limit; it counts in any case."""
+        ...
+
+
+class MemoryWindows:
+    """Windows of this process alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._times: OrderedDict[str, deque[float]] = OrderedDict()
+
+    async def allows(self, subject: str, limit: Limit) -> bool:
+        now = self._clock()
+        times = self._times.setdefault(subject, deque(maxlen=limit.requests + 1))
+        self._times.move_to_end(subject)
+        if len(self._times) > MAX_WINDOWS:
+            self._times.popitem(last=False)
+        times.append(now)
+        return len(times) <= limit.requests or times[0] <= now - limit.window.total_seconds()
+
+
+class RedisWindows:
+    """Windows that all processes on one Redis share; while it does not answer, this process counts for itself."""
+
+    def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
+        self._redis = redis
+        self._clock = clock
+        self._meanwhile = MemoryWindows()
+        self._ask_again = 0.0
+
+    async def allows(self, subject: str, limit: Limit) -> bool:
+        if time.monotonic() >= self._ask_again:
+            try:
+                return await self._count(f"rl:{subject}", limit) <= limit.requests
+            except _redis_failures() as error:
+                self._ask_again = time.monotonic() + REDIS_PAUSE.total_seconds()
+                log.warning("rate_limits_not_shared", error=type(error).__name__)
+        return await self._meanwhile.allows(subject, limit)
+
+    async def _count(self, key: str, limit: Limit) -> int:
+        now = round(self._clock() * 1000)
+        window = round(limit.window.total_seconds() * 1000)
+        async with asyncio.timeout(REDIS_TIMEOUT.total_seconds()), self._redis.pipeline(transaction=True) as pipe:
+            pipe.zremrangebyscore(key, "-inf", now - window)
+            pipe.zadd(key, {f"{now}-{secrets.token_hex(8)}": now})
+            pipe.zremrangebyrank(key, 0, -(limit.requests + 2))
+            pipe.zcard(key)
+            pipe.pexpire(key, window + 1000)
+            *_, count, _ = await pipe.execute()
+            return int(count)
+
+
+def _redis_failures() -> tuple[type[Exception], ...]:
+    from redis.exceptions import RedisError  # here, because a node without a Redis need not have the package
+
+    return (RedisError, OSError)  # a deadline is an OSError, too

@@ -1,0 +1,129 @@
+"""`TARGETED`: a delivery that came through a relay, opened and taken as if it had come directly.
+
+Whoever brings it is believed nothing: the author inside must be registered and have signed the activity, and the
+header inside must name that same author. Repeats are acknowledged with what is stored, as they are on the direct way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from starlette.responses import Response
+
+from federation.node.follows import FOLLOW_MODELS, FOLLOWS_PATH, USER_BLOCKED, FollowsInbox
+from federation.node.inbox import Inbox
+from federation.node.posts import POST_MODELS, POSTS_PATH, PostsInbox, malformed_post
+from federation.node.refusals import Refusal, json_response
+from federation.protocol.acks import ACK_METHOD
+from federation.protocol.activities import MAX_REQUEST_BYTES, ActivityMethod
+from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, UrlError
+from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.models import MAX_PAYLOAD_BYTES, validate
+from federation.protocol.relaying import (
+    ORIGIN_HEADER,
+    PING,
+    TARGET_HEADER,
+    Ping,
+    RelayedRequest,
+    SealedPayload,
+    TargetedRequest,
+)
+from federation.protocol.sealing import Envelope
+from federation.protocol.urls import canonical_origin
+from federation.servers.registry import KnownServer
+
+_RELAYED_CODES: Final = frozenset({USER_BLOCKED})
+
+
+class TargetedInbox:
+    """Callable with a `TARGETED` request."""
+
+    def __init__(self, *, inbox: Inbox, follows: FollowsInbox, posts: PostsInbox) -> None:
+        self._inbox = inbox
+        self._follows = follows
+        self._posts = posts
+
+    async def __call__(self, request: TargetedRequest, *, bearer_url: str) -> Response:
+        """The sealed activity is stored, and the answer acknowledges it to its author; or a ping is answered.
+
+        Raises:
+            Refusal: nothing was changed.
+        """
+        content = self._open(request.payload)
+        if isinstance(content, dict) and content.get("method") == PING:
+            return await self._pong(content, bearer_url)
+        relayed, body = _read(content)
+        claimed = relayed.header(ORIGIN_HEADER)
+        await self._inbox.require_welcome(claimed)
+        sender = await self._inbox.registered(claimed)
+        return await self._take(relayed.target_url, body, sender)
+
+    def _open(self, payload: SealedPayload) -> object:
+        try:
+            text = self._inbox.unseal(Envelope.from_wire(payload.to_wire()))
+        except EnvelopeError as error:
+            raise Refusal(400, f"payload: {error}", code="DECRYPT_FAILED") from None
+        try:
+            return parse_json(text, limit=MAX_PAYLOAD_BYTES)
+        except NotJson as error:
+            raise _invalid(str(error)) from None
+
+    async def _pong(self, content: dict[object, object], bearer_url: str) -> Response:
+        await self._inbox.registered(bearer_url)
+        try:
+            ping = validate(Ping, content)
+            nonce = {"nonce": ping.nonce} if "nonce" in content else {}
+            answer = {"method": ACK_METHOD, "status": "pong", **nonce}
+            dump_json(answer).encode("utf-8")
+        except (ValueError, RecursionError):  # a number or text that cannot be written again, or nested too deeply
+            raise _invalid("nonce: not a value we can send back") from None
+        return json_response(answer)
+
+    async def _take(self, target_url: str, body: object, sender: KnownServer) -> Response:
+        method = body.get("method") if isinstance(body, dict) else None
+        if FOLLOWS_PATH in target_url and isinstance(method, str) and method in FOLLOW_MODELS:
+            follow = self._inbox.open_relayed(body, FOLLOW_MODELS, _malformed_follow, sender=sender)
+            return await _with_status(self._follows.apply(follow, relayed=True))
+        if POSTS_PATH in target_url and method == ActivityMethod.FEDERATE_POST:
+            post = self._inbox.open_relayed(body, POST_MODELS, malformed_post, sender=sender)
+            return await _with_status(self._posts.apply(post))
+        raise Refusal(400, "targetUrl and the method of its body fit no endpoint here", code="INVALID_PAYLOAD")
+
+
+def _read(content: object) -> tuple[RelayedRequest, object]:
+    """The relayed request, and the JSON value of its body.
+
+    Raises:
+        Refusal: not of that shape, or not meant for the server it names as its target.
+    """
+    try:
+        relayed = validate(RelayedRequest, content)
+        if not all(relayed.header(name) for name in (TARGET_HEADER, ORIGIN_HEADER, "Origin")):
+            raise _invalid(f"headers: {TARGET_HEADER}, {ORIGIN_HEADER} and Origin are required")
+        if canonical_origin(relayed.header(TARGET_HEADER)) != canonical_origin(relayed.target_url):
+            raise _invalid(f"headers: {TARGET_HEADER} names another server than targetUrl")
+        return relayed, parse_json(relayed.body, limit=MAX_REQUEST_BYTES)
+    except (PayloadError, UrlError) as error:
+        raise _invalid(str(error)) from None
+    except NotJson as error:
+        raise _invalid(f"body: {error}") from None
+
+
+def _invalid(problem: str) -> Refusal:
+    return Refusal(400, problem, code="INVALID_TARGETED_DATA")
+
+
+def _malformed_follow(where: str, problem: str) -> Refusal:
+    return Refusal(400, f"[{where}] {problem}", code="INVALID_FOLLOW_PAYLOAD")
+
+
+async def _with_status(applied: Awaitable[Response]) -> Response:
+    """The answer, with the status repeated in a refusal's body and a code where only relayed requests get one."""
+    try:
+        return await applied
+    except Refusal as refusal:
+        code = refusal.code or (refusal.reason if refusal.reason in _RELAYED_CODES else None)
+        raise Refusal(
+            refusal.status, refusal.text, code=code, reason=refusal.reason, members={"status": refusal.status}
+        ) from None

@@ -1,0 +1,125 @@
+"""A whole node as an operator runs it, under a name that only some of the others can resolve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from federation.protocol.keys import OwnKeys
+from federation.settings import Settings
+from tests.servers import free_port
+from tests.workers.manual import ROOT
+
+START_TIMEOUT_SECONDS = 30
+
+# What /etc/hosts would do, for one process: names under .test that it knows are on loopback, the others do not exist.
+RESOLVE = """
+import os, socket
+
+known, resolve = os.environ["KNOWN_NAMES"].split(","), socket.getaddrinfo
+
+def getaddrinfo(host, *rest, **named):
+    if isinstance(host, str) and host.endswith(".test"):
+        if host not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        host = "127.0.0.1"
+    return resolve(host, *rest, **named)
+
+socket.getaddrinfo = getaddrinfo
+"""
+
+
+@dataclass(slots=True)
+class NodeProcess:
+    """`federation run` as `http://<name>.test:<port>`, with a directory of its own that holds its log."""
+
+    name: str
+    keys: OwnKeys
+    directory: Path
+    database_url: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    knows: Collection[str] = ()
+    port: int = field(default_factory=free_port)
+    _process: subprocess.Popen[bytes] | None = field(default=None)
+
+    @property
+    def host(self) -> str:
+        return f"{self.name}.test"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "BETTER_AUTH_URL": self.url,
+            **self.keys.to_env(),
+            "DATABASE_URL": self.database_url,
+            "DEV_ALLOWED_HOSTNAMES": "127.0.0.1,a.test,b.test,c.test",
+            "FEDERATION_PORT": str(self.port),
+            "FEDERATION_DELIVERY_BACKOFF": "200ms",
+            "KNOWN_NAMES": ",".join(self.knows),
+            "PYTHONPATH": f"{self.directory}:{ROOT}",
+            **self.settings,
+        }
+
+    @property
+    def own_settings(self) -> Settings:
+        """For a test that acts as the application beside the process."""
+        return Settings.from_values(self.environment)
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "node.log"
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        """The lines of its log of this event."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == name]
+
+    async def start(self) -> None:
+        """It serves, and its workers have said that they are ready."""
+        self.directory.mkdir(exist_ok=True)
+        (self.directory / "sitecustomize.py").write_text(RESOLVE)
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "federation", "run"],
+                env=self.environment,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        async with asyncio.timeout(START_TIMEOUT_SECONDS):
+            while len(self.events("worker_ready")) < 3 or not await self._answers():
+                assert self._process.poll() is None, self.log.read_text()[-3000:]
+                await asyncio.sleep(0.05)
+
+    def stop(self) -> int:
+        """It has ended in good order; its exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        status = self._process.wait(timeout=30)
+        self._process = None
+        return status
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    async def _answers(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        await writer.wait_closed()
+        return True
