@@ -12,14 +12,15 @@ Every few minutes the rules are read anyway, in case a table without triggers wa
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 import structlog
-from sqlalchemy import select
+from sqlalchemy import Executable, Text, cast, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlmodel import col
@@ -36,7 +37,7 @@ CHECK_INTERVAL: Final = timedelta(seconds=1)
 RELOAD_INTERVAL: Final = timedelta(minutes=5)
 CHECK_TIMEOUT: Final = timedelta(seconds=2)
 LOAD_TIMEOUT: Final = timedelta(seconds=60)
-PAGE: Final = 5_000
+PAGE: Final = 20_000
 REVISION_ROW: Final = 1
 
 
@@ -117,7 +118,8 @@ class Blacklist:
         is_same = known is not None and revision is not None and revision == known.revision
         if known is not None and is_same and now < known.at + self._reload_interval:
             return known
-        return _Loaded(rules=await _within(LOAD_TIMEOUT, load_rules(self._database)), revision=revision, at=now)
+        loading = load_rules(self._database, known=known.rules if known else None)
+        return _Loaded(rules=await _within(LOAD_TIMEOUT, loading), revision=revision, at=now)
 
     async def _revision(self) -> int | None:
         async with self._database.read() as session:
@@ -145,17 +147,38 @@ async def _within(limit: timedelta, reading: Awaitable[T]) -> T:
         raise DatabaseTimeout(f"the blacklist was not read within {limit.total_seconds():g} s") from None
 
 
-async def load_rules(database: Database) -> RuleSet:
-    """Every rule in the database, expired ones included. In pages, between which others have their turn."""
+async def load_rules(database: Database, *, known: RuleSet | None = None) -> RuleSet:
+    """Every rule in the database, expired ones included; faster with those *known* from before.
+
+    In pages, between which others have their turn. Each comes as JSON: to make an object for each of a hundred thousand
+    rows would take most of a second.
+    """
     rules = RuleSet()
-    columns = col(BlacklistedServer.id), col(BlacklistedServer.server_url), col(BlacklistedServer.expires_at)
-    page = select(*columns).order_by(columns[0]).limit(PAGE)
     last: str | None = None
     while True:
         async with database.read() as session:
-            rows = (await session.execute(page if last is None else page.where(columns[0] > last))).all()
-        for _, server_url, expires_at in rows:
-            rules.add(server_url, expires_at)
-        if len(rows) < PAGE:
+            query = _page(last, is_sqlite=session.get_bind().dialect.name == "sqlite")
+            last, texts, ends = (await session.execute(query)).one()
+        if last is None:
             return rules
-        last = rows[-1][0]
+        for text, end in zip(json.loads(texts), json.loads(ends), strict=True):
+            rules.add(text, None if end is None else _end(end), known=known)
+        await asyncio.sleep(0)
+
+
+def _page(last: str | None, *, is_sqlite: bool) -> Executable:
+    """The last id of a page, and its rules and ends as two JSON arrays."""
+    columns = col(BlacklistedServer.id), col(BlacklistedServer.server_url), col(BlacklistedServer.expires_at)
+    rows = select(*columns).order_by(columns[0]).limit(PAGE)
+    page = (rows if last is None else rows.where(columns[0] > last)).subquery()
+    array = func.json_group_array if is_sqlite else func.json_agg
+    return select(func.max(page.c.id), cast(array(page.c.server_url), Text), cast(array(page.c.expires_at), Text))
+
+
+def _end(text: str) -> datetime | None:
+    """The time as the database writes it into JSON; a rule whose end is no time (PostgreSQL's infinity) has none."""
+    try:
+        end = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return end if end.tzinfo else end.replace(tzinfo=UTC)

@@ -21,9 +21,11 @@ STAR = "*."
 ALL_LABELS = 127
 """A host name has no more."""
 
-# What is canonical already, and easy to tell: a domain whose last label begins with a letter, no port.
-_PLAIN_ORIGIN = re.compile(r"https?://((?:[a-z0-9_-]{1,63}\.)*[a-z_-][a-z0-9_-]{0,62})")
+# What is canonical already, and easy to tell: a domain whose last label does not begin as a number does.
+_PLAIN_ORIGIN = re.compile(r"(https?)://(?:[a-z0-9_-]{1,63}\.)*[a-z_-][a-z0-9_-]{0,62}(?::([1-9][0-9]{0,4}))?")
 _MAX_PLAIN_CHARACTERS = 253
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_MAX_PORT = 65535
 
 
 def canonical_rule(text: str) -> str:
@@ -69,12 +71,12 @@ class RuleSet:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, text: str, expires_at: datetime | None) -> None:
-        """The rule *text*, in any spelling, is in force until *expires_at* at least; None: for good."""
-        try:
-            rule = canonical_rule(text)
-        except UrlError:
-            rule = text
+    def add(self, text: str, expires_at: datetime | None, *, known: RuleSet | None = None) -> None:
+        """The rule *text*, in any spelling, is in force until *expires_at* at least; None: for good.
+
+        What the rules *known* hold needs no parsing again, which is most of the work.
+        """
+        rule = text if known is not None and text in known._until else _rule_or_text(text)
         until = math.inf if expires_at is None else expires_at.timestamp()
         self._until[rule] = max(until, self._until.get(rule, until))
         if rule.startswith(STAR):
@@ -90,9 +92,19 @@ class RuleSet:
         return None
 
 
+def _rule_or_text(text: str) -> str:
+    try:
+        return canonical_rule(text)
+    except UrlError:
+        return text
+
+
 def _canonical(url: str) -> str:
-    if len(url) <= _MAX_PLAIN_CHARACTERS and _PLAIN_ORIGIN.fullmatch(url):
-        return url
+    plain = _PLAIN_ORIGIN.fullmatch(url) if len(url) <= _MAX_PLAIN_CHARACTERS else None
+    if plain is not None:
+        scheme, port = plain.groups()
+        if port is None or (int(port) <= _MAX_PORT and int(port) != _DEFAULT_PORTS[scheme]):
+            return url
     return canonical_origin(url)
 
 

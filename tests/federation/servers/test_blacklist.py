@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from db import BlacklistedServer, Database
 from federation.servers import blacklist as module
 from federation.servers.blacklist import Blacklist, load_rules
+from federation.servers.rules import RuleSet
 
 URL = "https://evil.example"
 AT_ONCE = timedelta(0)
@@ -72,6 +73,47 @@ async def test_a_rule_ends_by_the_clock_alone(blacklist: Blacklist, database: Da
     loaded = await load_rules(database)
     assert loaded.covering(URL, end.timestamp() - 0.1) == URL
     await becomes(blacklist, URL, blacklisted=False)
+
+
+@pytest.mark.parametrize("end", ["infinity", "-infinity"])
+async def test_a_rule_that_ends_at_no_time_does_not_end(migrated_postgres_url: str, end: str) -> None:
+    """PostgreSQL has such times, and somebody may have written one: the other rules load, and this one holds."""
+    database = Database(migrated_postgres_url)
+    await execute(database, INSERT)
+    await execute(database, f"UPDATE blacklisted_servers SET expires_at = '{end}'")
+    await execute(database, INSERT.replace("'x'", "'y'").replace(URL, "*.spam.example"))
+    rules, now = await load_rules(database), time.time()
+    assert rules.covering(URL, now) == URL
+    assert rules.covering("https://spam.example", now) == "*.spam.example"
+    await database.close()
+
+
+async def test_ends_are_read_to_the_microsecond(database: Database) -> None:
+    """And in UTC."""
+    end = datetime(2026, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+    async with database.transaction() as session:
+        session.add(BlacklistedServer(server_url=URL, created_at=end, reason='"\\é\n', expires_at=end))
+    rules = await load_rules(database)
+    assert rules.covering(URL, end.timestamp() - 1e-6) == URL
+    assert rules.covering(URL, end.timestamp()) is None
+
+
+async def test_what_was_known_changes_nothing_but_the_time_it_takes(database: Database) -> None:
+    """Rules that stay, go, come, expire, or are spelled anew are the same with and without the rules before."""
+    await execute(database, INSERT)
+    await execute(database, INSERT.replace("'x'", "'y'").replace(URL, URL + "/"))
+    await execute(database, INSERT.replace("'x'", "'z'").replace(URL, "*.spam.example"))
+    known = await load_rules(database)
+    await execute(database, "DELETE FROM blacklisted_servers WHERE id IN ('x', 'z')")
+    await execute(database, INSERT.replace("'x'", "'w'").replace(URL, "*.a.b.example"))
+    now = time.time()
+    for rules in (await load_rules(database, known=known), await load_rules(database)):
+        assert len(rules) == 2
+        assert rules.covering(URL, now) == URL
+        assert rules.covering("https://x.a.b.example", now) == "*.a.b.example"
+        assert rules.covering("https://spam.example", now) is None
+    await execute(database, "DELETE FROM blacklisted_servers")
+    assert len(await load_rules(database, known=known)) == 0
 
 
 async def test_rules_of_several_pages_are_all_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +187,10 @@ async def test_look_ups_at_once_share_one_load(database: Database, monkeypatch: 
     """And one of them that is cancelled fails nobody else."""
     loads = 0
 
-    async def counted(database: Database) -> object:
+    async def counted(database: Database, *, known: RuleSet | None) -> RuleSet:
         nonlocal loads
         loads += 1
-        return await load_rules(database)
+        return await load_rules(database, known=known)
 
     monkeypatch.setattr(module, "load_rules", counted)
     await execute(database, INSERT)
