@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -14,8 +15,8 @@ from workers import Queue
 if TYPE_CHECKING:
     from federation.app import Federation
 
-SWEEP_LIMIT: Final = 5_000
-MAX_SWEEPS: Final = 200
+SWEPT_AT_ONCE: Final = 200
+PAUSE: Final = timedelta(milliseconds=5)
 
 
 def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
@@ -68,11 +69,11 @@ def _storage_sweep(queues: Sequence[Queue]) -> Callable[[], Awaitable[Mapping[st
         removed = 0
         for queue in queues:
             await queue.start()
-            for _ in range(MAX_SWEEPS):
-                gone = await queue.storage.sweep(SWEEP_LIMIT)
+            gone = SWEPT_AT_ONCE
+            while gone >= SWEPT_AT_ONCE:
+                gone = await queue.storage.sweep(SWEPT_AT_ONCE)
                 removed += gone
-                if gone < SWEEP_LIMIT:
-                    break
+                await asyncio.sleep(PAUSE.total_seconds())  # claims have their turn
         return {"removed": removed}
 
     return sweep

@@ -205,6 +205,32 @@ async def test_look_ups_at_once_share_one_load(database: Database, monkeypatch: 
     await blacklist.close()
 
 
+async def test_a_recheck_is_not_undone_by_the_check_under_way(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that one has read may be older than the change that called for a recheck."""
+    loading, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(database: Database, *, known: RuleSet | None) -> RuleSet:
+        rules = await load_rules(database, known=known)
+        loading.set()
+        await may_go_on.wait()
+        return rules
+
+    monkeypatch.setattr(module, "load_rules", slow)
+    blacklist = Blacklist(database, check_interval=NEVER)
+    early = asyncio.create_task(blacklist.covering(URL))
+    await loading.wait()
+    await execute(database, INSERT)
+    blacklist.recheck()
+    monkeypatch.setattr(module, "load_rules", load_rules)
+    assert await blacklist.covering(URL) == URL
+    may_go_on.set()
+    assert await early is None
+    assert await blacklist.covering(URL) == URL
+    await blacklist.close()
+
+
 async def test_without_a_first_load_nothing_is_answered(tmp_path: Path) -> None:
     """A database without tables, or none at all, lets nobody through; once it is there, look-ups work."""
     path = tmp_path / "late.sqlite3"
