@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, delete, null, select
 from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
+from federation.admin import blacklist
 from federation.delivery.payloads import release
 
 KEEP_SETTLED_ROWS: Final = timedelta(days=7)
@@ -19,8 +20,8 @@ BATCH: Final = 5_000
 
 
 class Purge:
-    """Deletes settled deliveries after 7 days, attempts after 30, rotation challenges that expired, and shared texts
-    that nothing refers to (whoever deleted their rows by hand left them).
+    """Deletes settled deliveries after 7 days, attempts after 30, rotation challenges and blacklist rules that
+    expired, and shared texts that nothing refers to (whoever deleted their rows by hand left them).
 
     In batches: one transaction must not hold SQLite's write lock for long. Repeating it does nothing.
     """
@@ -39,6 +40,7 @@ class Purge:
             "deliveries": await self._delete(DeliveryJob, col(DeliveryJob.settled_at) < now - KEEP_SETTLED_ROWS),
             "attempts": await self._delete(DeliveryAttempt, col(DeliveryAttempt.started_at) < now - KEEP_ATTEMPTS),
             "rotations": await self._delete(RotateChallengeToken, col(RotateChallengeToken.expires_at) < now),
+            "rules": await blacklist.purge_expired(self._database),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
         }
 

@@ -8,7 +8,15 @@ import pytest
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import AttemptOutcome, Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
+from db import (
+    AttemptOutcome,
+    BlacklistedServer,
+    Database,
+    DeliveryAttempt,
+    DeliveryJob,
+    DeliveryPayload,
+    RotateChallengeToken,
+)
 from federation.scheduler import purge as module
 from federation.scheduler.purge import Purge
 
@@ -48,7 +56,7 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
         session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
         session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
     purge = Purge(database)
-    assert await purge() == {"deliveries": 1, "attempts": 1, "rotations": 0, "texts": 0}
+    assert await purge() == {"deliveries": 1, "attempts": 1, "rotations": 0, "rules": 0, "texts": 0}
     assert await left(database) == {"open", "fresh", "recent"}
     assert not any((await purge()).values())
 
@@ -64,15 +72,16 @@ async def test_a_purge_goes_on_until_nothing_is_left(database: Database, monkeyp
     assert await left(database) == set()
 
 
-async def test_expired_rotations_and_texts_nobody_refers_to_are_purged(database: Database) -> None:
-    """A rotation that may still be confirmed stays, and so do a text in use and one too young to judge."""
+async def test_expired_rotations_and_rules_and_texts_nobody_refers_to_are_purged(database: Database) -> None:
+    """What has not expired stays, and so do a text in use and one too young to judge."""
     day = timedelta(days=1)
     async with database.transaction() as session:
         session.add_all([rotation("over", -HOUR), rotation("under-way", HOUR)])
         session.add_all([shared("used", 2 * day), shared("unused", 2 * day), shared("young", HOUR)])
         session.add(DeliveryJob(id="row", target_url="t", payload="", created_at=NOW, payload_id="used"))
+        session.add_all([rule("over", NOW - HOUR), rule("in-force", NOW + HOUR), rule("for-good", None)])
     found = await Purge(database)()
-    assert (found["rotations"], found["texts"]) == (1, 1)
+    assert (found["rotations"], found["rules"], found["texts"]) == (1, 1, 1)
     async with database.read() as session:
         assert list((await session.execute(select(col(RotateChallengeToken.id)))).scalars()) == ["under-way"]
         assert set((await session.execute(select(col(DeliveryPayload.id)))).scalars()) == {"used", "young"}
@@ -80,6 +89,10 @@ async def test_expired_rotations_and_texts_nobody_refers_to_are_purged(database:
 
 def shared(name: str, age: timedelta) -> DeliveryPayload:
     return DeliveryPayload(id=name, payload="p", refs=1, created_at=NOW - age)
+
+
+def rule(name: str, expires_at: datetime | None) -> BlacklistedServer:
+    return BlacklistedServer(server_url=f"https://{name}.example", reason="r", created_at=NOW, expires_at=expires_at)
 
 
 def rotation(name: str, expires_in: timedelta) -> RotateChallengeToken:
