@@ -17,6 +17,7 @@ from workers.gathering import Gathering
 from workers.handlers import Handler, HandlerFunction, Middleware
 from workers.jobs import (
     CancelResult,
+    Deduplication,
     EnqueueResult,
     JobState,
     JobStatus,
@@ -93,9 +94,10 @@ class Queue:
         connection: object | None = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """The job is stored, or what its id already stands for is told; see `JobSpec` and `Storage.enqueue`.
+        """The job is stored, or what its id or deduplication key stands for is told; see `JobSpec`, `Storage.enqueue`.
 
         Raises:
+            Unsupported: the storage keeps no deduplication keys; see `limits.deduplication`.
             ValueError: an argument out of its range, or a payload the serde cannot encode.
             TypeError: a payload of a type the serde does not know.
             StorageUnavailable: nothing is known; enqueueing the same id again is safe.
@@ -123,9 +125,9 @@ class Queue:
     ) -> object:
         """The decoded result of the job, enqueued as by `enqueue`, as soon as it has completed.
 
-        A duplicate waits for the end of the job that has the id, and a result that is there already is returned at
-        once. A retry in between is no answer. `timeout` covers everything; neither it nor a cancellation of this call
-        takes the job back.
+        A duplicate waits for the end of the job that has the id or deduplication key, and a result that is there
+        already is returned at once. A retry in between is no answer. `timeout` covers everything; neither it nor a
+        cancellation of this call takes the job back.
 
         Raises:
             ValueError, TypeError: as `enqueue`; a timeout that is not above zero.
@@ -304,8 +306,10 @@ class Queue:
                 self._connected = True
 
     async def _store(self, job: NewJob) -> EnqueueResult:
-        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it.
-        if self.storage.limits.transactions or len(job.payload) > GATHERED_BYTES:
+        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it. Jobs of
+        # one call that share a deduplication key are one group, which those of different callers must not become.
+        alone = job.deduplication is not None or len(job.payload) > GATHERED_BYTES
+        if alone or self.storage.limits.transactions:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
 
@@ -324,6 +328,7 @@ class Queue:
             priority=spec.priority,
             ordering_key=spec.ordering_key,
             backoff=spec.backoff,
+            deduplication=spec.deduplication,
         )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:

@@ -13,14 +13,14 @@ from typing import Final, Literal, TypeAlias
 from workers.deduplication import Marks
 from workers.errors import CorruptPayloadError, Unsupported
 from workers.handlers import Handler, HandlerFunction, Job, invoke
-from workers.jobs import MAX_ATTEMPTS, MAX_DELAY, EnqueueStatus, check_text, new_id
+from workers.jobs import MAX_ATTEMPTS, MAX_DELAY, DeduplicationMode, EnqueueStatus, check_text, new_id
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
-from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.task_queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.task_runs import TaskRuns
 
 Validate: TypeAlias = Callable[[object], object]

@@ -41,12 +41,19 @@ async def end_of(
         enqueued = await enqueue()
         if enqueued.status is EnqueueStatus.COMPLETED and enqueued.result is not None:
             return enqueued.result
+        if enqueued.id != job_id:
+            return await _end_of_known(storage, enqueued.id)
         return result_of(job_id, await _end(storage, job_id, events))
 
 
 async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> bytes:
     """The result of the job, as soon as there is one; see `Queue.wait_for_job_chain_completion`."""
-    async with _within(timeout, job_id), storage.subscribe(job_id) as events:
+    async with _within(timeout, job_id):
+        return await _end_of_known(storage, job_id)
+
+
+async def _end_of_known(storage: Storage, job_id: str) -> bytes:
+    async with storage.subscribe(job_id) as events:
         outcome = await storage.result(job_id)
         if outcome is None and (await storage.status([job_id]))[0] is None:
             outcome = await storage.result(job_id)  # it may have ended between the two looks

@@ -69,6 +69,7 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     check_fits_redis,
+    refuse_deduplication,
     refuse_transaction,
     unfit_for_redis,
     weight,
@@ -112,7 +113,7 @@ class RedisStorage:
         StorageError: a target that is no Redis URL.
     """
 
-    limits: Final = Limits(clock="server", durable=True, processes="many")
+    limits: Final = Limits(clock="server", durable=True, processes="many", deduplication=False)
 
     def __init__(
         self,
@@ -152,6 +153,7 @@ class RedisStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions."""
         refuse_transaction(connection, "RedisStorage")
+        refuse_deduplication(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []
