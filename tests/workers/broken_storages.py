@@ -32,7 +32,7 @@ from workers.jobs import (
 from workers.storage.base import TOMBSTONE
 from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory import MemoryStorage
-from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_jobs import Job, JobTable, Mark
 from workers.storage.memory_space import MemoryQueue, MemorySpace
 
 APPLIED = SettleOutcome(status=SettleStatus.APPLIED)
@@ -65,8 +65,8 @@ class Fallible(MemoryStorage):
     def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
         return MemoryQueue._grant(self._queue, job, worker_id, leases, now)
 
-    def _enqueue(self, new: NewJob, now: datetime) -> EnqueueResult:
-        return MemoryQueue._enqueue(self._queue, new, now)
+    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+        return MemoryQueue._enqueue(self._queue, new, groups, now)
 
     def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
         MemoryQueue._retry(self._queue, job, settlement, now)
@@ -132,7 +132,7 @@ class ContinuationAfterState(Fallible):
         await elsewhere()
         for one, outcome in zip(settlements, outcomes, strict=True):
             if isinstance(one, Completed) and one.then is not None and outcome == APPLIED:
-                self._enqueue(one.then, self._now())
+                self._enqueue(one.then, {}, self._now())
         return outcomes
 
 
@@ -290,9 +290,9 @@ class EnqueueRace(Fallible):
 class OldGenerationLingers(Fallible):
     """A new generation inherits the attempts of the one that failed."""
 
-    def _enqueue(self, new: NewJob, now: datetime) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
         old = self._table.find(new.id, now)
-        answer = super()._enqueue(new, now)
+        answer = super()._enqueue(new, groups, now)
         job = self._table.find(new.id, now)
         if answer.status is EnqueueStatus.QUEUED and old is not None and job is not None:
             job.attempts = old.attempts

@@ -16,6 +16,8 @@ from workers.jobs import (
     MAX_PROGRESS_BYTES,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
+    Deduplication,
+    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -193,3 +195,28 @@ def test_reprs_show_no_payload_and_no_result() -> None:
     outcome = JobOutcome(kind=OutcomeKind.COMPLETED, result=b"secret")
     spec = JobSpec(payload="secret")
     assert "secret" not in f"{job!r} {result!r} {outcome!r} {spec!r}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "ttl", "error"),
+    [
+        (DeduplicationMode.SIMPLE, timedelta(seconds=1), ValueError),
+        (DeduplicationMode.THROTTLE, None, TypeError),
+        (DeduplicationMode.DEBOUNCE, 1.5, TypeError),
+        (DeduplicationMode.THROTTLE, timedelta(0), ValueError),
+        (DeduplicationMode.DEBOUNCE, timedelta(seconds=-1), ValueError),
+        (DeduplicationMode.DEBOUNCE, MAX_DELAY + timedelta(1), ValueError),
+        ("nonsense", None, ValueError),
+    ],
+)
+def test_a_time_that_no_mode_takes_is_refused(mode: DeduplicationMode, ttl: timedelta, error: type[Exception]) -> None:
+    """`simple` has no time, the other modes one above 0 and up to 100 years."""
+    with pytest.raises(error):
+        Deduplication(key="key", mode=mode, ttl=ttl)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 513, "\ud800"], ids=["empty", "long", "surrogate"])
+def test_an_impossible_deduplication_key_is_refused(key: str) -> None:
+    """Keys are 1 to 512 bytes of UTF-8."""
+    with pytest.raises(ValueError, match="deduplication key"):
+        Deduplication(key=key)

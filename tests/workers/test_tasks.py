@@ -732,3 +732,17 @@ async def test_a_task_that_cannot_be_enqueued_again_is_no_secret() -> None:
     queue.before = down
     with pytest.raises(StorageUnavailable):
         await tasks.process(message)
+
+
+async def test_a_queue_of_ours_keeps_keys_by_itself() -> None:
+    """On a storage that deduplicates, in every mode, the store is not asked; the duplicate learns the job's id."""
+    kv, queue = WatchedKvStore(), Queue(MemoryStorage())
+    tasks = Tasks(queue, kv)
+    digest = declared(tasks)
+    async with queue:
+        for mode in DeduplicationMode:
+            first = await tasks.enqueue_task(digest, 1, deduplication_key=mode, deduplication_mode=mode, delay=HOUR)
+            again = await tasks.enqueue_task_many(digest, [2, 3], deduplication_key=mode, deduplication_mode=mode)
+            assert (first.status, again.status, again.ids) == (QUEUED, DUPLICATE, (first.id,))
+        assert sum((await queue.counts()).values()) == 3
+    assert kv.asked == []
