@@ -17,7 +17,6 @@ from workers.gathering import Gathering
 from workers.handlers import Handler, HandlerFunction, Middleware
 from workers.jobs import (
     CancelResult,
-    Deduplication,
     EnqueueResult,
     JobState,
     JobStatus,
