@@ -130,7 +130,7 @@ class Queue:
 
         Raises:
             ValueError, TypeError: as `enqueue`; a timeout that is not above zero.
-            JobFailedError: the job failed for good.
+            JobFailedError: the job failed for good; `MaxRetriesError` if with its last attempt.
             JobCancelledError: the job was cancelled.
             JobTimeoutError: it did not end in time.
             JobGoneError: it ended, and nothing of it was kept.
@@ -146,7 +146,7 @@ class Queue:
         """The decoded result of a completed job; None while it has none, and for ids that are not known (any more).
 
         Raises:
-            JobFailedError: the job failed for good.
+            JobFailedError: the job failed for good; `MaxRetriesError` if with its last attempt.
             JobCancelledError: the job was cancelled, less than an hour ago.
         """
         await self._connect()

@@ -13,7 +13,14 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
-from workers.errors import JobCancelledError, JobFailedError, JobGoneError, JobTimeoutError, StorageUnavailable
+from workers.errors import (
+    JobCancelledError,
+    JobFailedError,
+    JobGoneError,
+    JobTimeoutError,
+    MaxRetriesError,
+    StorageUnavailable,
+)
 from workers.jobs import TERMINAL_EVENTS, EnqueueResult, EnqueueStatus, JobEvent, JobEventKind, JobOutcome, OutcomeKind
 from workers.storage.base import Storage, Subscription
 
@@ -120,7 +127,7 @@ def result_of(job_id: str, outcome: JobOutcome) -> bytes:
     """The result of a job that completed.
 
     Raises:
-        JobFailedError: it failed.
+        JobFailedError: it failed; `MaxRetriesError` if with its last attempt.
         JobCancelledError: it was cancelled, before it ran or while it ran.
     """
     if outcome.kind is OutcomeKind.COMPLETED:
@@ -130,4 +137,4 @@ def result_of(job_id: str, outcome: JobOutcome) -> bytes:
     error = outcome.error
     if outcome.kind is OutcomeKind.CANCELLED or (error is not None and error.type == JobCancelledError.__name__):
         raise JobCancelledError(f"job {job_id!r} was cancelled")
-    raise JobFailedError(job_id, error)
+    raise (MaxRetriesError if error is not None and error.exhausted else JobFailedError)(job_id, error)
