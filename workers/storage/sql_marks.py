@@ -37,11 +37,12 @@ _HAD = expanding(
     " FROM workers_jobs WHERE queue = :queue AND deduplication_key IN :keys AND expires_at IS NULL",
     "keys",
 )
+# +until: the index on the times is not the one to look into; on PostgreSQL other spellings have the same effect.
 _THROTTLED = expanding(
     "SELECT m.key AS key, j.seq AS seq, m.job_id AS id, 'throttle' AS mode, j.state AS state, j.run_at AS run_at,"
     " j.ordering_key AS ordering_key FROM workers_marks m LEFT JOIN workers_jobs j ON j.queue = m.queue"
     " AND j.id = m.job_id AND j.state <> 'cancelled' AND (j.expires_at IS NULL OR j.expires_at > :now)"
-    " WHERE m.queue = :queue AND m.key IN :keys AND m.until > :now",
+    " WHERE m.queue = :queue AND m.key IN :keys AND +m.until > :now",
     "keys",
 )
 _TAKE_POSTGRES = text("SELECT * FROM workers_take_keys(:queue, CAST(:keys AS text[]), CAST(:debounced AS text[]))")
@@ -53,7 +54,8 @@ _THROTTLE = text(
     " ON CONFLICT (queue, key) DO UPDATE SET job_id = excluded.job_id, until = excluded.until"
 )
 _LET_GO_POSTGRES = text(
-    "DELETE FROM workers_marks WHERE queue = :queue AND key = ANY(CAST(:keys AS text[])) AND until = 0"
+    "DELETE FROM workers_marks WHERE queue = :queue AND key = ANY(CAST(:keys AS text[]))"
+    " AND until IS NOT DISTINCT FROM 0"
 )
 
 # Under a new number, by which it stands behind everything that is there.
@@ -125,10 +127,11 @@ class Keys:
             )
             self._marks.setdefault(row["key"], mark)
 
-    def duplicate(self, job: NewJob, found: Mapping[str, EnqueueResult]) -> EnqueueResult | None:
+    def duplicate(self, job: NewJob, found: dict[str, EnqueueResult]) -> EnqueueResult | None:
         """What to say of a job whose key another has; None: the job is to be inserted, with its group.
 
-        `found` has the ids that exist by now: that of a throttled job which has ended may begin anew in this very call.
+        `found` is what is said of the ids that exist by now. A throttled job that has ended may begin anew in this
+        very call, and a debounced one may be named in it.
         """
         if job.deduplication is None:
             return None
@@ -137,12 +140,14 @@ class Keys:
         if mark is None:
             self._groups.setdefault(key, []).append(job)
             return None
-        if _is_debounce(job.deduplication) and mark.mode == DeduplicationMode.DEBOUNCE:
+        state = mark.state
+        if mark.mode == DeduplicationMode.THROTTLE and mark.job_id in found:
+            state = found[mark.job_id].existing_state
+        if mark.mode == DeduplicationMode.DEBOUNCE and _is_debounce(job.deduplication):
             self._debounced[key] = job
-            mark.state = JobState.SCHEDULED
-        elif mark.mode == DeduplicationMode.THROTTLE and mark.job_id in found:
-            mark.state = found[mark.job_id].existing_state
-        return EnqueueResult(id=mark.job_id, status=EnqueueStatus.DUPLICATE, existing_state=mark.state)
+            mark.state = state = JobState.SCHEDULED
+            found[mark.job_id] = _duplicate(mark.job_id, state)
+        return _duplicate(mark.job_id, state)
 
     def write(self, inserted: Collection[str]) -> None:
         """The first of each group among the inserted ids has the key; debounced jobs wait anew, for the last payload.
@@ -194,6 +199,10 @@ class Keys:
             self._transaction.connection.execute(_DEBOUNCE_PAYLOAD, numbered)
         unhold(self._transaction, [self._marks[key].ordering_key for key in self._debounced])
         self._transaction.wake = True  # who waits for nothing has a due time to wait for
+
+
+def _duplicate(job_id: str, state: JobState | None) -> EnqueueResult:
+    return EnqueueResult(id=job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
 
 
 def _is_debounce(deduplication: Deduplication) -> bool:

@@ -14,7 +14,7 @@ BEGIN
     RETURN QUERY SELECT m.key, j.seq, m.job_id, 'throttle', j.state, j.run_at, j.ordering_key
     FROM workers_marks m LEFT JOIN workers_jobs j ON j.queue = p_queue AND j.id = m.job_id
         AND j.state <> 'cancelled' AND (j.expires_at IS NULL OR j.expires_at > v_now)
-    WHERE m.queue = p_queue AND m.key = ANY(p_keys) AND m.until > v_now;
+    WHERE m.queue = p_queue AND m.key = ANY(p_keys) AND (m.until > v_now) IS TRUE;  -- not by the index on `until`
 END $$;
 
 -- Who has these keys. All others, and those of p_debounced that a job has by debounce, are the transaction's own from
