@@ -198,7 +198,7 @@ class Keys:
             self._transaction.connection.execute(_DEBOUNCE, numbered)
             self._transaction.connection.execute(_DEBOUNCE_PAYLOAD, numbered)
         unhold(self._transaction, [self._marks[key].ordering_key for key in self._debounced])
-        self._transaction.wake = True  # who waits for nothing has a due time to wait for
+        self._transaction.wake = True  # it may be due earlier than it was
 
 
 def _duplicate(job_id: str, state: JobState | None) -> EnqueueResult:

@@ -99,11 +99,11 @@ async def claim_of(storage: Storage, limit: int = 100) -> list[Claim]:
     return await storage.claim("worker", leases=ANY, limit=limit)
 
 
-async def until_it_waits(admin: psycopg.Connection) -> None:
-    """Somebody on the database waits for a lock."""
+async def until_it_waits(admin: psycopg.Connection, how_many: int = 1) -> None:
+    """So many on the database wait for a lock."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     async with asyncio.timeout(PATIENCE):
-        while admin.execute(waiting).fetchone() == (0,):
+        while admin.execute(waiting).fetchone() != (how_many,):
             await asyncio.sleep(0.005)
 
 
@@ -216,30 +216,50 @@ async def test_a_hundred_producers_by_any_mode_insert_one_job(url: str, storage:
     assert sum((await storage.counts()).values()) == 5
 
 
-async def test_calls_with_several_keys_do_not_lock_each_other_out(storage: SqlStorage) -> None:
-    """Whatever the order of their keys; each key is taken once, and every answer names the job that has it."""
+@on_postgres
+async def test_calls_with_several_keys_do_not_lock_each_other_out(
+    storage: SqlStorage, engine: AsyncEngine, admin: psycopg.Connection
+) -> None:
+    """Two calls that wait for a key in the midst of theirs, in different orders, go on when it is free."""
     source = random.Random(7)
-    keys = [f"key {number}" for number in range(20)]
+    for turn in range(5):
+        keys = [Deduplication(key=f"{turn} {number:02}") for number in range(20)]
+        calls = [[job(f"{caller} {key.key}", key) for key in source.sample(keys, 20)] for caller in "ab"]
+        async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
+            await storage.enqueue([job("never", keys[10])], connection=session)
+            waiting = [asyncio.create_task(storage.enqueue(call)) for call in calls]
+            await until_it_waits(admin, 2)
+            await session.rollback()
+            told = await asyncio.gather(*waiting)
+        assert {answer.id for answer in told[0]} == {answer.id for answer in told[1]}
+        assert len({answer.id for answer in told[0]}) == 20
 
-    def call(number: int, turn: int) -> list[NewJob]:
-        order = source.sample(keys, len(keys))
-        mode = MODES[turn % 3]
-        return [
-            job(f"{turn} {number} {key}", Deduplication(key=f"{turn} {key}", mode=mode.mode, ttl=mode.ttl))
-            for key in order
-        ]
 
-    for turn in range(6):
-        calls = [call(number, turn) for number in range(12)]
-        answers = await asyncio.gather(*(storage.enqueue(one) for one in calls))
-        owners: dict[str, set[str]] = {}
-        for one, told in zip(calls, answers, strict=True):
-            for new, answer in zip(one, told, strict=True):
-                assert new.deduplication is not None
-                owners.setdefault(new.deduplication.key, set()).add(answer.id)
-        assert all(len(ids) == 1 for ids in owners.values())
-        assert len(owners) == len(keys)
-        assert sum((await storage.counts()).values()) == len(keys) * (turn + 1)
+async def test_a_debounced_job_lets_the_next_of_its_ordering_key_run(storage: SqlStorage) -> None:
+    """Jobs that stood aside for it need no longer wait, while it waits anew."""
+    await storage.enqueue([job("a", None, ordering_key="o"), job("b", DEBOUNCE, ordering_key="o")])
+    await storage.enqueue([job("c", None, ordering_key="o", delay=timedelta(milliseconds=1))])
+    await storage.promote(["b"])
+    await storage.promote(["c"])
+    [claim] = await claim_of(storage)
+    assert await claim_of(storage) == []
+    await storage.settle([Completed(claim=claim, result=b"")])
+    assert await storage.enqueue([job("other", DEBOUNCE)]) == [taken_by("b", JobState.SCHEDULED)]
+    assert [claim.job_id for claim in await claim_of(storage)] == ["c"]
+
+
+async def test_waiters_learn_that_a_debounced_job_is_due_earlier(storage: SqlStorage) -> None:
+    """Who waits for the time that the first enqueue asked for wakes at the last one's."""
+    async with storage.events():
+        pass  # whoever listens for others' commits has begun to, and does not look once more because of that
+    await storage.enqueue([job("first", DEBOUNCE)])
+    waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
+    await storage.wait(["work"], timeout=timedelta(0))  # after the other one's look
+    soon = Deduplication(key="key", mode=DeduplicationMode.DEBOUNCE, ttl=timedelta(milliseconds=200))
+    await storage.enqueue([job("other", soon)])
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+    assert [claim.job_id for claim in await claim_of(storage)] == ["first"]
 
 
 @on_postgres
@@ -310,7 +330,7 @@ async def test_an_id_that_another_inserts_first_takes_no_key(
 
 
 async def test_only_throttled_keys_have_marks(url: str, storage: SqlStorage) -> None:
-    """Neither taking a key nor being told who has it leaves a row by the other modes; one that is over is swept."""
+    """Neither taking a key nor being told who has it leaves a row by the other modes; those that are over are swept."""
     short = Deduplication(key="short", mode=DeduplicationMode.THROTTLE, ttl=timedelta(milliseconds=1))
     for number in range(3):
         await storage.enqueue(
@@ -320,11 +340,15 @@ async def test_only_throttled_keys_have_marks(url: str, storage: SqlStorage) -> 
                 job(f"{number} throttle", Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE)),
             ]
         )
-    await storage.enqueue([job("short", short)])
-    assert sorted(marks(url)) == [("short", "short"), ("t", "0 throttle")]
+    over = [Deduplication(key=f"short {number}", mode=short.mode, ttl=short.ttl) for number in range(5)]
+    await storage.enqueue([job(key.key, key) for key in over])
+    assert sorted(marks(url)) == [*((key.key, key.key) for key in over), ("t", "0 throttle")]
+    swept: list[int] = []
     async with asyncio.timeout(PATIENCE):
-        while await storage.sweep(10) == 0:
+        while sum(swept) < 5:
+            swept.append(await storage.sweep(2))
             await asyncio.sleep(0.005)
+    assert max(swept) == 2
     assert marks(url) == [("t", "0 throttle")]
 
 
