@@ -39,7 +39,7 @@ from workers.jobs import (
 from workers.storage import sql_manage, sql_records, sql_schema
 from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription
-from workers.storage.rules import bounded_count, check_claim, refuse_deduplication
+from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql_caller import when_committed
 from workers.storage.sql_database import Database, Target
 from workers.storage.sql_rows import Transaction, milliseconds
@@ -156,7 +156,6 @@ class SqlStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        refuse_deduplication(jobs, "SqlStorage")
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
         return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))

@@ -342,7 +342,7 @@ class SqliteTarget:
     busy_timeout: timedelta
 
     limits: ClassVar[Limits] = Limits(
-        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True, deduplication=False
+        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True
     )
 
     @classmethod
