@@ -16,7 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from federation.errors import ConfigurationError
 from federation.process import get_federation
-from workers import Enqueued, EnqueueOptions, Handler, QueueTasks, Serde, Task, TaskMessage, Tasks, Unsupported
+from workers import (
+    DeduplicationMode,
+    Enqueued,
+    EnqueueOptions,
+    Handler,
+    QueueTasks,
+    Serde,
+    Task,
+    TaskMessage,
+    Tasks,
+    Unsupported,
+)
 
 
 class _NodesQueue:
@@ -51,30 +62,43 @@ async def enqueue_task(
     *,
     session: AsyncSession | None = None,
     deduplication_key: str | None = None,
+    deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
     delay: timedelta = timedelta(0),
     ordering_key: str | None = None,
 ) -> Enqueued:
-    """One run of the task is queued; with `session`, if its transaction commits and from then on.
+    """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
+
+    With `session` both are part of its transaction: job and key are there if it commits, and from then on.
 
     Raises:
-        Unsupported: a session, but the queues are not in its database.
-        TypeError: a deduplication key, but the queue cannot keep it; data that is not JSON.
-        ValueError: a session and a deduplication key, which is not part of any transaction; see `Tasks.enqueue_task`.
+        Unsupported: a session, but the queues are not in its database; a mode or a key that the queue cannot keep.
+        TypeError: a deduplication key without a session, but nothing can keep it; data that is not JSON.
+        ValueError: see `Tasks.enqueue_task`.
         StorageUnavailable: the queue did not answer.
     """
     if session is None:
         return await _TASKS.enqueue_task(
-            task, data, deduplication_key=deduplication_key, delay=delay, ordering_key=ordering_key
+            task,
+            data,
+            deduplication_key=deduplication_key,
+            deduplication_mode=deduplication_mode,
+            delay=delay,
+            ordering_key=ordering_key,
         )
-    if deduplication_key is not None:
-        raise ValueError(f"task {task.name!r}: a deduplication key cannot be part of a transaction")
     federation = get_federation()
     if not federation.queues_join_database:
         raise Unsupported(
             f"task {task.name!r}: the queues are not in the application's database; enqueue it without `session`, "
             "after the transaction"
         )
-    spec = _TASKS.spec(task, data, delay=delay, ordering_key=ordering_key)
+    spec = _TASKS.spec(
+        task,
+        data,
+        deduplication_key=deduplication_key,
+        deduplication_mode=deduplication_mode,
+        delay=delay,
+        ordering_key=ordering_key,
+    )
     return (await federation.tasks_queue.enqueue_many([spec], connection=session))[0]
 
 

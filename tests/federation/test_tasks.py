@@ -153,14 +153,34 @@ async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None
     assert await embedded.tasks_queue.get_status(undone.id) is None
 
 
+async def test_a_key_is_part_of_the_transaction(embedded: Federation) -> None:
+    """It is taken with the commit, and free without; what has it is told in a transaction and outside of one."""
+    if not embedded.tasks_queue.storage.limits.deduplication:
+        async with embedded.outbox.transaction() as session:
+            with pytest.raises(Unsupported, match="natively"):
+                await enqueue_task(note, 1, session=session, deduplication_key="key")
+        assert sum((await embedded.tasks_queue.counts()).values()) == 0
+        return
+    async with embedded.outbox.transaction() as session:
+        await enqueue_task(note, 1, session=session, deduplication_key="key")
+        await session.rollback()
+    async with embedded.outbox.transaction() as session:
+        kept = await enqueue_task(note, 2, session=session, deduplication_key="key")
+        again = await enqueue_task(note, 3, session=session, deduplication_key="key")
+    outside = await enqueue_task(note, 4, deduplication_key="key")
+    assert [one.status for one in (kept, again, outside)] == [EnqueueStatus.QUEUED, *[EnqueueStatus.DUPLICATE] * 2]
+    assert {again.id, outside.id} == {kept.id}
+    assert sum((await embedded.tasks_queue.counts()).values()) == 1
+
+
 async def test_a_transaction_that_the_queue_cannot_join_is_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
-    """And nothing is enqueued; nor is a key taken for a part of one."""
+    """And nothing is enqueued, with a key or without."""
     node = Federation(make_settings(queue_url=f"file://{tmp_path}/queues"))
     federation.process.adopt(node)
     async with node.outbox.transaction() as session:
         with pytest.raises(Unsupported, match="without `session`"):
             await enqueue_task(note, 1, session=session)
-        with pytest.raises(ValueError, match="cannot be part"):
+        with pytest.raises(Unsupported, match="without `session`"):
             await enqueue_task(note, 1, session=session, deduplication_key="key")
     assert sum((await node.tasks_queue.counts()).values()) == 0
     federation.process.release()
