@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from federation.errors import ConfigurationError
 from federation.process import get_federation
 from workers import (
+    ConditionalKvStore,
     DeduplicationMode,
     Enqueued,
     EnqueueOptions,
@@ -28,6 +29,7 @@ from workers import (
     Tasks,
     Unsupported,
 )
+from workers.kv import Key
 
 
 class _NodesQueue:
@@ -50,7 +52,32 @@ class _NodesQueue:
         return QueueTasks(get_federation().tasks_queue)
 
 
-_TASKS: Final = Tasks(_NodesQueue(), deduplication_fallback="closed")
+class _NodesMarks:
+    """Where this process's node marks keys that its queues cannot keep; not looked for before there is one."""
+
+    async def get(self, key: Key) -> bytes | None:
+        return await self._store().get(key)
+
+    async def set(self, key: Key, value: bytes, *, ttl: timedelta) -> None:
+        await self._store().set(key, value, ttl=ttl)
+
+    async def set_if_absent(self, key: Key, value: bytes, *, ttl: timedelta) -> bytes | None:
+        return await self._store().set_if_absent(key, value, ttl=ttl)
+
+    async def compare_and_set(self, key: Key, expected: bytes, value: bytes, *, ttl: timedelta) -> bool:
+        return await self._store().compare_and_set(key, expected, value, ttl=ttl)
+
+    async def compare_and_delete(self, key: Key, expected: bytes) -> bool:
+        return await self._store().compare_and_delete(key, expected)
+
+    def _store(self) -> ConditionalKvStore:
+        marks = get_federation().task_marks
+        if marks is None:
+            raise TypeError("a deduplication key needs queues that keep it, or BullMQ's Redis; leave it out")
+        return marks
+
+
+_TASKS: Final = Tasks(_NodesQueue(), _NodesMarks(), deduplication_fallback="closed")
 
 task = _TASKS.task
 """See `Tasks.task`: the decorated function is a task of the application."""
@@ -68,11 +95,12 @@ async def enqueue_task(
 ) -> Enqueued:
     """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
 
-    With `session` both are part of its transaction: job and key are there if it commits, and from then on.
+    With `session` both are part of its transaction: job and key are there if it commits, and from then on. On BullMQ
+    the key is a mark in its Redis, by `throttle` alone; see `Tasks` for what that cannot keep.
 
     Raises:
         Unsupported: a session, but the queues are not in its database; a mode or a key that the queue cannot keep.
-        TypeError: a deduplication key without a session, but nothing can keep it; data that is not JSON.
+        TypeError: nothing can keep the deduplication key; data that is not JSON.
         ValueError: see `Tasks.enqueue_task`.
         StorageUnavailable: the queue did not answer.
     """
