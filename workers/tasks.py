@@ -66,9 +66,9 @@ class Tasks:
     """Tasks by name, and the queue they go to: a `Queue`, or any `TaskQueue`.
 
     A `deduplication_key` belongs to its task: of the enqueues with one key, all but the first are skipped for
-    `deduplication_ttl` from when the job becomes due. A queue that deduplicates natively does it by itself, in each
-    `DeduplicationMode`. For any other a mark in `kv`, under `kv_prefix`, does it by `throttle` alone. What that cannot
-    keep:
+    `deduplication_ttl` from when the job becomes due, or as its `DeduplicationMode` says. A queue that deduplicates
+    natively does it by itself, in each mode. For any other a mark in `kv`, under `kv_prefix`, does it by `throttle`
+    alone. What that cannot keep:
 
     - A process that dies between the mark and the enqueue, or a store that fails when a failed enqueue is undone,
       blocks the key until its time is over.
