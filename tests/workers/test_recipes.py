@@ -14,8 +14,8 @@ PRINTED = {
     "Deduplication by id": ("queued duplicate queued\nqueued duplicate\nrendered 3\ncompleted - rendered 3"),
     "Deduplication by key": (
         "simple: queued duplicate True\ndebounce: queued\ndebounce: duplicate\ndebounce: duplicate\n"
-        "task: queued\ntask: duplicate\nrender 1\nsimple: queued\nreport monday\nthrottle: duplicate completed\ndraft hello!\n"
-        "mail two comments"
+        "task: queued\ntask: duplicate\nrender 1\nsimple: queued\nreport monday\n"
+        "throttle: duplicate completed\ndraft hello!\nmail two comments"
     ),
     "Chains": "published cat.png at 800\n3 links\nfrom outside",
     "Tasks": "queued\nduplicate\nduplicate\nreindexing row 7",

@@ -27,6 +27,8 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    Deduplication,
+    DeduplicationMode,
     ErrorInfo,
     Failed,
     JobState,
@@ -49,6 +51,11 @@ MINUTE: Final = timedelta(minutes=1)
 NOW: Final = timedelta(0)
 ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
 
+
+def _deduplication(key: str, mode: DeduplicationMode, ttl: timedelta) -> Deduplication:
+    return Deduplication(key=key, mode=mode, ttl=None if mode is DeduplicationMode.SIMPLE else ttl)
+
+
 _ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=4)
 _id = st.sampled_from(IDS)
 _names = st.sampled_from(("work", "work", "other"))
@@ -57,6 +64,12 @@ _leases = st.sampled_from((MINUTE, timedelta(hours=1)))
 _retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
 _priorities = st.sampled_from((0, 0, 0, 1))
 _keys = st.sampled_from((None, None, None, "key"))
+_deduplications = st.none() | st.builds(
+    _deduplication,
+    key=st.sampled_from(("key", "key", "other")),
+    mode=st.sampled_from(DeduplicationMode),
+    ttl=st.sampled_from((MINUTE, timedelta(minutes=30))),
+)
 _attempts = st.integers(min_value=1, max_value=4)
 _results = st.sampled_from((b"null", b"", b"1"))
 _picks = st.integers(min_value=0, max_value=7)
@@ -78,6 +91,7 @@ _calls: Final = st.one_of(
         priority=_priorities,
         ordering_key=_keys,
         max_attempts=_attempts,
+        deduplication=_deduplications,
     ),
     *_call(
         6,
@@ -171,9 +185,13 @@ class StorageMachine(RuleBasedStateMachine):
         priority: int,
         ordering_key: str | None,
         max_attempts: int,
+        deduplication: Deduplication | None,
     ) -> None:
         jobs = [self.new_job(job_id, name, delay, keep, priority, ordering_key, max_attempts) for job_id in ids]
-        assert self.run(self.storage.enqueue(jobs)) == [self.expected.enqueue(new) for new in jobs]
+        if self.harness.limits.deduplication:
+            jobs = [replace(new, deduplication=deduplication) for new in jobs]
+        told, expected = self.run(self.storage.enqueue(jobs)), self.expected.enqueue(jobs)
+        assert told == expected, f"{told}, expected {expected}"
 
     def new_job(
         self,
