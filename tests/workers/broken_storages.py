@@ -14,6 +14,7 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     JobOutcome,
@@ -285,6 +286,54 @@ class EnqueueRace(Fallible):
             if new.id in free and job is not None and job.state is JobState.QUEUED:
                 self._table.drop(job)
         return await super().enqueue(jobs, connection=connection)
+
+
+class KeyKeptByTheClaim(Fallible):
+    """A claim leaves a debounced key with its job, whose payload the next enqueue changes."""
+
+    def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
+        if job.new.deduplication is not None and job.new.deduplication.mode is DeduplicationMode.DEBOUNCE:
+            key = job.new.deduplication.key
+            if self._table.marked(key, now) is None:
+                self._table.mark(key, Mark(job_id=job.new.id, mode=DeduplicationMode.SIMPLE))
+        return super()._grant(job, worker_id, leases, now)
+
+
+class KeyOfNobody(Fallible):
+    """By `simple` a key stays taken when its job is gone."""
+
+    def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
+        job = self._table.find(settlement.claim.job_id, now)
+        key = None if job is None or job.new.deduplication is None else job.new.deduplication.key
+        mark = None if key is None else self._table.marked(key, now)
+        outcome = super()._settle(settlement, now)
+        if key is not None and mark is not None and self._table.marked(key, now) is None:
+            self._table.mark(key, mark)
+        return outcome
+
+
+class FirstPayloadStays(Fallible):
+    """A debounce starts the wait anew, for the first payload."""
+
+    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+        answer = super()._enqueue(new, groups, now)
+        job = self._table.find(answer.id, now)
+        if answer.id == new.id and job is not None:
+            self._first.setdefault(new.id, new.payload)
+        elif job is not None and job.state is JobState.SCHEDULED:
+            job.new = replace(job.new, payload=self._first[answer.id])
+        return answer
+
+    def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
+        super().__init__(space, queue, clock=clock)
+        self._first: dict[str, bytes] = {}
+
+
+class GroupsAreSplit(Fallible):
+    """Of jobs that share a key in one call only the first is inserted."""
+
+    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+        return super()._enqueue(new, {}, now)
 
 
 class OldGenerationLingers(Fallible):

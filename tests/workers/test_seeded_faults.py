@@ -38,6 +38,13 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.ReleasedToTheEnd: ("ordering.a_released_job_keeps_its_place",),
     broken.EnqueueRace: ("enqueue.a_hundred_producers_insert_an_id_once",),
     broken.OldGenerationLingers: ("enqueue.a_failed_id_starts_a_new_generation",),
+    broken.KeyKeptByTheClaim: ("deduplication.a_debounced_job_runs_with_the_last_payload",),
+    broken.KeyOfNobody: ("deduplication.every_end_frees_a_key",),
+    broken.FirstPayloadStays: ("deduplication.a_debounced_job_runs_with_the_last_payload",),
+    broken.GroupsAreSplit: (
+        "deduplication.jobs_of_one_call_with_one_key_are_a_group",
+        "deduplication.a_large_group_is_one",
+    ),
     broken.RenewsWhatIsLost: ("renew.a_lost_lease_is_reported_with_its_reason",),
     broken.RepeatsAreLost: ("settle.a_repeated_settle_is_already_applied",),
     broken.KeyHeldWhileWaiting: ("ordering.a_waiting_retry_does_not_hold_its_key",),

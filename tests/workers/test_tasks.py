@@ -621,6 +621,52 @@ async def test_a_run_can_be_enqueued_as_a_job_among_others() -> None:
     assert status.state is JobState.SCHEDULED
 
 
+async def test_a_run_as_a_job_has_its_tasks_key() -> None:
+    """By each mode the key of a `spec` is the one that `enqueue_task` takes: either is told the job of the other."""
+    queue = Queue(MemoryStorage())
+    tasks = Tasks(queue)
+    digest, other = declared(tasks), declared(tasks, "other")
+    async with queue:
+        for mode in DeduplicationMode:
+            key = f"{mode}/1"
+            specs = [
+                tasks.spec(digest, at, deduplication_key=key, deduplication_mode=mode, delay=HOUR) for at in (1, 2)
+            ]
+            first, second = await queue.enqueue_many(specs)
+            again = await tasks.enqueue_task(digest, 3, deduplication_key=key, deduplication_mode=mode)
+            [late] = await queue.enqueue_many([tasks.spec(digest, 4, deduplication_key=key, deduplication_mode=mode)])
+            assert [one.status for one in (first, second, again, late)] == [QUEUED, QUEUED, DUPLICATE, DUPLICATE]
+            assert (again.id, late.id) == (first.id, first.id)
+            [free] = await queue.enqueue_many([tasks.spec(other, 1, deduplication_key=key, deduplication_mode=mode)])
+            assert free.status is QUEUED
+        assert sum((await queue.counts()).values()) == 9
+
+
+async def test_the_time_of_a_runs_key_begins_when_it_is_due() -> None:
+    """A `spec` with a delay has its key for the delay and the TTL, as an enqueued task has."""
+    clock = ManualClock()
+    queue = Queue(MemoryStorage(MemorySpace(clock)))
+    tasks = Tasks(queue, deduplication_ttl=timedelta(minutes=10))
+    digest = declared(tasks)
+    async with queue:
+        await queue.enqueue_many([tasks.spec(digest, 1, deduplication_key="bob", delay=HOUR)])
+        clock.advance(timedelta(minutes=69))
+        assert (await tasks.enqueue_task(digest, 2, deduplication_key="bob")).status is DUPLICATE
+        clock.advance(timedelta(minutes=1))
+        assert (await tasks.enqueue_task(digest, 3, deduplication_key="bob")).status is QUEUED
+
+
+async def test_a_mark_is_no_part_of_a_job() -> None:
+    """Where the queue keeps no keys a `spec` takes none, before the data is looked at, whatever store there is."""
+    kv, seen = WatchedKvStore(), list[object]()
+    tasks = Tasks(ListQueue(), kv)
+    digest = declared(tasks, validate=seen.append)
+    with pytest.raises(Unsupported, match="natively"):
+        tasks.spec(digest, 1, deduplication_key="bob")
+    assert (kv.asked, seen) == ([], [])
+    assert tasks.spec(digest, 1).deduplication is None
+
+
 # Running them on a foreign queue
 
 

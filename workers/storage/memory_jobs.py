@@ -211,7 +211,8 @@ class JobTable:
 
     def add_again(self, job: Job, now: datetime) -> None:
         """The failed job is queued with fresh attempts."""
-        self.add(replace(job.new, delay=timedelta(0)), now, created_at=job.created_at)
+        again = replace(job.new, delay=timedelta(0), deduplication=None)  # a debounce would make it wait
+        self.add(again, now, created_at=job.created_at)
 
     def promote(self, job: Job, now: datetime) -> None:
         """The scheduled or failing job is due now."""

@@ -222,6 +222,19 @@ async def a_debounce_starts_the_wait_anew(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
+async def a_failed_debounced_job_is_retried_at_once(harness: Harness) -> None:
+    """An operator's retry of a job that had waited for its debounce does not wait again, and takes no key."""
+    storage = await harness.open()
+    await enqueue(storage, job("first", deduplication=_debounce()))
+    await storage.promote(["first"])
+    await apply(storage, failed(await claim_one(storage)))
+    assert await storage.retry(["first"]) == 1
+    assert await state(storage, "first") is JobState.QUEUED
+    await enqueue(storage, job("second", deduplication=_debounce()))
+    assert (await claim_one(storage)).job_id == "first"
+
+
+@case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_debounced_key_is_free_when_its_job_is_gone(harness: Harness) -> None:
     """A debounced job that was cancelled, removed or drained has its key no longer."""
     storage = await harness.open()
