@@ -2,7 +2,7 @@
 
     python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq] [--jobs 10000]
         [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers [NAME ...]] [--peers-python PYTHON] [--wait]
-        [--memory] [--markdown]
+        [--memory] [--chains [LINKS]] [--expiry [RECORDS]] [--markdown]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -30,11 +30,14 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import ours, peers, storages
+from bench import chains, ours, peers, storages
 from bench.report import Row, by_table, markdown
+
+CONCURRENCY: Final = [50, 10]
 
 
 def main() -> None:
@@ -56,13 +59,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", nargs="+", default=storages.STORAGES, choices=storages.STORAGES)
     parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--concurrency", nargs="*", type=int, default=[50, 10])
+    parser.add_argument("--concurrency", nargs="*", type=int, default=CONCURRENCY)
     parser.add_argument("--backlog", nargs="+", type=int, default=[0])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peers", nargs="*", choices=peers.PEERS, help="all of them, or these")
     parser.add_argument("--peers-python", metavar="PYTHON", help="the interpreter of an environment with `.[bench]`")
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--chains", metavar="LINKS", nargs="?", type=int, const=5)
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()
 
@@ -98,6 +102,13 @@ def extra_rows(options: argparse.Namespace) -> Iterator[Row]:
     if options.wait:
         for storage in options.storage:
             yield Row(table="enqueue_and_wait", labels={"queue": storage}, measure=partial(ours.waiting, storage))
+    if options.chains:
+        table = f"{options.jobs} jobs, plain and as links of chains of {options.chains}"
+        for storage in options.storage:
+            for concurrency in options.concurrency or CONCURRENCY:
+                labels = {"queue": storage, "concurrency": concurrency}
+                measure = partial(chains.chains, storage, concurrency, options.chains, options.jobs)
+                yield Row(table=table, labels=labels, measure=measure)
     if options.memory:
         yield Row(table="memory of a waiting job", labels={"queue": "redis"}, measure=ours.memory)
 

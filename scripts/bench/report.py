@@ -65,7 +65,7 @@ def _title(name: str) -> str:
     for suffix, unit in _UNITS.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix).replace("_", " ") + unit
-    return name
+    return name.replace("_", " ")
 
 
 def _shown(value: object) -> str:
