@@ -28,7 +28,7 @@ async def chains(kind: str, concurrency: int, links: int, jobs: int) -> dict[str
     Both enqueue in batches of the same size: of a chain its first link, which is what is made a job for whoever starts
     it, of the plain jobs each. No record is kept. `times_as_long` compares all that a user pays for: the whole.
     """
-    starts = jobs // links
+    starts = max(1, jobs // links)
     plain = await _measure(kind, concurrency, starts * links, 1)
     chained = await _measure(kind, concurrency, starts, links)
     count = starts * links

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 Run: TypeAlias = Mapping[str, float]
 
-_UNITS: Final = {"_per_s": "/s", "_ms": " (ms)", "_us": " (µs)", "_kib": " (KiB)"}
+_UNITS: Final = {"_per_s": "/s", "_ms": " (ms)", "_us": " (µs)", "_kib": " (KiB)", "_s": " (s)"}
 
 
 @dataclass(slots=True, kw_only=True)
