@@ -336,6 +336,28 @@ class GroupsAreSplit(Fallible):
         return super()._enqueue(new, {}, now)
 
 
+class KeyRace(Fallible):
+    """Looks whether the deduplication key is free in one step and takes it in the next."""
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        keys = {new.deduplication.key for new in jobs if new.deduplication is not None}
+        free = [key for key in keys if self._table.marked(key, self._now()) is None]
+        await elsewhere()
+        for key in free:
+            self._table.mark(key, None)
+        return await super().enqueue(jobs, connection=connection)
+
+
+class ThrottleEndsWithItsJob(Fallible):
+    """Whatever the mode, a deduplication key is free once its job was settled."""
+
+    def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
+        for key, mark in list(self._table._marks.items()):
+            if mark.job_id == settlement.claim.job_id:
+                self._table.mark(key, None)
+        return super()._settle(settlement, now)
+
+
 class OldGenerationLingers(Fallible):
     """A new generation inherits the attempts of the one that failed."""
 

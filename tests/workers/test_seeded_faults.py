@@ -37,6 +37,12 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.CancelIgnoredWhileScheduled: ("cancel.a_delayed_job_stays_cancelled_when_due",),
     broken.ReleasedToTheEnd: ("ordering.a_released_job_keeps_its_place",),
     broken.EnqueueRace: ("enqueue.a_hundred_producers_insert_an_id_once",),
+    broken.KeyRace: ("deduplication.a_hundred_producers_of_a_key_insert_one_job",),
+    broken.ThrottleEndsWithItsJob: (
+        "deduplication.a_throttled_key_is_taken_for_its_time",
+        "deduplication.a_chain_keeps_its_key",
+        "deduplication.release_recovery_and_retry_leave_keys_alone",
+    ),
     broken.OldGenerationLingers: ("enqueue.a_failed_id_starts_a_new_generation",),
     broken.KeyKeptByTheClaim: ("deduplication.a_debounced_job_runs_with_the_last_payload",),
     broken.KeyOfNobody: ("deduplication.every_end_frees_a_key",),

@@ -76,7 +76,9 @@ def decide(transaction: Transaction, jobs: Sequence[NewJob]) -> Decision:
     found, stale = _known(transaction, jobs)
     results, new = [], []
     for job in jobs:
-        result = found.get(job.id) or keys.duplicate(job, found)
+        result = found.get(job.id)
+        if result is None and job.deduplication is not None:
+            result = keys.duplicate(job, job.deduplication, found)
         if result is None:
             result = EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)
             state = JobState.SCHEDULED if job.delay else JobState.QUEUED

@@ -127,15 +127,15 @@ class Keys:
             )
             self._marks.setdefault(row["key"], mark)
 
-    def duplicate(self, job: NewJob, found: dict[str, EnqueueResult]) -> EnqueueResult | None:
+    def duplicate(
+        self, job: NewJob, deduplication: Deduplication, found: dict[str, EnqueueResult]
+    ) -> EnqueueResult | None:
         """What to say of a job whose key another has; None: the job is to be inserted, with its group.
 
         `found` is what is said of the ids that exist by now. A throttled job that has ended may begin anew in this
         very call, and a debounced one may be named in it.
         """
-        if job.deduplication is None:
-            return None
-        key = self._transaction.encode(job.deduplication.key)
+        key = self._transaction.encode(deduplication.key)
         mark = self._marks.get(key)
         if mark is None:
             self._groups.setdefault(key, []).append(job)
@@ -143,7 +143,7 @@ class Keys:
         state = mark.state
         if mark.mode == DeduplicationMode.THROTTLE and mark.job_id in found:
             state = found[mark.job_id].existing_state
-        if mark.mode == DeduplicationMode.DEBOUNCE and _is_debounce(job.deduplication):
+        if mark.mode == DeduplicationMode.DEBOUNCE and _is_debounce(deduplication):
             self._debounced[key] = job
             mark.state = state = JobState.SCHEDULED
             found[mark.job_id] = _duplicate(mark.job_id, state)
@@ -175,7 +175,7 @@ class Keys:
                     until = self._transaction.now + duration(job.delay) + duration(ttl)
                     throttled.append({**row, "until": until})
                 case Deduplication(mode=mode):
-                    given.append({**row, "mode": mode.value})
+                    given.append({**row, "mode": str(mode)})
         for statement, rows in ((_GIVE, given), (_THROTTLE, throttled)):
             if rows:
                 self._transaction.connection.execute(statement, rows)
