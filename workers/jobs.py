@@ -110,7 +110,8 @@ class Deduplication:
 
     def __post_init__(self) -> None:
         check_text("deduplication key", self.key)
-        if DeduplicationMode(self.mode) is DeduplicationMode.SIMPLE:
+        object.__setattr__(self, "mode", DeduplicationMode(self.mode))
+        if self.mode is DeduplicationMode.SIMPLE:
             if self.ttl is not None:
                 raise ValueError(f"deduplication by simple lasts as long as the job: no ttl, not {self.ttl!r}")
         elif not isinstance(self.ttl, timedelta):
@@ -163,6 +164,8 @@ class NewJob:
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)
         dedup = self.deduplication
+        if dedup is not None and not isinstance(dedup, Deduplication):
+            raise TypeError(f"job {self.id!r}: deduplication is a Deduplication, not {dedup!r}")
         if dedup is not None and dedup.mode is DeduplicationMode.DEBOUNCE and dedup.ttl is not None:
             object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -206,6 +208,11 @@ def test_reprs_show_no_payload_and_no_result() -> None:
         (DeduplicationMode.THROTTLE, timedelta(0), ValueError),
         (DeduplicationMode.DEBOUNCE, timedelta(seconds=-1), ValueError),
         (DeduplicationMode.DEBOUNCE, MAX_DELAY + timedelta(1), ValueError),
+        (DeduplicationMode.THROTTLE, timedelta.max, ValueError),
+        (DeduplicationMode.THROTTLE, float("inf"), TypeError),
+        (DeduplicationMode.DEBOUNCE, 10**400, TypeError),
+        (DeduplicationMode.DEBOUNCE, None, TypeError),
+        (DeduplicationMode.SIMPLE, 0, ValueError),
         ("nonsense", None, ValueError),
     ],
 )
@@ -220,3 +227,24 @@ def test_an_impossible_deduplication_key_is_refused(key: str) -> None:
     """Keys are 1 to 512 bytes of UTF-8."""
     with pytest.raises(ValueError, match="deduplication key"):
         Deduplication(key=key)
+
+
+@pytest.mark.parametrize("key", [b"bob", 7, None, ("a", "b")], ids=["bytes", "number", "none", "tuple"])
+def test_a_deduplication_key_is_text(key: Any) -> None:
+    """Anything else is a `TypeError` that says so."""
+    with pytest.raises(TypeError, match="deduplication key"):
+        Deduplication(key=key)
+
+
+def test_a_mode_may_be_spelled() -> None:
+    """As what comes from a configuration: it is the mode of that name."""
+    spelled: Any = "debounce"
+    deduplication = Deduplication(key="key", mode=spelled, ttl=MAX_DELAY)
+    assert deduplication.mode is DeduplicationMode.DEBOUNCE
+    assert replace(job(), deduplication=deduplication).delay == MAX_DELAY
+
+
+def test_a_job_takes_no_bare_key() -> None:
+    """A key without its mode is a `TypeError` that says what to pass."""
+    with pytest.raises(TypeError, match="Deduplication, not 'bob'"):
+        replace(job(), deduplication="bob")

@@ -162,8 +162,9 @@ class RedisStorage:
         results: list[EnqueueResult] = []
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
         grouped = len(keys) > len(set(keys))
+        script = "enqueue_once" if keys else "enqueue"
         for some in [jobs] if grouped else _portions(jobs, lambda job: len(job.payload)):
-            answer = await self._lua.run("enqueue", pack([redis_codec.encode_job(job) for job in some]))
+            answer = await self._lua.run(script, pack([redis_codec.encode_job(job) for job in some]))
             results += map(redis_codec.enqueue_result, some, unpack(answer))
         return results
 

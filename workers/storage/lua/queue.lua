@@ -8,19 +8,21 @@ local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BA
 local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
 local MARKS, THROTTLED = BASE .. ':marks', BASE .. ':throttled'
 
+-- A wrong type found in the middle of a step would leave half of it done. The last of the hashes are the marks.
+local HASHES = 6
+local KEPT = {
+  JOBS, RUNS, META, BUSY, SLEEPERS, MARKS,
+  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS,
+}
 local marked = false
-
--- A wrong type found in the middle of a step would leave half of it done.
-for kind, keys in pairs({
-  hash = { JOBS, RUNS, META, BUSY, SLEEPERS, MARKS },
-  zset = { READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS },
-}) do
-  for _, key in ipairs(keys) do
-    local found = redis.call('TYPE', key).ok
-    if found ~= kind and found ~= 'none' then
-      return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. found .. ', not the ' .. kind .. ' of a queue')
+for at = 1, #KEPT do
+  local found = redis.call('TYPE', KEPT[at]).ok
+  if found ~= 'none' then
+    local kind = at > HASHES and 'zset' or 'hash'
+    if found ~= kind then
+      return redis.error_reply('WRONGTYPE ' .. KEPT[at] .. ' is a ' .. found .. ', not the ' .. kind .. ' of a queue')
     end
-    marked = marked or (key == MARKS and found == kind)
+    marked = marked or at == HASHES
   end
 end
 
