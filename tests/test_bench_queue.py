@@ -26,6 +26,7 @@ def test_chains_and_expiry_are_measured() -> None:
 def measured(*options: str) -> dict[str, list[dict[str, float]]]:
     """The tables of one short run on the memory storage."""
     few = ["--storage", "memory", "--concurrency", "--repeat", "1", "--jobs", "9"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *few, *options], check=True, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, str(SCRIPT), *few, *options], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     tables: dict[str, list[dict[str, float]]] = json.loads(done.stdout)["tables"]
     return tables

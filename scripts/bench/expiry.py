@@ -26,6 +26,8 @@ _RESULT: Final = b"y" * 100
 _REHEARSED: Final = 10
 """Batches that tell how long the others will take."""
 _SLACK: Final = 1.2
+_ROUNDED_UP: Final = 0.002
+"""By so many seconds a retention may be longer in a storage."""
 _AT_LEAST: Final = timedelta(milliseconds=1)
 """Retention of a result that comes after the moment after all."""
 
@@ -75,18 +77,25 @@ async def _keep_until_one_moment(storage: Storage, records: int) -> float:
     filling = (time.perf_counter() - started) / _REHEARSED * records / BATCH
     quiet = min(QUIET_SECONDS, filling)
     end = time.perf_counter() + _SLACK * filling + quiet
-    await _finish(storage, records, end)
-    return max(end, time.perf_counter() + quiet) + 0.01  # storages round a retention up
+    latest = await _finish(storage, records, end)
+    return max(latest, time.perf_counter() + quiet)
 
 
-async def _finish(storage: Storage, count: int, end: float | None) -> None:
-    """Jobs were enqueued, claimed and completed, and are kept until `end`; None keeps nothing."""
+async def _finish(storage: Storage, count: int, end: float | None) -> float:
+    """Jobs were enqueued, claimed and completed, and are kept until about `end`; by what is returned, all have ended.
+
+    None keeps nothing.
+    """
+    latest = 0.0
     for start in range(0, count, BATCH):
         size = min(BATCH, count - start)
         await storage.enqueue([NewJob(id=new_id(), name="finished", payload=_PAYLOAD) for _ in range(size)])
         claims = await storage.claim("filler", leases={"finished": _LEASE}, limit=size)
         keep = DROP if end is None else max(_AT_LEAST, timedelta(seconds=end - time.perf_counter()))
         await storage.settle([Completed(claim=claim, result=_RESULT, keep=keep) for claim in claims])
+        if keep is not DROP:
+            latest = max(latest, time.perf_counter() + keep.total_seconds() + _ROUNDED_UP)
+    return latest
 
 
 class _Claims:
