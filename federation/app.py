@@ -51,7 +51,11 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
+    from federation.task_marks import TaskMarks
+
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
+MARKS_NAME: Final = "federation-tasks-keys"
+"""Stands in Redis keys where a queue's name would: no queue of ours has it."""
 SPARE_CONNECTIONS: Final = 60
 """For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, beside the workers' own."""
 
@@ -179,6 +183,15 @@ class Federation:
         )
         return client
 
+    @cached_property
+    def task_marks(self) -> TaskMarks | None:
+        """Where tasks' deduplication keys are kept on BullMQ; None elsewhere, where the queues keep them."""
+        if self.redis is None or bullmq_url(self.settings) is None:
+            return None
+        from federation.task_marks import TaskMarks  # here, as it needs the Redis package
+
+        return TaskMarks(self.redis, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
+
     @property
     def producers(self) -> Producers:
         """What builds activities in this node's name.
@@ -226,6 +239,8 @@ class Federation:
             for client in (self.redis, self.worker_redis):
                 if client is not None:
                     stack.push_async_callback(client.aclose)
+            if self.task_marks is not None:
+                stack.push_async_callback(self.task_marks.close)
             stack.push_async_callback(self.client.close)
             stack.push_async_callback(self.discovery.close)
             stack.push_async_callback(self.relay_peers.close)

@@ -16,7 +16,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from federation.errors import ConfigurationError
 from federation.process import get_federation
-from workers import Enqueued, EnqueueOptions, Handler, QueueTasks, Serde, Task, TaskMessage, Tasks, Unsupported
+from workers import (
+    ConditionalKvStore,
+    DeduplicationMode,
+    Enqueued,
+    EnqueueOptions,
+    Handler,
+    QueueTasks,
+    Serde,
+    Task,
+    TaskMessage,
+    Tasks,
+    Unsupported,
+)
+from workers.kv import Key
 
 
 class _NodesQueue:
@@ -39,7 +52,32 @@ class _NodesQueue:
         return QueueTasks(get_federation().tasks_queue)
 
 
-_TASKS: Final = Tasks(_NodesQueue(), deduplication_fallback="closed")
+class _NodesMarks:
+    """Where this process's node marks keys that its queues cannot keep; not looked for before there is one."""
+
+    async def get(self, key: Key) -> bytes | None:
+        return await self._store().get(key)
+
+    async def set(self, key: Key, value: bytes, *, ttl: timedelta) -> None:
+        await self._store().set(key, value, ttl=ttl)
+
+    async def set_if_absent(self, key: Key, value: bytes, *, ttl: timedelta) -> bytes | None:
+        return await self._store().set_if_absent(key, value, ttl=ttl)
+
+    async def compare_and_set(self, key: Key, expected: bytes, value: bytes, *, ttl: timedelta) -> bool:
+        return await self._store().compare_and_set(key, expected, value, ttl=ttl)
+
+    async def compare_and_delete(self, key: Key, expected: bytes) -> bool:
+        return await self._store().compare_and_delete(key, expected)
+
+    def _store(self) -> ConditionalKvStore:
+        marks = get_federation().task_marks
+        if marks is None:
+            raise TypeError("a deduplication key needs queues that keep it, or BullMQ's Redis; leave it out")
+        return marks
+
+
+_TASKS: Final = Tasks(_NodesQueue(), _NodesMarks(), deduplication_fallback="closed")
 
 task = _TASKS.task
 """See `Tasks.task`: the decorated function is a task of the application."""
@@ -51,30 +89,44 @@ async def enqueue_task(
     *,
     session: AsyncSession | None = None,
     deduplication_key: str | None = None,
+    deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
     delay: timedelta = timedelta(0),
     ordering_key: str | None = None,
 ) -> Enqueued:
-    """One run of the task is queued; with `session`, if its transaction commits and from then on.
+    """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
+
+    With `session` both are part of its transaction: job and key are there if it commits, and from then on. On BullMQ
+    the key is a mark in its Redis, by `throttle` alone; see `Tasks` for what that cannot keep.
 
     Raises:
-        Unsupported: a session, but the queues are not in its database.
-        TypeError: a deduplication key, but the queue cannot keep it; data that is not JSON.
-        ValueError: a session and a deduplication key, which is not part of any transaction; see `Tasks.enqueue_task`.
+        Unsupported: a session, but the queues are not in its database; a mode or a key that the queue cannot keep.
+        TypeError: nothing can keep the deduplication key; data that is not JSON.
+        ValueError: see `Tasks.enqueue_task`.
         StorageUnavailable: the queue did not answer.
     """
     if session is None:
         return await _TASKS.enqueue_task(
-            task, data, deduplication_key=deduplication_key, delay=delay, ordering_key=ordering_key
+            task,
+            data,
+            deduplication_key=deduplication_key,
+            deduplication_mode=deduplication_mode,
+            delay=delay,
+            ordering_key=ordering_key,
         )
-    if deduplication_key is not None:
-        raise ValueError(f"task {task.name!r}: a deduplication key cannot be part of a transaction")
     federation = get_federation()
     if not federation.queues_join_database:
         raise Unsupported(
             f"task {task.name!r}: the queues are not in the application's database; enqueue it without `session`, "
             "after the transaction"
         )
-    spec = _TASKS.spec(task, data, delay=delay, ordering_key=ordering_key)
+    spec = _TASKS.spec(
+        task,
+        data,
+        deduplication_key=deduplication_key,
+        deduplication_mode=deduplication_mode,
+        delay=delay,
+        ordering_key=ordering_key,
+    )
     return (await federation.tasks_queue.enqueue_many([spec], connection=session))[0]
 
 

@@ -2,13 +2,23 @@
 
     python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq] [--jobs 10000]
         [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers [NAME ...]] [--peers-python PYTHON] [--wait]
-        [--memory] [--markdown]
+        [--memory] [--chains [LINKS]] [--expiry [RECORDS]] [--markdown]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
 `--wait` adds the rate of `Queue.enqueue_and_wait` with 1, 10 and 100 waiters and the worker in the same process,
-`--memory` what a waiting job takes in Valkey; `--concurrency` without a value leaves only these. Several values of
-`--backlog` are compared with the first: "times slower".
+`--memory` what a waiting job takes in Valkey. Several values of `--backlog` are compared with the first: "times
+slower".
+
+`--chains` takes `--jobs` jobs once as they are and once as the links of chains (of 5, or of what is given) and says how
+many times as long the links take, enqueueing included, which is what a user waits for, and processing alone. At most
+1.3 times as long, enqueueing included, is what we want of every storage.
+
+`--expiry` lets results (1 000 000, or what is given) end at one moment while a hundred jobs per second are claimed and
+completed, and tells how long those claims take while the reaper removes the results, and when all are gone. What we
+want is that 999 of 1 000 claims take less than 50 ms. `bench/expiry.py` says which storages take fewer results.
+
+`--concurrency` without a value leaves only what these four add.
 
 `--peers` measures other queues in the same run and compares each with our storage on the same server: arq, saq,
 procrastinate and pgqueuer, which want an environment of their own (`bench/peers.py` says how to make it), and the
@@ -30,18 +40,21 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import ours, peers, storages
+from bench import chains, expiry, ours, peers, storages
 from bench.report import Row, by_table, markdown
+
+CONCURRENCY: Final = [50, 10]
 
 
 def main() -> None:
     """Run the benchmark."""
     options = parse()
     others = [] if options.peers is None else peers.installed(options.peers or list(peers.PEERS), options.peers_python)
-    rows = [*throughput_rows(options, others), *extra_rows(options)]
+    rows = [*throughput_rows(options, others), *extra_rows(options), *chain_rows(options), *expiry_rows(options)]
     for _ in range(options.repeat):
         for row in rows:
             row.runs.append(asyncio.run(row.measure()))
@@ -56,13 +69,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", nargs="+", default=storages.STORAGES, choices=storages.STORAGES)
     parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--concurrency", nargs="*", type=int, default=[50, 10])
+    parser.add_argument("--concurrency", nargs="*", type=int, default=CONCURRENCY)
     parser.add_argument("--backlog", nargs="+", type=int, default=[0])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peers", nargs="*", choices=peers.PEERS, help="all of them, or these")
     parser.add_argument("--peers-python", metavar="PYTHON", help="the interpreter of an environment with `.[bench]`")
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--chains", metavar="LINKS", nargs="?", type=int, const=5)
+    parser.add_argument("--expiry", metavar="RECORDS", nargs="?", type=int, const=1_000_000)
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()
 
@@ -100,6 +115,24 @@ def extra_rows(options: argparse.Namespace) -> Iterator[Row]:
             yield Row(table="enqueue_and_wait", labels={"queue": storage}, measure=partial(ours.waiting, storage))
     if options.memory:
         yield Row(table="memory of a waiting job", labels={"queue": "redis"}, measure=ours.memory)
+
+
+def chain_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Plain jobs and links in the same row, as each run compares the two."""
+    table = f"{options.jobs} jobs, plain and as links of chains of {options.chains}"
+    for storage in options.storage if options.chains else ():
+        for concurrency in options.concurrency or CONCURRENCY:
+            measure = partial(chains.chains, storage, concurrency, options.chains, options.jobs)
+            yield Row(table=table, labels={"queue": storage, "concurrency": concurrency}, measure=measure)
+
+
+def expiry_rows(options: argparse.Namespace) -> Iterator[Row]:
+    for storage in options.storage if options.expiry else ():
+        if records := expiry.records_of(storage, options.expiry):
+            labels = {"queue": storage, "records": records}
+            yield Row(
+                table="claims while records expire", labels=labels, measure=partial(expiry.expiry, storage, records)
+            )
 
 
 def machine(kinds: list[str], others: list[peers.Peer]) -> dict[str, object]:

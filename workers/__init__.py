@@ -12,6 +12,7 @@ from workers.errors import (
     JobTimeoutError,
     LeaseLost,
     LossReason,
+    MaxRetriesError,
     Retry,
     StalledError,
     StorageError,
@@ -28,6 +29,8 @@ from workers.jobs import (
     DROP,
     CancelResult,
     Claim,
+    Deduplication,
+    DeduplicationMode,
     EnqueueStatus,
     ErrorInfo,
     JobOutcome,
@@ -44,7 +47,7 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import Limits, Storage
-from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.task_queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.tasks import EnqueuedTasks, Task, Tasks
 from workers.worker import Worker
 
@@ -58,6 +61,7 @@ __all__ = [
     "ConditionalKvStore",
     "Continuation",
     "CorruptPayloadError",
+    "Deduplication",
     "DeduplicationMode",
     "Encoded",
     "EnqueueOptions",
@@ -84,6 +88,7 @@ __all__ = [
     "LossReason",
     "Management",
     "ManualClock",
+    "MaxRetriesError",
     "MemoryKvStore",
     "Middleware",
     "NewJob",

@@ -116,6 +116,10 @@ class JobFailedError(WorkersError):
         self.original = original
 
 
+class MaxRetriesError(JobFailedError):
+    """The job that was waited for failed with its last attempt; `original` is the error of that one."""
+
+
 class JobTimeoutError(WorkersError):
     """The job that was waited for did not end in time; it goes on."""
 

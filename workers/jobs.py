@@ -75,13 +75,59 @@ class ErrorInfo:
         )
 
 
+class DeduplicationMode(StrEnum):
+    """How long a deduplication key stands for a job.
+
+    `simple`: until that job has finished. `throttle`: for a time. `debounce`: while that job waits for the time to
+    pass, and each duplicate meanwhile replaces its payload and starts the time anew.
+    """
+
+    SIMPLE = "simple"
+    THROTTLE = "throttle"
+    DEBOUNCE = "debounce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deduplication:
+    """The key that a job is enqueued by at most once at a time; keys belong to the queue.
+
+    `simple`: the key is taken until the job has finished, as whatever link of its chain, or is gone. `throttle`: for
+    `ttl` from when the job becomes due, whatever becomes of it. `debounce`: until the job is claimed or gone; it
+    becomes due `ttl` after the last enqueue with its key, and has the last one's payload, but all else of the first.
+    The mode of the job that has the key decides how long; both must be `debounce` for a payload to be replaced.
+
+    Jobs of one call that share a key are one group, which is enqueued or not. The key stands for the first of them.
+
+    Raises:
+        ValueError: a key that is not 1 to 512 bytes of UTF-8, an unknown mode, a `ttl` with `simple`, and with any
+            other mode one that is not above 0 and up to 100 years.
+        TypeError: a key that is not text, a `ttl` that is no timedelta.
+    """
+
+    key: str
+    mode: DeduplicationMode = DeduplicationMode.SIMPLE
+    ttl: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        check_text("deduplication key", self.key)
+        object.__setattr__(self, "mode", DeduplicationMode(self.mode))
+        if self.mode is DeduplicationMode.SIMPLE:
+            if self.ttl is not None:
+                raise ValueError(f"deduplication by simple lasts as long as the job: no ttl, not {self.ttl!r}")
+        elif not isinstance(self.ttl, timedelta):
+            raise TypeError(f"deduplication by {self.mode} needs a ttl, a timedelta, not {self.ttl!r}")
+        elif not timedelta(0) < self.ttl <= MAX_DELAY:
+            raise ValueError(f"the ttl of a deduplication is above 0 and up to 100 years, not {self.ttl}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """A job to enqueue.
 
     `delay` counts from the storage's clock; `backoff` (default: the handler's or worker's) wins over both of those.
     `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts.
-    Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is.
+    Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is. With a
+    `deduplication` by debounce, `delay` is at least its time.
 
     Raises:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
@@ -101,6 +147,7 @@ class NewJob:
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
     chain_index: int = 0
+    deduplication: Deduplication | None = None
 
     def __post_init__(self) -> None:
         check_text("job id", self.id)
@@ -116,6 +163,11 @@ class NewJob:
         _check_whole(f"job {self.id!r}: chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)
+        dedup = self.deduplication
+        if dedup is not None and not isinstance(dedup, Deduplication):
+            raise TypeError(f"job {self.id!r}: deduplication is a Deduplication, not {dedup!r}")
+        if dedup is not None and dedup.mode is DeduplicationMode.DEBOUNCE and dedup.ttl is not None:
+            object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +198,20 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step."""
+    """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step.
+
+    Raises:
+        ValueError: `then` has a deduplication key, which only `enqueue` takes.
+    """
 
     claim: Claim
     result: bytes = field(repr=False)
     keep: Retention | None = None
     then: NewJob | None = None
+
+    def __post_init__(self) -> None:
+        if self.then is not None and self.then.deduplication is not None:
+            raise ValueError(f"job {self.then.id!r} follows a completion: it cannot have a deduplication key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +222,7 @@ class Continued:
     the jobs that wait already.
 
     Raises:
-        ValueError: `then` has another id.
+        ValueError: `then` has another id, or a deduplication key: the chain keeps the one it was enqueued by.
     """
 
     claim: Claim
@@ -171,6 +231,8 @@ class Continued:
     def __post_init__(self) -> None:
         if self.then.id != self.claim.job_id:
             raise ValueError(f"job {self.claim.job_id!r} cannot be continued as {self.then.id!r}: a chain has one id")
+        if self.then.deduplication is not None:
+            raise ValueError(f"job {self.claim.job_id!r}: a chain has the deduplication key it was enqueued by")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +318,10 @@ class Recovery:
 
 
 class EnqueueStatus(StrEnum):
-    """`queued`: inserted; `duplicate`: the id exists and is unfinished; `completed`: it has a result already."""
+    """`queued`: inserted; `completed`: its id has a result already.
+
+    `duplicate`: its id exists and is unfinished, or another job has its deduplication key.
+    """
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
@@ -265,7 +330,10 @@ class EnqueueStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueResult:
-    """What one enqueue did; for a duplicate the state found, for a completed job its stored result too."""
+    """What one enqueue did; for a duplicate the state found, for a completed job its stored result too.
+
+    `id` is the new job's own, or that of the job that has its deduplication key; whose state is None if it is gone.
+    """
 
     id: str
     status: EnqueueStatus

@@ -23,6 +23,7 @@ class Step(StrEnum):
 
     ENQUEUE = "enqueue"
     SCHEDULE = "enqueue with delay"
+    DEBOUNCE = "debounced"
     COME_DUE = "due"
     CLAIM = "claim"
     COMPLETE = "settle(completed)"
@@ -44,6 +45,8 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (None, Step.SCHEDULE): S.SCHEDULED,
     (S.FAILED, Step.ENQUEUE): S.QUEUED,
     (S.FAILED, Step.SCHEDULE): S.SCHEDULED,
+    (S.QUEUED, Step.DEBOUNCE): S.SCHEDULED,
+    (S.SCHEDULED, Step.DEBOUNCE): S.SCHEDULED,
     (S.SCHEDULED, Step.COME_DUE): S.QUEUED,
     (S.FAILING, Step.COME_DUE): S.QUEUED,
     (S.QUEUED, Step.CLAIM): S.PROCESSING,

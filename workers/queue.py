@@ -93,9 +93,10 @@ class Queue:
         connection: object | None = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """The job is stored, or what its id already stands for is told; see `JobSpec` and `Storage.enqueue`.
+        """The job is stored, or what its id or deduplication key stands for is told; see `JobSpec`, `Storage.enqueue`.
 
         Raises:
+            Unsupported: the storage keeps no deduplication keys; see `limits.deduplication`.
             ValueError: an argument out of its range, or a payload the serde cannot encode.
             TypeError: a payload of a type the serde does not know.
             StorageUnavailable: nothing is known; enqueueing the same id again is safe.
@@ -123,13 +124,13 @@ class Queue:
     ) -> object:
         """The decoded result of the job, enqueued as by `enqueue`, as soon as it has completed.
 
-        A duplicate waits for the end of the job that has the id, and a result that is there already is returned at
-        once. A retry in between is no answer. `timeout` covers everything; neither it nor a cancellation of this call
-        takes the job back.
+        A duplicate waits for the end of the job that has the id or deduplication key, and a result that is there
+        already is returned at once. A retry in between is no answer. `timeout` covers everything; neither it nor a
+        cancellation of this call takes the job back.
 
         Raises:
             ValueError, TypeError: as `enqueue`; a timeout that is not above zero.
-            JobFailedError: the job failed for good.
+            JobFailedError: the job failed for good; `MaxRetriesError` if with its last attempt.
             JobCancelledError: the job was cancelled.
             JobTimeoutError: it did not end in time.
             JobGoneError: it ended, and nothing of it was kept.
@@ -145,7 +146,7 @@ class Queue:
         """The decoded result of a completed job; None while it has none, and for ids that are not known (any more).
 
         Raises:
-            JobFailedError: the job failed for good.
+            JobFailedError: the job failed for good; `MaxRetriesError` if with its last attempt.
             JobCancelledError: the job was cancelled, less than an hour ago.
         """
         await self._connect()
@@ -304,8 +305,10 @@ class Queue:
                 self._connected = True
 
     async def _store(self, job: NewJob) -> EnqueueResult:
-        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it.
-        if self.storage.limits.transactions or len(job.payload) > GATHERED_BYTES:
+        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it. Jobs of
+        # one call that share a deduplication key are one group, which those of different callers must not become.
+        alone = job.deduplication is not None or len(job.payload) > GATHERED_BYTES
+        if alone or self.storage.limits.transactions:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
 
@@ -324,6 +327,7 @@ class Queue:
             priority=spec.priority,
             ordering_key=spec.ordering_key,
             backoff=spec.backoff,
+            deduplication=spec.deduplication,
         )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:

@@ -12,7 +12,9 @@ from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.storage.base import Storage
 
 BATCH = 1_000
-"""Jobs per call; a pass goes on until a call comes back short."""
+"""Leases recovered per call; a pass goes on until a call comes back short."""
+SWEPT_AT_ONCE = 200
+"""Records removed per call, which is as long as a claim may have to wait for it: some milliseconds on every storage."""
 
 
 class Reaper:
@@ -47,7 +49,22 @@ class Reaper:
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
 
     async def reap(self) -> None:
-        """One pass: every expired lease known now is recovered, every expired record gone."""
+        """One pass: every expired lease known now is recovered, every expired record gone.
+
+        However many records expired at once, others have the storage half of the time, and leases that expire meanwhile
+        are recovered every `interval` all the same.
+        """
+        clock = asyncio.get_running_loop().time
+        await self._recover()
+        recovered = started = clock()
+        while await self._storage.sweep(SWEPT_AT_ONCE) >= SWEPT_AT_ONCE:
+            await asyncio.sleep(clock() - started)
+            if clock() - recovered >= self._interval:
+                await self._recover()
+                recovered = clock()
+            started = clock()
+
+    async def _recover(self) -> None:
         while True:
             recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)
             if recovery.requeued:
@@ -56,9 +73,6 @@ class Reaper:
                 notify(self._observers, self._event(WorkerEventKind.FAILED, job_ids=recovery.failed))
             if len(recovery.requeued) + len(recovery.failed) < BATCH:
                 break
-        removed = BATCH
-        while removed >= BATCH:
-            removed = await self._storage.sweep(BATCH)
 
     def _event(
         self, kind: WorkerEventKind, *, error: BaseException | None = None, job_ids: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict
 
-from workers.jobs import EnqueueStatus, JobState, Retention
+from workers.jobs import Deduplication, EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
 
 DEFAULT_NAME: Final = "default"
@@ -32,6 +32,7 @@ class JobSpec:
     priority: int = 0
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
+    deduplication: Deduplication | None = None
 
 
 class JobOptions(TypedDict, total=False):
@@ -47,11 +48,12 @@ class JobOptions(TypedDict, total=False):
     priority: int
     ordering_key: str | None
     backoff: RetryPolicy | None
+    deduplication: Deduplication | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enqueued:
-    """What one enqueue did. For a completed job `result` is its decoded result; see `EnqueueStatus`."""
+    """What one enqueue did; see `EnqueueResult`. For a completed job `result` is its decoded result."""
 
     id: str
     status: EnqueueStatus

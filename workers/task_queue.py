@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Protocol
 
-from workers.jobs import MAX_DELAY, check_text
+from workers.jobs import MAX_DELAY, Deduplication, DeduplicationMode, check_text
 from workers.queue import Queue
 from workers.serde import Encoded, Serde
 from workers.specs import JobSpec
-
-
-class DeduplicationMode(StrEnum):
-    """How long a deduplication key stands for a job.
-
-    `simple`: until that job has finished. `throttle`: for a time. `debounce`: for a time, and each duplicate meanwhile
-    replaces the payload of the job that waits.
-    """
-
-    SIMPLE = "simple"
-    THROTTLE = "throttle"
-    DEBOUNCE = "debounce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +82,21 @@ class QueueTasks:
     """Tasks on a `Queue`: jobs named like their task, whose worker repeats what failed."""
 
     native_retrial = True
-    native_deduplication = False  # its jobs have ids, but no deduplication keys
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+
+    @property
+    def native_deduplication(self) -> bool:
+        return self._queue.storage.limits.deduplication
 
     @property
     def serde(self) -> Serde:
         return self._queue.payload_serde
 
     async def enqueue(self, messages: Sequence[TaskMessage], options: EnqueueOptions) -> str | None:
-        await self._queue.enqueue_many(
+        deduplication = _deduplication(options)
+        found = await self._queue.enqueue_many(
             JobSpec(
                 id=message.id,
                 name=message.task,
@@ -113,7 +104,22 @@ class QueueTasks:
                 delay=options.delay,
                 max_attempts=message.max_attempts,
                 ordering_key=options.ordering_key,
+                deduplication=deduplication,
             )
             for message in messages
         )
+        # With the id of a message of its own it was answered to a repeated call.
+        taken = found[0].id if found else None
+        return None if taken is None or taken == messages[0].id else taken
+
+
+def _deduplication(options: EnqueueOptions) -> Deduplication | None:
+    """The key as a queue of ours takes it, whose time counts from when the job is due."""
+    if options.deduplication_key is None:
         return None
+    ttl = options.deduplication_ttl
+    return Deduplication(
+        key=options.deduplication_key,
+        mode=options.deduplication_mode,
+        ttl=None if ttl is None else ttl - options.delay,
+    )

@@ -13,14 +13,22 @@ from typing import Final, Literal, TypeAlias
 from workers.deduplication import Marks
 from workers.errors import CorruptPayloadError, Unsupported
 from workers.handlers import Handler, HandlerFunction, Job, invoke
-from workers.jobs import MAX_ATTEMPTS, MAX_DELAY, EnqueueStatus, check_text, new_id
+from workers.jobs import (
+    MAX_ATTEMPTS,
+    MAX_DELAY,
+    Deduplication,
+    DeduplicationMode,
+    EnqueueStatus,
+    check_text,
+    new_id,
+)
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
-from workers.task_queue import DeduplicationMode, EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.task_queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.task_runs import TaskRuns
 
 Validate: TypeAlias = Callable[[object], object]
@@ -58,9 +66,9 @@ class Tasks:
     """Tasks by name, and the queue they go to: a `Queue`, or any `TaskQueue`.
 
     A `deduplication_key` belongs to its task: of the enqueues with one key, all but the first are skipped for
-    `deduplication_ttl` from when the job becomes due. A queue that deduplicates natively does it by itself, in each
-    `DeduplicationMode`. For any other a mark in `kv`, under `kv_prefix`, does it by `throttle` alone. What that cannot
-    keep:
+    `deduplication_ttl` from when the job becomes due, or as its `DeduplicationMode` says. A queue that deduplicates
+    natively does it by itself, in each mode. For any other a mark in `kv`, under `kv_prefix`, does it by `throttle`
+    alone. What that cannot keep:
 
     - A process that dies between the mark and the enqueue, or a store that fails when a failed enqueue is undone,
       blocks the key until its time is over.
@@ -194,20 +202,39 @@ class Tasks:
         return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=tuple(message.id for message in messages))
 
     def spec(
-        self, task: Task, data: object, *, delay: timedelta = timedelta(0), ordering_key: str | None = None
+        self,
+        task: Task,
+        data: object,
+        *,
+        deduplication_key: str | None = None,
+        deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
+        delay: timedelta = timedelta(0),
+        ordering_key: str | None = None,
     ) -> JobSpec:
         """One run of the task as a job, for `Queue.enqueue_many`, which may join a transaction of the caller's.
 
+        The key is the one that `enqueue_task` would take. Specs of one call that share a key are queued or skipped
+        together, as a batch is.
+
         Raises:
+            Unsupported: a deduplication key, but the queue keeps none: a mark is no part of a job.
             TypeError, ValueError: as `enqueue_task`.
         """
         self._check_ours(task)
+        mode = DeduplicationMode(deduplication_mode)
+        if deduplication_key is not None and not self._queue.native_deduplication:
+            raise Unsupported(
+                f"task {task.name!r}: a deduplication key in a job needs a queue that deduplicates natively; "
+                "leave it out, or use enqueue_task without a transaction"
+            )
+        deduplication = None if deduplication_key is None else self._deduplication(task, deduplication_key, mode)
         return JobSpec(
             name=task.name,
             payload=Encoded(self._message(task, data, ordering_key).payload),
             delay=delay,
             max_attempts=task.max_attempts,
             ordering_key=ordering_key,
+            deduplication=deduplication,
         )
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -225,6 +252,10 @@ class Tasks:
             CancelledError: nothing is known about the run.
         """
         await self._runs.run(message, self.handlers())
+
+    def _deduplication(self, task: Task, key: str, mode: DeduplicationMode) -> Deduplication:
+        ttl = None if mode is DeduplicationMode.SIMPLE else self._ttl
+        return Deduplication(key=encode_key(_scope(task, key)), mode=mode, ttl=ttl)
 
     def _check_ours(self, task: Task) -> None:
         if self._tasks.get(task.name) is not task:

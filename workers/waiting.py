@@ -13,7 +13,14 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
-from workers.errors import JobCancelledError, JobFailedError, JobGoneError, JobTimeoutError, StorageUnavailable
+from workers.errors import (
+    JobCancelledError,
+    JobFailedError,
+    JobGoneError,
+    JobTimeoutError,
+    MaxRetriesError,
+    StorageUnavailable,
+)
 from workers.jobs import TERMINAL_EVENTS, EnqueueResult, EnqueueStatus, JobEvent, JobEventKind, JobOutcome, OutcomeKind
 from workers.storage.base import Storage, Subscription
 
@@ -41,12 +48,19 @@ async def end_of(
         enqueued = await enqueue()
         if enqueued.status is EnqueueStatus.COMPLETED and enqueued.result is not None:
             return enqueued.result
+        if enqueued.id != job_id:
+            return await _end_of_known(storage, enqueued.id)
         return result_of(job_id, await _end(storage, job_id, events))
 
 
 async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> bytes:
     """The result of the job, as soon as there is one; see `Queue.wait_for_job_chain_completion`."""
-    async with _within(timeout, job_id), storage.subscribe(job_id) as events:
+    async with _within(timeout, job_id):
+        return await _end_of_known(storage, job_id)
+
+
+async def _end_of_known(storage: Storage, job_id: str) -> bytes:
+    async with storage.subscribe(job_id) as events:
         outcome = await storage.result(job_id)
         if outcome is None and (await storage.status([job_id]))[0] is None:
             outcome = await storage.result(job_id)  # it may have ended between the two looks
@@ -113,7 +127,7 @@ def result_of(job_id: str, outcome: JobOutcome) -> bytes:
     """The result of a job that completed.
 
     Raises:
-        JobFailedError: it failed.
+        JobFailedError: it failed; `MaxRetriesError` if with its last attempt.
         JobCancelledError: it was cancelled, before it ran or while it ran.
     """
     if outcome.kind is OutcomeKind.COMPLETED:
@@ -123,4 +137,4 @@ def result_of(job_id: str, outcome: JobOutcome) -> bytes:
     error = outcome.error
     if outcome.kind is OutcomeKind.CANCELLED or (error is not None and error.type == JobCancelledError.__name__):
         raise JobCancelledError(f"job {job_id!r} was cancelled")
-    raise JobFailedError(job_id, error)
+    raise (MaxRetriesError if error is not None and error.exhausted else JobFailedError)(job_id, error)

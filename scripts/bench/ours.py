@@ -6,6 +6,7 @@ import asyncio
 import resource
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from redis.asyncio import Redis
@@ -42,18 +43,28 @@ async def throughput(kind: str, concurrency: int, backlog: int, jobs: int) -> di
 
 async def _processing_rate(storage: Storage, concurrency: int, count: int) -> tuple[float, float]:
     """Jobs per second, and CPU microseconds of this process per job."""
-    done = 0
 
     async def handle(_: Job) -> None:
+        pass
+
+    started, cpu = time.perf_counter(), cpu_seconds()
+    await process(storage, concurrency, count, handle)
+    return count / (time.perf_counter() - started), (cpu_seconds() - cpu) * 1e6 / count
+
+
+async def process(storage: Storage, concurrency: int, count: int, answer: Callable[[Job], Awaitable[object]]) -> None:
+    """A worker has run `answer` for so many jobs, settled them and ended."""
+    done = 0
+
+    async def handle(job: Job) -> object:
         nonlocal done
         done += 1
         if done == count:
             worker.stop()
+        return await answer(job)
 
     worker = Worker(storage, {"*": handle}, concurrency=concurrency)
-    started, cpu = time.perf_counter(), cpu_seconds()
     await worker.run()
-    return done / (time.perf_counter() - started), (cpu_seconds() - cpu) * 1e6 / done
 
 
 async def _idle_latencies(storage: Storage) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 Run: TypeAlias = Mapping[str, float]
 
-_UNITS: Final = {"_per_s": "/s", "_ms": " (ms)", "_us": " (µs)", "_kib": " (KiB)"}
+_UNITS: Final = {"_per_s": "/s", "_ms": " (ms)", "_us": " (µs)", "_kib": " (KiB)", "_s": " (s)"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def _title(name: str) -> str:
     for suffix, unit in _UNITS.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix).replace("_", " ") + unit
-    return name
+    return name.replace("_", " ")
 
 
 def _shown(value: object) -> str:

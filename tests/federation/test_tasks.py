@@ -17,7 +17,7 @@ from federation.run import run
 from federation.tasks import declared_tasks, enqueue_task, task
 from federation.worker_pair import FederationWorkers
 from tests.federation.conftest import MakeSettings
-from workers import EnqueueStatus, Job, JobState, Unsupported
+from workers import DeduplicationMode, EnqueueStatus, Job, JobState, Unsupported
 
 seen: list[object] = []
 
@@ -153,14 +153,62 @@ async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None
     assert await embedded.tasks_queue.get_status(undone.id) is None
 
 
+async def test_a_task_is_enqueued_once_per_key(node: Federation) -> None:
+    """On every storage that keeps keys itself, and on BullMQ by a mark in its Redis; the other is told the job's id."""
+    if not (node.tasks_queue.storage.limits.deduplication or node.task_marks):
+        with pytest.raises(TypeError, match="leave it out"):
+            await enqueue_task(note, 1, deduplication_key="key")
+        return
+    first, *others = await asyncio.gather(*(enqueue_task(note, at, deduplication_key="key") for at in range(5)))
+    found = [first, *others]
+    assert sorted(one.status for one in found) == [*[EnqueueStatus.DUPLICATE] * 4, EnqueueStatus.QUEUED]
+    assert len({one.id for one in found}) == 1
+    assert (await enqueue_task(note, 5, deduplication_key="another")).status is EnqueueStatus.QUEUED
+    assert sum((await node.tasks_queue.counts()).values()) == 2
+
+
+async def test_on_bullmq_other_modes_are_refused(
+    make_settings: MakeSettings, redis_url: str, queue_prefix: str
+) -> None:
+    """A mark can `throttle` alone: it knows nothing of its job. Nothing is enqueued."""
+    node = Federation(make_settings(redis_url=redis_url, federation_queue_prefix=queue_prefix))
+    federation.process.adopt(node)
+    for mode in (DeduplicationMode.SIMPLE, DeduplicationMode.DEBOUNCE):
+        with pytest.raises(Unsupported, match=mode.value):
+            await enqueue_task(note, 1, deduplication_key="key", deduplication_mode=mode)
+    assert sum((await node.tasks_queue.counts()).values()) == 0
+    federation.process.release()
+    await node.close()
+
+
+async def test_a_key_is_part_of_the_transaction(embedded: Federation) -> None:
+    """It is taken with the commit, and free without; what has it is told in a transaction and outside of one."""
+    if not embedded.tasks_queue.storage.limits.deduplication:
+        async with embedded.outbox.transaction() as session:
+            with pytest.raises(Unsupported, match="natively"):
+                await enqueue_task(note, 1, session=session, deduplication_key="key")
+        assert sum((await embedded.tasks_queue.counts()).values()) == 0
+        return
+    async with embedded.outbox.transaction() as session:
+        await enqueue_task(note, 1, session=session, deduplication_key="key")
+        await session.rollback()
+    async with embedded.outbox.transaction() as session:
+        kept = await enqueue_task(note, 2, session=session, deduplication_key="key")
+        again = await enqueue_task(note, 3, session=session, deduplication_key="key")
+    outside = await enqueue_task(note, 4, deduplication_key="key")
+    assert [one.status for one in (kept, again, outside)] == [EnqueueStatus.QUEUED, *[EnqueueStatus.DUPLICATE] * 2]
+    assert {again.id, outside.id} == {kept.id}
+    assert sum((await embedded.tasks_queue.counts()).values()) == 1
+
+
 async def test_a_transaction_that_the_queue_cannot_join_is_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
-    """And nothing is enqueued; nor is a key taken for a part of one."""
+    """And nothing is enqueued, with a key or without."""
     node = Federation(make_settings(queue_url=f"file://{tmp_path}/queues"))
     federation.process.adopt(node)
     async with node.outbox.transaction() as session:
         with pytest.raises(Unsupported, match="without `session`"):
             await enqueue_task(note, 1, session=session)
-        with pytest.raises(ValueError, match="cannot be part"):
+        with pytest.raises(Unsupported, match="without `session`"):
             await enqueue_task(note, 1, session=session, deduplication_key="key")
     assert sum((await node.tasks_queue.counts()).values()) == 0
     federation.process.release()

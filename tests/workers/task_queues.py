@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
-from workers import EnqueueOptions, JsonSerde, MemoryKvStore, Serde, StorageUnavailable, TaskMessage
+from workers import Clock, EnqueueOptions, JsonSerde, MemoryKvStore, Serde, StorageUnavailable, TaskMessage
 from workers.kv import Key
 
 
@@ -45,8 +45,8 @@ class ListQueue:
 class WatchedKvStore(MemoryKvStore):
     """Notes the verbs it is asked for, and can lose a request or an answer of each, or wait before it acts."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
         self.asked: list[str] = []
         self.requests_lost: set[str] = set()
         self.answers_lost: set[str] = set()

@@ -18,6 +18,7 @@ from workers.errors import (
     JobFailedError,
     JobGoneError,
     JobTimeoutError,
+    MaxRetriesError,
     StorageUnavailable,
     UnrecoverableError,
 )
@@ -152,7 +153,7 @@ async def test_a_retry_is_no_answer(harness: Harness) -> None:
 
 
 async def test_a_failure_is_told_with_its_cause(harness: Harness) -> None:
-    """`JobFailedError` carries type and message of the last error, and whether it used up the attempts."""
+    """The waiter gets type and message of the last error, as `MaxRetriesError` if it used up the attempts."""
 
     async def refuse(job: Job) -> object:
         if job.payload == "now":
@@ -160,12 +161,13 @@ async def test_a_failure_is_told_with_its_cause(harness: Harness) -> None:
         raise ValueError("bad luck")
 
     async with serving(harness, refuse) as (queue, _):
-        with pytest.raises(JobFailedError, match="bad luck") as exhausted:
+        with pytest.raises(MaxRetriesError, match="bad luck") as exhausted:
             await queue.enqueue_and_wait("later", id="later", max_attempts=2)
         with pytest.raises(JobFailedError, match="never") as unrecoverable:
             await queue.enqueue_and_wait("now")
-        with pytest.raises(JobFailedError, match="bad luck"):
+        with pytest.raises(MaxRetriesError, match="bad luck"):
             await queue.get_result("later")
+    assert unrecoverable.type is JobFailedError
     for caught, told in ((exhausted, ("ValueError", True)), (unrecoverable, ("UnrecoverableError", False))):
         assert caught.value.original is not None
         assert (caught.value.original.type, caught.value.original.exhausted) == told

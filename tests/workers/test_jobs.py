@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from workers.jobs import (
     MAX_PROGRESS_BYTES,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
+    Deduplication,
+    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -193,3 +197,54 @@ def test_reprs_show_no_payload_and_no_result() -> None:
     outcome = JobOutcome(kind=OutcomeKind.COMPLETED, result=b"secret")
     spec = JobSpec(payload="secret")
     assert "secret" not in f"{job!r} {result!r} {outcome!r} {spec!r}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "ttl", "error"),
+    [
+        (DeduplicationMode.SIMPLE, timedelta(seconds=1), ValueError),
+        (DeduplicationMode.THROTTLE, None, TypeError),
+        (DeduplicationMode.DEBOUNCE, 1.5, TypeError),
+        (DeduplicationMode.THROTTLE, timedelta(0), ValueError),
+        (DeduplicationMode.DEBOUNCE, timedelta(seconds=-1), ValueError),
+        (DeduplicationMode.DEBOUNCE, MAX_DELAY + timedelta(1), ValueError),
+        (DeduplicationMode.THROTTLE, timedelta.max, ValueError),
+        (DeduplicationMode.THROTTLE, float("inf"), TypeError),
+        (DeduplicationMode.DEBOUNCE, 10**400, TypeError),
+        (DeduplicationMode.DEBOUNCE, None, TypeError),
+        (DeduplicationMode.SIMPLE, 0, ValueError),
+        ("nonsense", None, ValueError),
+    ],
+)
+def test_a_time_that_no_mode_takes_is_refused(mode: DeduplicationMode, ttl: timedelta, error: type[Exception]) -> None:
+    """`simple` has no time, the other modes one above 0 and up to 100 years."""
+    with pytest.raises(error):
+        Deduplication(key="key", mode=mode, ttl=ttl)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 513, "\ud800"], ids=["empty", "long", "surrogate"])
+def test_an_impossible_deduplication_key_is_refused(key: str) -> None:
+    """Keys are 1 to 512 bytes of UTF-8."""
+    with pytest.raises(ValueError, match="deduplication key"):
+        Deduplication(key=key)
+
+
+@pytest.mark.parametrize("key", [b"bob", 7, None, ("a", "b")], ids=["bytes", "number", "none", "tuple"])
+def test_a_deduplication_key_is_text(key: Any) -> None:
+    """Anything else is a `TypeError` that says so."""
+    with pytest.raises(TypeError, match="deduplication key"):
+        Deduplication(key=key)
+
+
+def test_a_mode_may_be_spelled() -> None:
+    """As what comes from a configuration: it is the mode of that name."""
+    spelled: Any = "debounce"
+    deduplication = Deduplication(key="key", mode=spelled, ttl=MAX_DELAY)
+    assert deduplication.mode is DeduplicationMode.DEBOUNCE
+    assert replace(job(), deduplication=deduplication).delay == MAX_DELAY
+
+
+def test_a_job_takes_no_bare_key() -> None:
+    """A key without its mode is a `TypeError` that says what to pass."""
+    with pytest.raises(TypeError, match="Deduplication, not 'bob'"):
+        replace(job(), deduplication="bob")

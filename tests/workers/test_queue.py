@@ -14,7 +14,7 @@ from tests.workers.running import PATIENCE, Recorder, done, forever, outcome, un
 from workers.errors import StorageError, StorageUnavailable, TransactionError
 from workers.events import WorkerEventKind as Kind
 from workers.handlers import AttemptContext, Handler, Job, Next
-from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, JobState
+from workers.jobs import DROP, CancelResult, Claim, Deduplication, EnqueueStatus, JobState
 from workers.queue import JobSpec, Queue, content_id
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde
@@ -457,3 +457,24 @@ async def test_a_nested_enqueue_is_refused_beside_others(tmp_path: Path) -> None
         await other
         assert (await queue.counts())[JobState.QUEUED] == 2
     engine.dispose()
+
+
+async def test_a_waiter_with_a_taken_key_has_the_result_of_the_job_that_has_it() -> None:
+    """Concurrent waiters with one deduplication key share one run, also where their enqueues meet."""
+    queue = Queue(MemoryStorage())
+    runs: list[object] = []
+
+    async def answer(job: Job) -> object:
+        runs.append(job.payload)
+        return job.payload
+
+    async with queue:
+        key = Deduplication(key="bob")
+        waiters = [asyncio.create_task(queue.enqueue_and_wait(at, deduplication=key)) for at in range(20)]
+        while not (await queue.counts())[JobState.QUEUED]:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10), Queue(queue.storage) as worker:
+            await asyncio.sleep(0)
+            worker.execute(answer)
+            await worker.start()
+            assert len(set(await asyncio.gather(*waiters))) == len(runs) == 1

@@ -14,7 +14,8 @@ from workers.clock import ManualClock
 from workers.events import WorkerEventKind as Kind
 from workers.handlers import Job
 from workers.jobs import JobState, OutcomeKind
-from workers.reaper import BATCH, Reaper
+from workers.reaper import BATCH, SWEPT_AT_ONCE, Reaper
+from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
@@ -58,13 +59,33 @@ async def test_one_pass_sweeps_everything_that_expired() -> None:
     """Records past their retention go in batches, until none is left."""
     clock = ManualClock()
     storage, calls = counting(MemoryStorage(clock=clock))
-    total = BATCH + 10
-    await steps.enqueue(storage, *(steps.job(keep=MINUTE) for _ in range(total)))
-    await steps.apply(storage, *(steps.completed(claim) for claim in await steps.claim(storage, total)))
-    clock.advance(MINUTE)
+    await _expired(storage, clock, 2 * SWEPT_AT_ONCE + 10)
     await Reaper(storage).reap()
-    assert calls["sweep"] == 2
+    assert calls["sweep"] == 3
     assert (await storage.counts())[JobState.COMPLETED] == 0
+
+
+async def test_a_long_sweep_lets_others_work() -> None:
+    """Between two batches everybody else in the process has a turn, also on a storage that never waits for anything."""
+    clock = ManualClock()
+    storage, calls = counting(MemoryStorage(clock=clock))
+    await _expired(storage, clock, 5 * SWEPT_AT_ONCE)
+    turns = []
+    reaping = asyncio.create_task(Reaper(storage).reap())
+    while not reaping.done():
+        await asyncio.sleep(0)
+        turns.append(calls["sweep"])
+    await reaping
+    assert set(range(1, 6)) <= set(turns), "no two batches came in one turn"
+
+
+async def test_a_long_sweep_puts_off_no_recovery() -> None:
+    """Leases that expire while records are removed are recovered before the last of those is gone."""
+    clock = ManualClock()
+    storage, calls = counting(MemoryStorage(clock=clock))
+    await _expired(storage, clock, 5 * SWEPT_AT_ONCE)
+    await Reaper(storage, interval=timedelta(0)).reap()
+    assert calls["recover"] == calls["sweep"] == 6
 
 
 async def test_a_job_that_stalls_too_often_fails() -> None:
@@ -171,6 +192,13 @@ async def test_a_job_that_kills_its_worker_ends_as_failed(tmp_path: Path) -> Non
     assert ended.error.type == "StalledError"
     assert Kind.ACTIVE not in recorder.story()
     await storage.disconnect()
+
+
+async def _expired(storage: Storage, clock: ManualClock, count: int) -> None:
+    """So many completed records have outlived their retention."""
+    await steps.enqueue(storage, *(steps.job(keep=MINUTE) for _ in range(count)))
+    await steps.apply(storage, *(steps.completed(claim) for claim in await steps.claim(storage, count)))
+    clock.advance(MINUTE)
 
 
 async def _child(url: str, log: Path) -> int:

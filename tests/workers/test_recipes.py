@@ -11,7 +11,12 @@ from tests.workers.manual import RECIPES, examples, run_example
 PRINTED = {
     "Fire and forget": "sent to bob\nsent to carol\nsent to dave",
     "Request and response": "3.5\nUnrecoverableError - nobody can divide by zero\nJobTimeoutError",
-    "Deduplication": ("queued duplicate queued\nqueued duplicate\nrendered 3\ncompleted - rendered 3"),
+    "Deduplication by id": ("queued duplicate queued\nqueued duplicate\nrendered 3\ncompleted - rendered 3"),
+    "Deduplication by key": (
+        "simple: queued duplicate True\ndebounce: queued\ndebounce: duplicate\ndebounce: duplicate\n"
+        "task: queued\ntask: duplicate\nrender 1\nsimple: queued\nreport monday\n"
+        "throttle: duplicate completed\ndraft hello!\nmail two comments"
+    ),
     "Chains": "published cat.png at 800\n3 links\nfrom outside",
     "Tasks": "queued\nduplicate\nduplicate\nreindexing row 7",
     "Enqueue in your own transaction": "the card was declined\nqueued None",

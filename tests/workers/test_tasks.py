@@ -250,6 +250,50 @@ async def test_when_taking_back_fails_too_the_first_error_wins(caplog: pytest.Lo
     assert (await tasks.enqueue_task(digest, None, deduplication_key="bob")).status is DUPLICATE
 
 
+@pytest.mark.parametrize("fault", ["requests_lost", "answers_lost", "hangs"])
+async def test_no_mark_outlives_its_time(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of taking it back, the enqueue's error is told, and the key is free when its time is over."""
+    monkeypatch.setattr(deduplication, "ANSWER_SECONDS", 0.05)
+    clock = ManualClock()
+    kv, queue = WatchedKvStore(clock), ListQueue()
+    tasks = Tasks(queue, kv)
+    digest = declared(tasks)
+
+    async def fail() -> None:
+        if fault == "hangs":
+            kv.gate.clear()
+        else:
+            getattr(kv, fault).add("compare_and_delete")
+        raise Refused
+
+    queue.before = fail
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(Refused):
+            await tasks.enqueue_task(digest, None, deduplication_key="bob", delay=HOUR)
+    assert queue.sent == []
+    queue.before = None
+    kv.gate.set()
+    clock.advance(2 * HOUR)
+    assert (await tasks.enqueue_task(digest, None, deduplication_key="bob")).status is QUEUED
+
+
+async def test_a_store_that_goes_away_at_the_claim_leaves_no_lasting_mark() -> None:
+    """The answer to the claim and the way to take it back are lost: told, nothing enqueued, and free after its time."""
+    clock = ManualClock()
+    kv, queue = WatchedKvStore(clock), ListQueue()
+    kv.answers_lost.add("set_if_absent")
+    kv.requests_lost.add("compare_and_delete")
+    tasks = Tasks(queue, kv)
+    digest = declared(tasks)
+    with pytest.raises(StorageUnavailable, match="set_if_absent"):
+        await tasks.enqueue_task(digest, None, deduplication_key="bob")
+    kv.answers_lost.clear()
+    assert (await tasks.enqueue_task(digest, None, deduplication_key="bob")).status is DUPLICATE
+    assert queue.sent == []
+    clock.advance(HOUR)
+    assert (await tasks.enqueue_task(digest, None, deduplication_key="bob")).status is QUEUED
+
+
 @pytest.mark.parametrize("lost", ["requests_lost", "answers_lost"])
 async def test_a_store_that_fails_at_the_claim_leaves_no_mark(lost: str) -> None:
     """Whether the mark was set before the store failed or not, the caller is told and nothing is left."""
@@ -413,9 +457,13 @@ async def test_a_bad_key_is_refused(deduplication_native: bool, key: str, error:
     """An empty, huge or odd key is no key, and does not mean none."""
     kv, queue = WatchedKvStore(), ListQueue(deduplication=deduplication_native)
     tasks = Tasks(queue, kv)
+    digest = declared(tasks)
     with pytest.raises(error, match="deduplication key"):
-        await tasks.enqueue_task(declared(tasks), None, deduplication_key=key)
+        await tasks.enqueue_task(digest, None, deduplication_key=key)
     assert (kv.asked, queue.sent) == ([], [])
+    if deduplication_native:
+        with pytest.raises(error, match="deduplication key"):
+            tasks.spec(digest, None, deduplication_key=key)
 
 
 async def test_the_longest_key_with_odd_characters_works() -> None:
@@ -471,6 +519,20 @@ async def test_a_bad_delay_or_ordering_key_leaves_no_mark(delay: timedelta) -> N
             deduplication_mode="sometimes",  # type: ignore[arg-type]  # what is refused
         )
     assert (kv.asked, queue.sent) == ([], [])
+
+
+@pytest.mark.parametrize("mode", [DeduplicationMode.THROTTLE, DeduplicationMode.DEBOUNCE])
+async def test_the_longest_times_are_kept_natively(mode: DeduplicationMode) -> None:
+    """A delay and a TTL of 100 years each are a time like any other."""
+    years = timedelta(days=36_500)
+    queue = Queue(MemoryStorage())
+    tasks = Tasks(queue, deduplication_ttl=years)
+    digest = declared(tasks)
+    async with queue:
+        for status in (QUEUED, DUPLICATE):
+            told = await tasks.enqueue_task(digest, None, deduplication_key="bob", deduplication_mode=mode, delay=years)
+            assert told.status is status
+        assert (await queue.counts())[JobState.SCHEDULED] == 1
 
 
 async def test_a_declaration_is_checked() -> None:
@@ -621,6 +683,52 @@ async def test_a_run_can_be_enqueued_as_a_job_among_others() -> None:
     assert status.state is JobState.SCHEDULED
 
 
+async def test_a_run_as_a_job_has_its_tasks_key() -> None:
+    """By each mode the key of a `spec` is the one that `enqueue_task` takes: either is told the job of the other."""
+    queue = Queue(MemoryStorage())
+    tasks = Tasks(queue)
+    digest, other = declared(tasks), declared(tasks, "other")
+    async with queue:
+        for mode in DeduplicationMode:
+            key = f"{mode}/1"
+            specs = [
+                tasks.spec(digest, at, deduplication_key=key, deduplication_mode=mode, delay=HOUR) for at in (1, 2)
+            ]
+            first, second = await queue.enqueue_many(specs)
+            again = await tasks.enqueue_task(digest, 3, deduplication_key=key, deduplication_mode=mode)
+            [late] = await queue.enqueue_many([tasks.spec(digest, 4, deduplication_key=key, deduplication_mode=mode)])
+            assert [one.status for one in (first, second, again, late)] == [QUEUED, QUEUED, DUPLICATE, DUPLICATE]
+            assert (again.id, late.id) == (first.id, first.id)
+            [free] = await queue.enqueue_many([tasks.spec(other, 1, deduplication_key=key, deduplication_mode=mode)])
+            assert free.status is QUEUED
+        assert sum((await queue.counts()).values()) == 9
+
+
+async def test_the_time_of_a_runs_key_begins_when_it_is_due() -> None:
+    """A `spec` with a delay has its key for the delay and the TTL, as an enqueued task has."""
+    clock = ManualClock()
+    queue = Queue(MemoryStorage(MemorySpace(clock)))
+    tasks = Tasks(queue, deduplication_ttl=timedelta(minutes=10))
+    digest = declared(tasks)
+    async with queue:
+        await queue.enqueue_many([tasks.spec(digest, 1, deduplication_key="bob", delay=HOUR)])
+        clock.advance(timedelta(minutes=69))
+        assert (await tasks.enqueue_task(digest, 2, deduplication_key="bob")).status is DUPLICATE
+        clock.advance(timedelta(minutes=1))
+        assert (await tasks.enqueue_task(digest, 3, deduplication_key="bob")).status is QUEUED
+
+
+async def test_a_mark_is_no_part_of_a_job() -> None:
+    """Where the queue keeps no keys a `spec` takes none, before the data is looked at, whatever store there is."""
+    kv, seen = WatchedKvStore(), list[object]()
+    tasks = Tasks(ListQueue(), kv)
+    digest = declared(tasks, validate=seen.append)
+    with pytest.raises(Unsupported, match="natively"):
+        tasks.spec(digest, 1, deduplication_key="bob")
+    assert (kv.asked, seen) == ([], [])
+    assert tasks.spec(digest, 1).deduplication is None
+
+
 # Running them on a foreign queue
 
 
@@ -732,3 +840,17 @@ async def test_a_task_that_cannot_be_enqueued_again_is_no_secret() -> None:
     queue.before = down
     with pytest.raises(StorageUnavailable):
         await tasks.process(message)
+
+
+async def test_a_queue_of_ours_keeps_keys_by_itself() -> None:
+    """On a storage that deduplicates, in every mode, the store is not asked; the duplicate learns the job's id."""
+    kv, queue = WatchedKvStore(), Queue(MemoryStorage())
+    tasks = Tasks(queue, kv)
+    digest = declared(tasks)
+    async with queue:
+        for mode in DeduplicationMode:
+            first = await tasks.enqueue_task(digest, 1, deduplication_key=mode, deduplication_mode=mode, delay=HOUR)
+            again = await tasks.enqueue_task_many(digest, [2, 3], deduplication_key=mode, deduplication_mode=mode)
+            assert (first.status, again.status, again.ids) == (QUEUED, DUPLICATE, (first.id,))
+        assert sum((await queue.counts()).values()) == 3
+    assert kv.asked == []

@@ -63,6 +63,8 @@ class Limits:
     """Whether `Completed.then` appears in the very step that completes; otherwise it may show early."""
     outside_endings: bool = True
     """Whether `complete` works, and `remove` with `running`."""
+    deduplication: bool = True
+    """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
 
@@ -98,8 +100,10 @@ class Storage(Protocol):
         """Each job is in the queue, or the state of the job that already has its id is told; in the order of `jobs`.
 
         Whatever the race, one id is inserted once. A failed, cancelled or expired id starts a new generation: fresh
-        attempts, nothing of the old record left. `connection` (an SQLAlchemy connection or session, only with
-        `limits.transactions`) makes the jobs part of the caller's transaction.
+        attempts, nothing of the old record left. Of several enqueues with one `deduplication` key one inserts its jobs,
+        and the others are told the id of the job that has the key; an id that exists is looked at first and takes no
+        key. Retries, releases and recoveries leave keys as they are. `connection` (an SQLAlchemy
+        connection or session, only with `limits.transactions`) makes the jobs part of the caller's transaction.
         """
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -147,7 +151,7 @@ class Storage(Protocol):
         """
 
     async def sweep(self, limit: int) -> int:
-        """Remove up to `limit` of what has outlived its retention: terminal records, tombstones, worker records.
+        """Remove up to `limit` of what is over: terminal records, tombstones, worker records, deduplication keys.
 
         Returns how many went; fewer than `limit` means that nothing is left to do.
         """

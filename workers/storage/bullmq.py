@@ -49,7 +49,7 @@ from workers.storage.bullmq_processor import as_processor
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_server import Server, parse_url
 from workers.storage.bullmq_wait import Waiter
-from workers.storage.rules import check_claim, check_fits_redis, refuse_transaction
+from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 
 __all__ = ["BullMQStorage", "as_processor"]
 
@@ -82,6 +82,7 @@ class BullMQStorage:
         retention_per_job=False,
         result_ttl_updates=False,
         atomic_continuation=False,
+        deduplication=False,
     )
 
     def __init__(
@@ -126,6 +127,7 @@ class BullMQStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "BullMQStorage")
+        refuse_deduplication(jobs, "BullMQStorage")
         return await self._jobs.enqueue(jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

@@ -7,6 +7,8 @@
     ["t", events, id, until]                     a job was cancelled
     ["w", worker id, seen at or null]            a worker was heard of, or forgotten
     ["p", paused]                                claims are stopped, or go on
+    ["m", key]                                   a deduplication key is free
+    ["m", key, job id, mode, until or null]      a deduplication key stands for a job
 
 `events` are digits, by position in `EVENTS`. Times and durations are integers of microseconds, times since 1970;
 `"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
@@ -21,10 +23,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.jobs import DROP, DeduplicationMode, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.file_frames import Entry, Frame
-from workers.storage.memory_jobs import Job
+from workers.storage.memory_jobs import Job, Mark
 
 EVENTS: Final = tuple(JobEventKind)
 """In the order of their digits: a new kind may only be added behind the others."""
@@ -119,7 +121,15 @@ class Paused:
     paused: bool
 
 
-Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyMarked:
+    """Who has a deduplication key, None for nobody."""
+
+    key: str
+    mark: Mark | None
+
+
+Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyMarked
 
 
 def queue_entry(name: str) -> Entry:
@@ -150,6 +160,10 @@ def worker_entry(worker_id: str, at: datetime | None) -> Entry:
 
 def pause_entry(paused: bool) -> Entry:
     return ("p", paused)
+
+
+def mark_entry(key: str, mark: Mark | None) -> Entry:
+    return ("m", key) if mark is None else ("m", key, mark.job_id, mark.mode.value, _number(mark.until))
 
 
 def decode(frame: Frame) -> list[Change]:
@@ -192,6 +206,8 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
             return WorkerSeen(id=_text(next(values)), at=_time(next(values)))
         case "p":
             return Paused(paused=bool(next(values)))
+        case "m":
+            return KeyMarked(key=_text(next(values)), mark=_mark(values))
         case "g":
             return JobGone(events=_events(next(values)), id=_text(next(values)))
         case "t":
@@ -200,6 +216,14 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
             return _job(kind == "j", values, blobs)
         case _:
             raise ValueError("no such entry")
+
+
+def _mark(values: Iterator[object]) -> Mark | None:
+    job_id = next(values, None)
+    if job_id is None:
+        return None
+    mode = DeduplicationMode(_text(next(values)))
+    return Mark(job_id=_text(job_id), mode=mode, until=_time(next(values)))
 
 
 def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:

@@ -13,11 +13,13 @@ from workers.storage.file_codec import (
     Change,
     JobChanged,
     JobGone,
+    KeyMarked,
     Paused,
     QueueNamed,
     WorkerSeen,
     gone_entry,
     job_entry,
+    mark_entry,
     pause_entry,
     queue_entry,
     worker_entry,
@@ -84,6 +86,8 @@ class FileState(QueueSteps):
             self._describe(job_id, kinds, job_id in changes.added, entries, blobs)
         for worker_id, at in changes.workers.items():
             entries.append(worker_entry(worker_id, at))
+        for key, mark in changes.marks.items():
+            entries.append(mark_entry(key, mark))
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
         return Step(entries=entries, blobs=blobs, events=events, wake=changes.wake)
@@ -116,6 +120,9 @@ class FileState(QueueSteps):
             for job in jobs[start : start + _SNAPSHOT_JOBS]:
                 self._describe(job.new.id, [], True, entries, blobs)
             yield entries, blobs
+        marks = self.table.every_mark()
+        if marks:
+            yield [mark_entry(key, mark) for key, mark in marks], []
         if buried:
             yield [gone_entry(job_id, self.table.buried_until(job_id), []) for job_id in buried], []
 
@@ -150,6 +157,8 @@ class FileState(QueueSteps):
                 self.table.bury(change.id, until)
             case WorkerSeen():
                 self._note_seen(change.id, change.at)
+            case KeyMarked():
+                self.table.restore_mark(change.key, change.mark)
             case Paused():
                 self._note_paused(change.paused)
             case QueueNamed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from workers.jobs import JobEventKind, JobState, NewJob
-from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_jobs import Job, JobTable, Mark
 
 
 class Changes:
@@ -15,17 +15,19 @@ class Changes:
         self.jobs: dict[str, list[JobEventKind]] = {}
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
+        self.marks: dict[str, Mark | None] = {}
         self.paused: bool | None = None
         self.wake = False
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.workers) or self.paused is not None
+        return bool(self.jobs or self.workers or self.marks) or self.paused is not None
 
     def clear(self) -> None:
         """It was written down."""
         self.jobs.clear()
         self.added.clear()
         self.workers.clear()
+        self.marks.clear()
         self.paused = None
         self.wake = False
 
@@ -51,6 +53,14 @@ class FileTable(JobTable):
         super().continue_with(job, new, now)
         self._changes.added.add(new.id)
 
+    def debounce(self, job: Job, new: NewJob, now: datetime) -> None:
+        super().debounce(job, new, now)
+        self._changes.added.add(job.new.id)
+
+    def mark(self, key: str, mark: Mark | None) -> None:
+        super().mark(key, mark)
+        self._changes.marks[key] = mark
+
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
 
@@ -71,6 +81,14 @@ class FileTable(JobTable):
     def everyone(self) -> tuple[list[Job], list[str]]:
         """All jobs, and the ids of all tombstones."""
         return list(self._jobs.values()), self._tombstones.members()
+
+    def every_mark(self) -> list[tuple[str, Mark]]:
+        """Every deduplication key, and who has it."""
+        return list(self._marks.items())
+
+    def restore_mark(self, key: str, mark: Mark | None) -> None:
+        """The key is as it was written elsewhere."""
+        super().mark(key, mark)
 
     def restore(self, job: Job, kept_until: datetime | None) -> None:
         """The job is in the table as it is, instead of what was known of its id; nobody is told."""

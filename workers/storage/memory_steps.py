@@ -20,6 +20,8 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    Deduplication,
+    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     Failed,
@@ -42,7 +44,7 @@ from workers.jobs import (
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
-from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_jobs import Job, JobTable, Mark
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded,
@@ -83,16 +85,33 @@ class QueueSteps:
     # Jobs
 
     def enqueue(self, jobs: Sequence[NewJob], now: datetime) -> list[EnqueueResult]:
-        return [self._enqueue(job, now) for job in jobs]
+        groups: dict[str, Mark | None] = {}
+        return [self._enqueue(job, groups, now) for job in jobs]
 
-    def _enqueue(self, new: NewJob, now: datetime) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+        """`groups` has the keys met in this call, and who had each before."""
         job = self.table.find(new.id, now)
         if job is not None and job.state is JobState.COMPLETED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=job.state, result=job.result)
         if job is not None and job.state is not JobState.FAILED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=job.state)
+        if new.deduplication is not None:
+            key = new.deduplication.key
+            if key not in groups:
+                groups[key] = self.table.marked(key, now)
+                if groups[key] is None:
+                    self.table.mark(key, _mark(new, new.deduplication, now))
+            if (mark := groups[key]) is not None:
+                return self._deduplicated(new, mark, new.deduplication.mode, now)
         self.table.add(new, now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
+
+    def _deduplicated(self, new: NewJob, mark: Mark, mode: DeduplicationMode, now: datetime) -> EnqueueResult:
+        job = self.table.find(mark.job_id, now)
+        if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
+            self.table.debounce(job, new, now)
+        state = None if job is None else job.state
+        return EnqueueResult(id=mark.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
 
     def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int, now: datetime) -> list[Claim]:
         check_claim(worker_id, leases)
@@ -162,7 +181,7 @@ class QueueSteps:
             case Completed():
                 self.table.complete(job, now, settlement.result, settlement.keep)
                 if settlement.then is not None:
-                    self._enqueue(settlement.then, now)
+                    self._enqueue(settlement.then, {}, now)
             case Continued():
                 self.table.continue_with(job, settlement.then, now)
             case Retried():
@@ -334,6 +353,11 @@ class QueueSteps:
 
     def _found(self, ids: Sequence[str], now: datetime) -> tuple[Job, ...]:
         return tuple(job for job_id in dict.fromkeys(ids) if (job := self.table.find(job_id, now)))
+
+
+def _mark(new: NewJob, deduplication: Deduplication, now: datetime) -> Mark:
+    ttl = deduplication.ttl if deduplication.mode is DeduplicationMode.THROTTLE else None
+    return Mark(job_id=new.id, mode=deduplication.mode, until=None if ttl is None else now + new.delay + ttl)
 
 
 def _serial(job: Job) -> int:

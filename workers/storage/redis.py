@@ -10,6 +10,8 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:scheduled`, `:failing` | sorted set | delayed jobs by when they are due |
 | `:leases` | sorted set | processing jobs by the end of their lease |
 | `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
+| `:marks` | hash | deduplication keys, and the jobs that are to let go of one |
+| `:throttled` | sorted set | deduplication keys by when they are free |
 | `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |
 
 Each transition is one Lua script, so it happens whole or not at all, and a batch is one round trip. A waiting job
@@ -150,13 +152,19 @@ class RedisStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions."""
+        """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions.
+
+        One with several jobs of one deduplication key goes as a whole, which no group of jobs could do without.
+        """
         refuse_transaction(connection, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []
-        for some in _portions(jobs, lambda job: len(job.payload)):
-            answer = await self._lua.run("enqueue", pack([redis_codec.encode_job(job) for job in some]))
+        keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
+        grouped = len(keys) > len(set(keys))
+        script = "enqueue_once" if keys else "enqueue"
+        for some in [jobs] if grouped else _portions(jobs, lambda job: len(job.payload)):
+            answer = await self._lua.run(script, pack([redis_codec.encode_job(job) for job in some]))
             results += map(redis_codec.enqueue_result, some, unpack(answer))
         return results
 

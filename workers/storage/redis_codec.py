@@ -22,6 +22,7 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -48,6 +49,8 @@ STATES: Final[Mapping[int, JobState]] = {
     7: JobState.SCHEDULED,
 }
 CANCELLED: Final = 6
+
+_MODES: Final = {DeduplicationMode.SIMPLE: 1, DeduplicationMode.THROTTLE: 2, DeduplicationMode.DEBOUNCE: 3}
 
 _PLAIN_RECORD: Final = 1
 _LINKED_RECORD: Final = 2
@@ -120,7 +123,12 @@ def encode_job(job: NewJob) -> Packed:
         )
     )
     version = _LINKED_RECORD if job.chain_index else _PLAIN_RECORD
-    return (job.id.encode(), name, key, job.priority, duration(job.delay), version, rest)
+    packed = (job.id.encode(), name, key, job.priority, duration(job.delay), version, rest)
+    if job.deduplication is None:
+        return packed
+    ttl = job.deduplication.ttl
+    mode = _MODES[job.deduplication.mode]
+    return (*packed, (job.deduplication.key.encode(), mode, 0 if ttl is None else duration(ttl), len(job.payload)))
 
 
 def _encode_backoff(policy: RetryPolicy | None) -> bytes:
@@ -135,6 +143,9 @@ def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
     if found == 0:
         return EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)
     state, *result = found
+    if len(result) > 1:  # it is another job that has the deduplication key
+        existing = STATES.get(state)
+        return EnqueueResult(id=result[1].decode(), status=EnqueueStatus.DUPLICATE, existing_state=existing)
     if STATES[state] is JobState.COMPLETED:
         return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=STATES[state], result=result[0])
     return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=STATES[state])

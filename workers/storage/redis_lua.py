@@ -15,6 +15,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "recover", "retry", "remove", "promote"), ()),
     **dict.fromkeys(("complete", "drain", "clean", "pause", "keep", "progress"), ()),
     "enqueue": ("add",),
+    "enqueue_once": ("marks", "add"),
     "settle": ("add",),
     "claim": ("due",),
     "read": ("show",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -14,6 +14,7 @@ from workers.jobs import (
     Continued,
     ErrorInfo,
     JobState,
+    NewJob,
     Retried,
     Settlement,
     SettleOutcome,
@@ -35,6 +36,13 @@ def refuse_transaction(connection: object | None, storage: str) -> None:
     """Accept None: this storage is in no SQL database."""
     if connection is not None:
         raise Unsupported(f"{storage} cannot join a transaction; leave `connection` out")
+
+
+def refuse_deduplication(jobs: Iterable[NewJob], storage: str) -> None:
+    """Accept jobs without keys: this storage keeps none."""
+    for job in jobs:
+        if job.deduplication is not None:
+            raise Unsupported(f"{storage} keeps no deduplication keys (job {job.id!r}); leave `deduplication` out")
 
 
 def bounded(duration: timedelta) -> timedelta:

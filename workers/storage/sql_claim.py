@@ -56,7 +56,9 @@ _HOLD = expanding("UPDATE workers_jobs SET state = 'held' WHERE seq IN :seqs", "
 _NAMES = expanding("SELECT seq, name FROM workers_jobs WHERE seq IN :seqs", "seqs")
 _CLAIM = expanding(
     "UPDATE workers_jobs SET state = 'processing', attempts = attempts + 1, token = :token, worker = :worker,"
-    " lease_until = :lease_until WHERE seq IN :seqs"
+    " lease_until = :lease_until,"
+    " deduplication_key = CASE deduplication_mode WHEN 'debounce' THEN NULL ELSE deduplication_key END"
+    " WHERE seq IN :seqs"
     " RETURNING seq, id, name, attempts, max_attempts, created_at, keep_completed, keep_failed, priority, backoff,"
     " chain_index, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
     "seqs",

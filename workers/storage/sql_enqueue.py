@@ -7,10 +7,12 @@ is sound because the transaction holds the write lock from its start (`BEGIN IMM
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import EnqueueResult, EnqueueStatus, JobEventKind, JobState, NewJob
+from workers.storage.sql_marks import Keys
 from workers.storage.sql_rows import (
     RowState,
     Transaction,
@@ -19,16 +21,17 @@ from workers.storage.sql_rows import (
     encode_backoff,
     encode_retention,
     expanding,
+    next_seq,
     public_state,
 )
 
 _LOCK = text("UPDATE workers_queues SET paused = paused WHERE id < 0")
 _KNOWN = expanding(
-    "SELECT id, seq, state, run_at, expires_at, ordering_key FROM workers_jobs WHERE queue = :queue AND id IN :ids",
+    "SELECT id, seq, state, run_at, expires_at, CASE WHEN state = 'completed' THEN"
+    " (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) END AS result"
+    " FROM workers_jobs WHERE queue = :queue AND id IN :ids",
     "ids",
 )
-_LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
-_PAYLOAD = text("SELECT data FROM workers_payloads WHERE seq = :seq")
 _INSERT = text(
     "INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,"
     " keep_completed, keep_failed, ordering_key, backoff, chain_index)"
@@ -50,39 +53,64 @@ def lock(transaction: Transaction) -> None:
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """See `Storage.enqueue`."""
-    found: dict[str, EnqueueResult] = {}
-    stale: list[int] = []
-    for batch in batches([job.id for job in jobs]):
-        for row in transaction.connection.execute(_KNOWN, {"queue": transaction.queue, "ids": list(batch)}).mappings():
-            existing = _existing(transaction, row)
-            if existing is None:
-                stale.append(row["seq"])
-            else:
-                found[row["id"]] = existing
-    delete(transaction, stale)
+    decision = decide(transaction, jobs)
+    delete(transaction, decision.stale)
+    _insert(transaction, decision.new)
+    decision.keys.write({job.id for job in decision.new})
+    return decision.results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What an enqueue will answer if its `new` jobs are inserted, and what is in their way or was found on it."""
+
+    results: list[EnqueueResult]
+    new: list[NewJob]
+    stale: list[int]
+    keys: Keys
+
+
+def decide(transaction: Transaction, jobs: Sequence[NewJob]) -> Decision:
+    """Nothing is written, but that the new jobs' deduplication keys are theirs to have."""
+    keys = Keys(transaction, jobs)
+    found, stale = _known(transaction, jobs)
     results, new = [], []
     for job in jobs:
         result = found.get(job.id)
+        if result is None and job.deduplication is not None:
+            result = keys.duplicate(job, job.deduplication, found)
         if result is None:
             result = EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)
             state = JobState.SCHEDULED if job.delay else JobState.QUEUED
             found[job.id] = EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=state)
             new.append(job)
         results.append(result)
-    _insert(transaction, new)
-    return results
+    return Decision(results=results, new=new, stale=[stale[job.id] for job in new if job.id in stale], keys=keys)
 
 
-def _existing(transaction: Transaction, row: RowMapping) -> EnqueueResult | None:
+def _known(transaction: Transaction, jobs: Sequence[NewJob]) -> tuple[dict[str, EnqueueResult], dict[str, int]]:
+    """What to say of the ids that exist, and the rows that a new generation replaces."""
+    found: dict[str, EnqueueResult] = {}
+    stale: dict[str, int] = {}
+    for batch in batches([transaction.encode(job.id) for job in jobs]):
+        for row in transaction.connection.execute(_KNOWN, {"queue": transaction.queue, "ids": list(batch)}).mappings():
+            job_id = transaction.decode(row["id"])
+            existing = _existing(transaction, row, job_id)
+            if existing is None:
+                stale[job_id] = row["seq"]
+            else:
+                found[job_id] = existing
+    return found, stale
+
+
+def _existing(transaction: Transaction, row: RowMapping, job_id: str) -> EnqueueResult | None:
     if row["expires_at"] is not None and row["expires_at"] <= transaction.now:
         return None
     if row["state"] in (RowState.FAILED, RowState.CANCELLED):
         return None
     state = public_state(row["state"], row["run_at"], transaction.now)
-    if state is not JobState.COMPLETED:
-        return EnqueueResult(id=row["id"], status=EnqueueStatus.DUPLICATE, existing_state=state)
-    result = transaction.connection.execute(_PAYLOAD, {"seq": row["seq"]}).scalar_one()
-    return EnqueueResult(id=row["id"], status=EnqueueStatus.COMPLETED, existing_state=state, result=result)
+    status = EnqueueStatus.COMPLETED if state is JobState.COMPLETED else EnqueueStatus.DUPLICATE
+    return EnqueueResult(id=job_id, status=status, existing_state=state, result=row["result"])
 
 
 def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
@@ -96,11 +124,6 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
     transaction.connection.execute(_INSERT_PAYLOAD, payloads)
     transaction.announce(JobEventKind.QUEUED, [job.id for job in jobs])
     transaction.wake = True
-
-
-def next_seq(transaction: Transaction) -> int:
-    """The number of the next row; given here, not by SQLite, because a batched INSERT cannot tell it."""
-    return int(transaction.connection.execute(_LAST).scalar_one()) + 1
 
 
 def fields(transaction: Transaction, job: NewJob) -> dict[str, int | str | None]:

@@ -38,6 +38,8 @@ _STALE = "was written to since the caller's transaction first read; roll that ba
 _UNAVAILABLE_STATES: Final[dict[str, str]] = {
     "08": "cannot be reached",
     "40": "undid the step for another one that ran at the same time",
+    # A deduplication key, taken since the snapshot of a caller's transaction above READ COMMITTED.
+    "23505": "undid the step for another one that ran at the same time",
     "53": "is short of memory, disk or connections",
     "57": "is shutting down, starting up or cancelled the step",
     "58": "has a system error",

@@ -50,7 +50,8 @@ _FORGET_PAYLOAD = text("DELETE FROM workers_payloads WHERE seq = :seq")
 _REQUEST = text("UPDATE workers_jobs SET cancel_requested = 1 WHERE seq = :seq")
 _AGAIN = expanding(
     "UPDATE workers_jobs SET state = 'ready', run_at = :now, attempts = 0, stalls = 0, uncounted = 0, token = NULL,"
-    " finished_at = NULL, expires_at = NULL, error = NULL, progress = NULL WHERE seq IN :seqs",
+    " finished_at = NULL, expires_at = NULL, error = NULL, progress = NULL, deduplication_key = NULL"
+    " WHERE seq IN :seqs",
     "seqs",
 )
 _PROMOTE = expanding("UPDATE workers_jobs SET state = 'ready', run_at = :now WHERE seq IN :seqs", "seqs")

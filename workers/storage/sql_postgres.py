@@ -82,7 +82,10 @@ class PostgresDatabase:
         self._which: tuple[object, ...] | None = None
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
-        return self._step(self._patient, begin, partial(sql_postgres_steps.enqueue, jobs=jobs))
+        work = partial(sql_postgres_steps.enqueue, jobs=jobs)
+        if any(job.deduplication is not None for job in jobs):
+            return self.change(begin, work)
+        return self._step(self._patient, begin, work)
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(sql_postgres_steps.enqueue, jobs=jobs))

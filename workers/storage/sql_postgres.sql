@@ -283,7 +283,8 @@ BEGIN
     END IF;
     RETURN QUERY UPDATE workers_jobs j SET
         state = 'processing', attempts = j.attempts + 1, token = p_secret, worker = p_worker,
-        lease_until = v_now + coalesce(p_leases[array_position(p_names, j.name)], p_any)
+        lease_until = v_now + coalesce(p_leases[array_position(p_names, j.name)], p_any),
+        deduplication_key = CASE j.deduplication_mode WHEN 'debounce' THEN NULL ELSE j.deduplication_key END
     WHERE j.seq = ANY(v_seqs)
     RETURNING j.seq, j.id, j.name, j.attempts, j.max_attempts, j.created_at, j.keep_completed, j.keep_failed,
         j.priority, j.backoff, j.chain_index, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),

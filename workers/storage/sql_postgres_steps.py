@@ -31,6 +31,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import ANY_NAME
+from workers.storage.sql_enqueue import decide
 from workers.storage.sql_leases import why_lost
 from workers.storage.sql_rows import (
     Transaction,
@@ -82,7 +83,17 @@ _SETTLE = text(
 
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-    """See `Storage.enqueue`."""
+    """See `Storage.enqueue`; one statement, but where there are deduplication keys."""
+    if all(job.deduplication is None for job in jobs):
+        return _insert(transaction, jobs)
+    decision = decide(transaction, jobs)
+    told = {answer.id: answer for answer in _insert(transaction, decision.new)}
+    decision.keys.write({answer.id for answer in told.values() if answer.status is EnqueueStatus.QUEUED})
+    return [told[answer.id] if answer.status is EnqueueStatus.QUEUED else answer for answer in decision.results]
+
+
+def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """Each job is inserted, or told what has its id already."""
     new: dict[str, NewJob] = {}
     for job in jobs:
         new.setdefault(encode_text(job.id), job)

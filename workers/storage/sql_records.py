@@ -11,6 +11,7 @@ from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, Wor
 from workers.storage.rules import WORKER_RECORD, read_cursor
 from workers.storage.sql_enqueue import delete
 from workers.storage.sql_events import EVENTS_KEPT
+from workers.storage.sql_marks import sweep_marks
 from workers.storage.sql_rows import (
     SKIP,
     RowState,
@@ -179,6 +180,7 @@ def sweep(transaction: Transaction, limit: int) -> int:
         )
         delete(transaction, ended)
         left -= len(ended)
+    left -= sweep_marks(transaction, left)
     before = transaction.now - duration(WORKER_RECORD)
     left -= connection.execute(_UNSEEN, {"queue": transaction.queue, "before": before, "limit": left}).rowcount
     connection.execute(_OLD_LISTENERS, {"now": transaction.now})

@@ -29,6 +29,7 @@ T = TypeVar("T")
 BATCH: Final = 500
 """Values bound to one statement; SQLite's least limit is far above."""
 
+_LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -80,6 +81,11 @@ class Transaction:
 
     def announce(self, kind: JobEventKind, ids: Iterable[str]) -> None:
         self.events.extend([(kind, job_id) for job_id in ids])
+
+
+def next_seq(transaction: Transaction) -> int:
+    """The number of SQLite's next row; given here, not by it, because a batched INSERT cannot tell it."""
+    return int(transaction.connection.execute(_LAST).scalar_one()) + 1
 
 
 def milliseconds(moment: datetime) -> int:

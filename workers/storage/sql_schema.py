@@ -8,6 +8,7 @@ Every transition finds its rows through a partial index that holds just the rows
 that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
 deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
 served; PostgreSQL is told to. There every step is a function (`sql_postgres.sql`), and events need no table.
+Deduplication keys are in `sql_marks`.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 3
+VERSION: Final = 4
 
 metadata: Final = MetaData()
-_FUNCTIONS: Final = "sql_postgres.sql"
+_FUNCTIONS: Final = ("sql_postgres.sql", "sql_postgres_marks.sql")
 # A function cannot be replaced by one with other arguments or columns.
 _DROP_FUNCTIONS: Final = text(
     "DO $$ DECLARE v_one regprocedure; BEGIN FOR v_one IN SELECT p.oid FROM pg_proc p"
     " WHERE pronamespace = current_schema()::regnamespace AND proname IN ('workers_claim', 'workers_enqueue',"
     " 'workers_settle') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
 )
+_BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
 _ONLY_SQLITE: Final = frozenset({"workers_events"})
 _IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
 
@@ -50,8 +52,8 @@ _IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by
 _Sequence = BigInteger().with_variant(Integer(), "sqlite")
 
 
-def _partial(name: str, *columns: str, where: str) -> Index:
-    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
 Table("workers_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -95,6 +97,9 @@ Table(
     Column("error", Text),
     Column("progress", LargeBinary),
     Column("chain_index", Integer, nullable=False, server_default="0"),
+    # By simple and debounce: the key is this job's until the job has ended, or something takes it off the row.
+    Column("deduplication_key", Text),
+    Column("deduplication_mode", Text),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
     _partial("workers_jobs_ready", "queue", "priority", "run_at", where="state = 'ready'"),
     _partial("workers_jobs_ready_by_name", "queue", "name", "priority", "run_at", where="state = 'ready'"),
@@ -108,6 +113,13 @@ Table(
         where="state = 'processing' AND ordering_key IS NOT NULL",
     ),
     _partial("workers_jobs_held", "queue", "ordering_key", "name", "priority", "run_at", where="state = 'held'"),
+    _partial(
+        _BY_DEDUPLICATION_KEY,
+        "queue",
+        "deduplication_key",
+        unique=True,
+        where="deduplication_key IS NOT NULL AND expires_at IS NULL",
+    ),
 )
 
 Table(
@@ -115,6 +127,17 @@ Table(
     metadata,
     Column("seq", _Sequence, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),
+)
+
+# Keys by throttle, which are taken whatever becomes of their job.
+Table(
+    "workers_marks",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("key", Text, primary_key=True),
+    Column("job_id", Text, nullable=False),
+    Column("until", BigInteger, nullable=False),
+    Index("workers_marks_ending", "queue", "until"),
 )
 
 Table(
@@ -190,9 +213,13 @@ def _create(connection: Connection) -> None:
     for table in metadata.sorted_tables:
         if postgres and table.name in _ONLY_SQLITE:
             continue
-        connection.execute(CreateTable(table))
-        for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            connection.execute(CreateIndex(_with_seq(index) if postgres else index))
+        _create_table(connection, table)
+
+
+def _create_table(connection: Connection, table: Table) -> None:
+    connection.execute(CreateTable(table))
+    for index in sorted(table.indexes, key=lambda index: str(index.name)):
+        connection.execute(CreateIndex(_with_seq(index) if connection.dialect.name == "postgresql" else index))
 
 
 def _upgrade(connection: Connection, found: int) -> None:
@@ -200,16 +227,23 @@ def _upgrade(connection: Connection, found: int) -> None:
     if found < 2:
         kind = "BYTEA" if postgres else "BLOB"
         connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN progress {kind}"))
-    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
-    if postgres:
-        connection.execute(_DROP_FUNCTIONS)
+    if found < 3:
+        connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
+        if postgres:
+            connection.execute(_DROP_FUNCTIONS)
+    for column in ("deduplication_key", "deduplication_mode"):
+        connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN {column} TEXT"))
+    by_key = next(index for index in metadata.tables["workers_jobs"].indexes if index.name == _BY_DEDUPLICATION_KEY)
+    connection.execute(CreateIndex(by_key))
+    _create_table(connection, metadata.tables["workers_marks"])
 
 
 def _create_functions(connection: Connection) -> None:
     """The functions are there, also where they had been dropped."""
     # By the driver itself: many statements at once, and percent signs that are no parameters.
     with closing(connection.connection.cursor()) as cursor:
-        cursor.execute(resources.files(__package__).joinpath(_FUNCTIONS).read_text())
+        for name in _FUNCTIONS:
+            cursor.execute(resources.files(__package__).joinpath(name).read_text())
 
 
 def _with_seq(index: Index) -> Index:

@@ -29,7 +29,7 @@ from workers.jobs import (
 )
 from workers.storage.rules import count_retry
 from workers.storage.sql_claim import unhold
-from workers.storage.sql_enqueue import delete, enqueue, fields, next_seq
+from workers.storage.sql_enqueue import delete, enqueue, fields
 from workers.storage.sql_leases import why_lost
 from workers.storage.sql_rows import (
     RowState,
@@ -40,6 +40,7 @@ from workers.storage.sql_rows import (
     encode_error,
     encode_retention,
     expanding,
+    next_seq,
 )
 
 Values: TypeAlias = dict[str, int | str | bytes | None]

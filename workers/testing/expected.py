@@ -18,6 +18,8 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    Deduplication,
+    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -76,6 +78,15 @@ class ExpectedJob:
         return not self.moved and not other.moved and self.serial < other.serial
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedMark:
+    """Which job has a deduplication key; `until` by `throttle`, else for as long as its mode says."""
+
+    job_id: str
+    mode: DeduplicationMode
+    until: datetime | None
+
+
 class ExpectedQueue:
     """The jobs there should be at `now`, which the owner moves."""
 
@@ -84,6 +95,7 @@ class ExpectedQueue:
         self.paused = False
         self.jobs: dict[str, ExpectedJob] = {}
         self._tombstones: dict[str, datetime] = {}
+        self._marks: dict[str, ExpectedMark] = {}
         self._tokens: set[str] = set()
         self._applied: set[str] = set()
         self._serial = 0
@@ -102,6 +114,7 @@ class ExpectedQueue:
 
     def _step(self, job: ExpectedJob, step: Step) -> None:
         target = after(job.state, step)
+        self._unmark(job, claimed=step is Step.CLAIM, over=target is None or target in FINISHED)
         if target is None:
             del self.jobs[job.new.id]
         else:
@@ -125,20 +138,58 @@ class ExpectedQueue:
 
     # Enqueue
 
-    def enqueue(self, new: NewJob) -> EnqueueResult:
-        """The job is there; what `enqueue` should answer."""
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """The jobs are there; what `enqueue` should answer."""
+        groups: dict[str, ExpectedMark | None] = {}
+        return [self._enqueue(new, groups) for new in jobs]
+
+    def _enqueue(self, new: NewJob, groups: dict[str, ExpectedMark | None]) -> EnqueueResult:
+        """`groups`: who had each key of this call before it."""
         old = self.jobs.get(new.id)
         if old is not None and old.state is JobState.COMPLETED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=old.state, result=old.result)
         if old is not None and old.state is not JobState.FAILED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=old.state)
+        asked = new.deduplication
+        if asked is not None:
+            has_it = groups[asked.key] if asked.key in groups else self._take_key(new, asked)
+            groups[asked.key] = has_it
+            if has_it is not None:
+                return self._deduplicated(new, asked.mode, has_it)
         self._begin(new, old, self.now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
+
+    def _take_key(self, new: NewJob, asked: Deduplication) -> ExpectedMark | None:
+        """The key is the new job's, or what has it."""
+        mark = self._marks.get(asked.key)
+        if mark is not None and (mark.until is None or mark.until > self.now):
+            return mark
+        ttl = asked.ttl if asked.mode is DeduplicationMode.THROTTLE else None
+        until = None if ttl is None else self.now + new.delay + ttl
+        self._marks[asked.key] = ExpectedMark(job_id=new.id, mode=asked.mode, until=until)
+        return None
+
+    def _deduplicated(self, new: NewJob, mode: DeduplicationMode, mark: ExpectedMark) -> EnqueueResult:
+        job = self.jobs.get(mark.job_id)
+        if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
+            self._step(job, Step.DEBOUNCE)
+            job.new = replace(job.new, payload=new.payload)
+            job.run_at, job.moved = self.now + new.delay, True
+        state = None if job is None else job.state
+        return EnqueueResult(id=mark.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
+
+    def _unmark(self, job: ExpectedJob, *, claimed: bool, over: bool) -> None:
+        """A key by `simple` is free when its job is over, one by `debounce` when it is claimed too."""
+        for key, mark in list(self._marks.items()):
+            ends = over or (claimed and mark.mode is DeduplicationMode.DEBOUNCE)
+            if mark.job_id == job.new.id and mark.until is None and ends:
+                del self._marks[key]
 
     def _begin(self, new: NewJob, old: ExpectedJob | None, created_at: datetime) -> ExpectedJob:
         state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
         assert state is not None
         self._serial += 1
+        new = replace(new, deduplication=None)  # a retried job is as one without
         job = ExpectedJob(new=new, state=state, created_at=created_at, run_at=self.now + new.delay, serial=self._serial)
         self.jobs[new.id] = job
         self._tombstones.pop(new.id, None)
@@ -233,7 +284,7 @@ class ExpectedQueue:
                 job.result = settlement.result
                 self._end(job, Step.COMPLETE, settlement.keep or job.new.keep_completed)
                 if settlement.then is not None:
-                    self.enqueue(settlement.then)
+                    self.enqueue([settlement.then])
             case Failed():
                 job.error = settlement.error
                 self._end(job, Step.FAIL, settlement.keep or job.new.keep_failed)

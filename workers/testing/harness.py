@@ -32,6 +32,8 @@ class Harness(ABC):
     """A delay or lease that cases wait for: short, yet several times what one call takes."""
     moves_time: bool = False
     """Whether `advance` costs nothing, so that cases may let hours pass."""
+    clock_slack: timedelta = timedelta(0)
+    """By how much a time that is read may be off where `moves_time`."""
     restarts: bool = False
     """Whether `restart_server` is there."""
     cuts: bool = False

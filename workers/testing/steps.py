@@ -14,6 +14,7 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    Deduplication,
     ErrorInfo,
     Failed,
     JobEvent,
@@ -55,6 +56,7 @@ def job(
     keep: Retention = HOUR,
     priority: int = 0,
     ordering_key: str | None = None,
+    deduplication: Deduplication | None = None,
 ) -> NewJob:
     """A job with an id of its own, kept for an hour however it ends."""
     return NewJob(
@@ -67,6 +69,7 @@ def job(
         keep_failed=keep,
         priority=priority,
         ordering_key=ordering_key,
+        deduplication=deduplication,
     )
 
 

@@ -27,6 +27,8 @@ from workers.jobs import (
     TERMINAL_EVENTS,
     Claim,
     Completed,
+    Deduplication,
+    DeduplicationMode,
     ErrorInfo,
     Failed,
     JobEventKind,
@@ -92,7 +94,9 @@ async def described(storage: FileStorage) -> dict[str, object]:
             changes += decode(Frame(entries=text, blobs=b"".join(blobs), start=0, end=0))
         # When a worker was seen is written every 30 s only.
         found = [replace(change, at=None) if isinstance(change, WorkerSeen) else change for change in changes]
-        return {f"{type(change).__name__} {getattr(change, 'id', '')}": change for change in found}
+        return {
+            f"{type(change).__name__} {getattr(change, 'id', getattr(change, 'key', ''))}": change for change in found
+        }
 
     return await storage._read(describe)
 
@@ -235,7 +239,15 @@ class RandomSteps:
 
     async def _enqueue(self, storage: FileStorage) -> None:
         delay, key = self._source.choice((0, 0, 20)), self._source.choice((None, "k", "l"))
-        options = {"delay": timedelta(seconds=delay), "ordering_key": key, "priority": self._source.randrange(2)}
+        options: dict[str, object] = {
+            "delay": timedelta(seconds=delay),
+            "ordering_key": key,
+            "priority": self._source.randrange(2),
+        }
+        mode = self._source.choice((None, *DeduplicationMode))
+        if mode is not None:
+            ttl = None if mode is DeduplicationMode.SIMPLE else timedelta(seconds=20)
+            options["deduplication"] = Deduplication(key=self._source.choice("mn"), mode=mode, ttl=ttl)
         await storage.enqueue([job(self._source.choice(self._ids), **options)])
 
     async def _claim(self, storage: FileStorage) -> None:

@@ -20,6 +20,8 @@ from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
+    Deduplication,
+    DeduplicationMode,
     EnqueueStatus,
     ErrorInfo,
     Failed,
@@ -84,14 +86,17 @@ async def one_in_every_set(storage: RedisStorage) -> None:
     await storage.cancel("cancelled")
     await storage.enqueue([job("scheduled", delay=HOUR)])
     await storage.wait(["work"], timeout=timedelta(0))  # which notes a sleeper
-    await storage.enqueue([job("ready", name="other")])
+    throttled = Deduplication(key="key", mode=DeduplicationMode.THROTTLE, ttl=HOUR)
+    await storage.enqueue([job("ready", name="other", deduplication=throttled)])
     await storage.pause()
 
 
 SETS = (
     *("jobs", "runs", "ready", "held", "scheduled", "failing", "leases", "completed", "failed", "cancelled", "busy"),
-    *("workers", "sleepers", "meta"),
+    *("workers", "sleepers", "meta", "marks"),
 )
+THROTTLED = "throttled"
+"""Read by none but those that have to do with keys whose time is over."""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +112,7 @@ async def test_every_key_of_a_queue_is_in_one_slot(prefix: str, queue: str, own_
     async with Redis.from_url(own_server.url) as client:
         keys = [found async for found in client.scan_iter()]
     assert len({key_slot(found) for found in keys}) == 1
-    assert {found.rpartition(b":")[2].decode() for found in keys} == set(SETS)
+    assert {found.rpartition(b":")[2].decode() for found in keys} == {*SETS, THROTTLED}
     await storage.disconnect()
 
 

@@ -30,6 +30,8 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    Deduplication,
+    DeduplicationMode,
     EnqueueStatus,
     ErrorInfo,
     Failed,
@@ -47,6 +49,7 @@ from workers.storage import (
     sql_events,
     sql_leases,
     sql_manage,
+    sql_marks,
     sql_records,
     sql_schema,
     sql_settle,
@@ -457,17 +460,19 @@ async def test_migrating_again_keeps_the_jobs(storage: SqlStorage) -> None:
     assert await ids(storage) == ["a"]
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 async def test_older_tables_are_brought_forward(tmp_path: Path, version: int) -> None:
-    """Jobs from before there was progress, or chains, stay; after the migration they can report it and go on."""
+    """Jobs from before there was progress, chains or keys stay; after the migration they can do all of that."""
     url = f"sqlite:///{tmp_path}/jobs.db"
     await SqlStorage(url).migrate()
     async with connected(SqlStorage(url)) as storage:
         await storage.enqueue([job("a")])
     with sqlite3.connect(tmp_path / "jobs.db") as database:
-        database.execute("ALTER TABLE workers_jobs DROP COLUMN chain_index")
-        if version == 1:
-            database.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
+        database.execute("DROP TABLE workers_marks")
+        database.execute("DROP INDEX workers_jobs_by_deduplication_key")
+        lacking = ("deduplication_key", "deduplication_mode", "chain_index", "progress")
+        for column in lacking[: 5 - version]:
+            database.execute(f"ALTER TABLE workers_jobs DROP COLUMN {column}")
         database.execute("UPDATE workers_schema SET version = ?", [version])
     database.close()
     with pytest.raises(StorageError, match="migrate"):
@@ -479,6 +484,10 @@ async def test_older_tables_are_brought_forward(tmp_path: Path, version: int) ->
         assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
         await storage.settle([Continued(claim=claimed, then=job("a", chain_index=1))])
         assert [claimed.chain_index for claimed in await claim(storage)] == [1]
+        keys = (Deduplication(key="k"), Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE))
+        for again in (False, True):
+            answers = await storage.enqueue([job(f"{key.key}-{again}", deduplication=key) for key in keys])
+            assert [answer.id for answer in answers] == ["k-False", "t-False"]
 
 
 async def test_processes_migrate_at_once(tmp_path: Path) -> None:
@@ -665,7 +674,7 @@ _FREE_TO_SCAN = {"workers_listeners"}  # one row per listening process
 
 
 def _statements() -> Iterator[tuple[str, str]]:
-    modules = (sql_claim, sql_enqueue, sql_events, sql_leases, sql_manage, sql_records, sql_settle)
+    modules = (sql_claim, sql_enqueue, sql_events, sql_leases, sql_manage, sql_marks, sql_records, sql_settle)
     for module in modules:
         for name, value in vars(module).items():
             found = [value]
@@ -675,7 +684,9 @@ def _statements() -> Iterator[tuple[str, str]]:
                 found = value
             for choice in found:
                 statement = choice["sqlite"] if isinstance(choice, dict) and "sqlite" in choice else choice
-                if isinstance(statement, TextClause) and "SELECT workers_" not in statement.text:
+                if name.endswith("_POSTGRES") or not isinstance(statement, TextClause):
+                    continue
+                if "SELECT workers_" not in statement.text:
                     yield f"{module.__name__}.{name}", statement.text
     yield "of_names", sql_claim.of_names(3).text
 

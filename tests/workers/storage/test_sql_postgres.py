@@ -28,6 +28,8 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    Deduplication,
+    DeduplicationMode,
     EnqueueStatus,
     ErrorInfo,
     Failed,
@@ -437,17 +439,22 @@ async def test_anybody_may_migrate_at_once(postgres_url: str) -> None:
         assert await ids(storage) == ["a"]
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 async def test_older_tables_are_brought_forward(postgres_url: str, admin: psycopg.Connection, version: int) -> None:
-    """Jobs from before there was progress, or chains, stay; after the migration they can report it and go on."""
+    """Jobs from before there was progress, chains or keys stay; after the migration they can do all of that."""
     await SqlStorage(postgres_url).migrate()
     async with connected(SqlStorage(postgres_url)) as storage:
         await storage.enqueue([job("a")])
-    admin.execute("ALTER TABLE workers_jobs DROP COLUMN chain_index")
-    [claim_of_old] = admin.execute("SELECT pg_get_functiondef('workers_claim'::regproc)").fetchone() or [""]
-    admin.execute("DROP FUNCTION workers_claim")
-    admin.execute(claim_of_old.replace(" chain_index integer,", "").replace(" j.chain_index,", ""))
-    if version == 1:
+    admin.execute("DROP TABLE workers_marks")
+    admin.execute("DROP FUNCTION workers_marked, workers_take_keys")
+    for column in ("deduplication_key", "deduplication_mode"):
+        admin.execute(f"ALTER TABLE workers_jobs DROP COLUMN {column}")
+    if version < 3:
+        admin.execute("ALTER TABLE workers_jobs DROP COLUMN chain_index")
+        [claim_of_old] = admin.execute("SELECT pg_get_functiondef('workers_claim'::regproc)").fetchone() or [""]
+        admin.execute("DROP FUNCTION workers_claim")
+        admin.execute(claim_of_old.replace(" chain_index integer,", "").replace(" j.chain_index,", ""))
+    if version < 2:
         admin.execute("ALTER TABLE workers_jobs DROP COLUMN progress")
         admin.execute("DROP FUNCTION workers_progress")
     admin.execute("UPDATE workers_schema SET version = %s", [version])
@@ -460,6 +467,10 @@ async def test_older_tables_are_brought_forward(postgres_url: str, admin: psycop
         assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
         await storage.settle([Continued(claim=claimed, then=job("a", chain_index=1))])
         assert [claimed.chain_index for claimed in await claim(storage)] == [1]
+        keys = (Deduplication(key="k"), Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE))
+        for again in (False, True):
+            answers = await storage.enqueue([job(f"{key.key}-{again}", deduplication=key) for key in keys])
+            assert [answer.id for answer in answers] == ["k-False", "t-False"]
 
 
 async def test_missing_tables_say_what_to_do(postgres_url: str) -> None:
@@ -488,6 +499,7 @@ async def test_tables_dropped_under_us_are_an_error_and_not_an_outage(
     [
         ("40001", StorageUnavailable),
         ("40P01", StorageUnavailable),
+        ("23505", StorageUnavailable),
         ("57P01", StorageUnavailable),
         ("57P03", StorageUnavailable),
         ("08006", StorageUnavailable),

@@ -1,10 +1,15 @@
--- New jobs, each `{id, name, key, priority, delay, version, rest of the record}`. Answers for each what was found:
--- nothing (it was added), or the state, with the result of a completed job.
-local function add(jobs)
+-- New jobs, each `{id, name, key, priority, delay, version, rest of the record}`, and of those with a deduplication key
+-- `{key, mode, time, size of the payload}` behind that; those that share one are a group. Answers for each what was
+-- found: nothing (it was added), or the state, with the result of a completed job, or the id of the job that has the key.
+-- `take_key` is that of marks.lua, where some may have keys.
+local function add(jobs, take_key)
   flush()
-  local ids, found = {}, {}
+  local ids, found, groups = {}, {}, {}
   for at, new in ipairs(jobs) do
     ids[at] = new[1]
+    if new[8] then
+      redis.call('ZCARD', THROTTLED) -- raises a wrong type before anything is written
+    end
   end
   local records = fetch(JOBS, ids)
   local values, ready, scheduled, added = {}, {}, {}, {}
@@ -16,8 +21,17 @@ local function add(jobs)
       local known = find(id, records[at], packed)
       if known and known.state ~= STATE.failed then
         old = { known.state, known.state == STATE.completed and known.run.result or nil }
-      elseif packed then
-        redis.call('HDEL', RUNS, id)
+      end
+    end
+    if not old and new[8] then
+      local dedup = new[8][1]
+      if groups[dedup] ~= false then -- of several payloads that replace one, the last stays
+        groups[dedup] = take_key(new, added) or false
+      end
+      old = groups[dedup]
+    end
+    if not old and records[at] then
+      if redis.call('HDEL', RUNS, id) == 1 then
         redis.call('ZREM', CANCELLED, id)
         redis.call('ZREM', COMPLETED, id)
         redis.call('ZREM', FAILED, id)

@@ -14,6 +14,7 @@ elseif not LINE_OF[found.state] then
   redis.call('HSET', JOBS, id, '')
   redis.call('HSET', RUNS, id, write_run(run))
   redis.call('ZADD', CANCELLED, run.expires, id)
+  unmark(id)
   step_out(found.job, found.run.place, id)
   tell(EVENT.cancelled, id)
 end

@@ -102,6 +102,7 @@ local function grant(one, record, job, run)
   answer[#answer + 1] = run.attempts
   answer[#answer + 1] = lease
   bytes = bytes + #record
+  unmark(one.id, DEBOUNCE)
   tell(EVENT.active, one.id)
 end
 

@@ -6,6 +6,7 @@ for _, line in ipairs({ READY, HELD, SCHEDULED, FAILING }) do
   local ids = {}
   for at, value in ipairs(standing) do
     ids[at] = id_in(line, value)
+    unmark(ids[at])
     if line == HELD then
       keys[read_held(value) or ''] = true
     end

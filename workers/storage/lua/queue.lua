@@ -6,17 +6,23 @@ local READY, HELD, BUSY = BASE .. ':ready', BASE .. ':held', BASE .. ':busy'
 local SCHEDULED, FAILING, LEASES = BASE .. ':scheduled', BASE .. ':failing', BASE .. ':leases'
 local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BASE .. ':cancelled'
 local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
+local MARKS, THROTTLED = BASE .. ':marks', BASE .. ':throttled'
 
--- A wrong type found in the middle of a step would leave half of it done.
-for kind, keys in pairs({
-  hash = { JOBS, RUNS, META, BUSY, SLEEPERS },
-  zset = { READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS },
-}) do
-  for _, key in ipairs(keys) do
-    local found = redis.call('TYPE', key).ok
-    if found ~= kind and found ~= 'none' then
-      return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. found .. ', not the ' .. kind .. ' of a queue')
+-- A wrong type found in the middle of a step would leave half of it done. The last of the hashes are the marks.
+local HASHES = 6
+local KEPT = {
+  JOBS, RUNS, META, BUSY, SLEEPERS, MARKS,
+  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS,
+}
+local marked = false
+for at = 1, #KEPT do
+  local found = redis.call('TYPE', KEPT[at]).ok
+  if found ~= 'none' then
+    local kind = at > HASHES and 'zset' or 'hash'
+    if found ~= kind then
+      return redis.error_reply('WRONGTYPE ' .. KEPT[at] .. ' is a ' .. found .. ', not the ' .. kind .. ' of a queue')
     end
+    marked = marked or at == HASHES
   end
 end
 
@@ -291,8 +297,21 @@ local function lookup(id)
   return record and find(id, record, redis.call('HGET', RUNS, id)) or nil, record
 end
 
+-- Deduplication keys. MARKS has for each, behind a K, `{mode, until, id}`; and behind an I, for each job that is to let
+-- go of one, the mode and the key. THROTTLED has the keys by when they are free.
+local SIMPLE, THROTTLE, DEBOUNCE = 1, 2, 3
+
+-- The job has no key any more; with `mode` only if it was of that mode. Costs nothing where there are no keys.
+local function unmark(id, mode)
+  local held = marked and redis.call('HGET', MARKS, 'I' .. id)
+  if held and (not mode or string.byte(held) == mode) then
+    redis.call('HDEL', MARKS, 'I' .. id, 'K' .. string.sub(held, 2))
+  end
+end
+
 -- The job ends in `state`; without `keep` it leaves nothing.
 local function conclude(id, record, job, run, state, keep)
+  unmark(id)
   run.state, run.cancel, run.worker, run.finished = state, 0, '', now
   if keep == 0 then
     forget(id)

@@ -6,6 +6,7 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
     local line = LINE_OF[found.state]
     forget(id, line)
     if not line then
+      unmark(id)
       take(id, found.job, found.run)
     end
     count = count + 1

@@ -1,5 +1,13 @@
 -- ARGV[2]: limit, [3]: how long a worker is listed. Answers how many records went.
 local left = tonumber(ARGV[2])
+local free_keys = left > 0 and redis.call('ZRANGEBYSCORE', THROTTLED, '-inf', now, 'LIMIT', 0, left) or {}
+local fields = {}
+for at, key in ipairs(free_keys) do
+  fields[at] = 'K' .. key
+end
+batched('HDEL', MARKS, fields)
+batched('ZREM', THROTTLED, free_keys)
+left = left - #free_keys
 for _, line in ipairs({ COMPLETED, FAILED, CANCELLED }) do
   local over = left > 0 and redis.call('ZRANGEBYSCORE', line, '-inf', now, 'LIMIT', 0, left) or {}
   batched('HDEL', JOBS, over)

@@ -1,0 +1,32 @@
+"""The benchmark of the queue core measures what its options name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_queue.py"
+
+
+def test_chains_and_expiry_are_measured() -> None:
+    """Each option adds a table of its own, with a row for every storage asked for that can be measured."""
+    tables = measured("--chains", "3", "--expiry", "500")
+    chains = tables.pop("9 jobs, plain and as links of chains of 3")
+    assert [(row["queue"], row["concurrency"]) for row in chains] == [("memory", 50), ("memory", 10)]
+    assert all(row["times_as_long"] > 0 for row in chains)
+    (expiry,) = tables.pop("claims while records expire")
+    assert (expiry["queue"], expiry["records"]) == ("memory", 500)
+    assert 0 < expiry["p50_ms"] <= expiry["p99_ms"] <= expiry["p99.9_ms"] <= expiry["max_ms"]
+    assert not tables
+
+
+def measured(*options: str) -> dict[str, list[dict[str, float]]]:
+    """The tables of one short run on the memory storage."""
+    few = ["--storage", "memory", "--concurrency", "--repeat", "1", "--jobs", "9"]
+    done = subprocess.run([sys.executable, str(SCRIPT), *few, *options], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    tables: dict[str, list[dict[str, float]]] = json.loads(done.stdout)["tables"]
+    return tables

@@ -1,0 +1,4 @@
+-- ARGV[2]: the jobs, some of which have deduplication keys.
+local found = add(cmsgpack.unpack(ARGV[2]), take_key)
+finish()
+return cmsgpack.pack(found)
