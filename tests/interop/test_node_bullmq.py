@@ -149,7 +149,7 @@ async def test_node_works_our_jobs(storage: BullMQStorage, node: NodePeer) -> No
     jobs = [
         NewJob(id="a:1/ü", name="n", payload=b'{"result":{"x":[1]}}', priority=2, max_attempts=4, keep_completed=HOUR),
         NewJob(id="void", name="n", payload=b"{}"),
-        NewJob(id="soon", name="n", payload=b'{"result":3}', delay=timedelta(milliseconds=200)),
+        NewJob(id="soon", name="n", payload=b'{"result":3}', priority=3, delay=timedelta(milliseconds=200)),
     ]
     await storage.enqueue(jobs)
     found = await node.read("~YToxL8O8")

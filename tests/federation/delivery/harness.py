@@ -31,7 +31,7 @@ FOLLOWER, FOLLOWED = "user-a", "user-b"
 POST_TEXT = "the-plaintext-nobody-may-log"
 
 _ENDED = frozenset({WorkerEventKind.COMPLETED, WorkerEventKind.FAILED})
-_PATIENCE = 10.0
+_PATIENCE = 30.0
 _GRACE = timedelta(seconds=1)
 
 
