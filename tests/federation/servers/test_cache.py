@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 
-from federation.servers import cache as cache_module
 from federation.servers.cache import LoadingCache
 
 LONG = timedelta(hours=1)
@@ -103,10 +102,9 @@ async def test_a_load_that_fails_is_not_remembered(source: Source) -> None:
     assert source.loads == ["a", "a"]
 
 
-async def test_the_least_recently_loaded_entries_make_room(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_least_recently_loaded_entries_make_room(source: Source) -> None:
     """At most so many values are kept, whoever names new servers."""
-    monkeypatch.setattr(cache_module, "MAX_ENTRIES", 2)
-    cache = LoadingCache(source, ttl=LONG)
+    cache = LoadingCache(source, ttl=LONG, max_entries=2)
     for key in "abc":
         await cache.get(key)
     await cache.get("c")
