@@ -21,7 +21,9 @@ JOBLESS_AFTER: Final = timedelta(minutes=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseNumbers:
-    """Counts over all processes of the node. `successes`: recurring jobs whose last run succeeded, and when."""
+    """Counts over all processes of the node. Deliveries are those that this application's producers owe; `successes`
+    are the recurring jobs whose last run succeeded, and when.
+    """
 
     healthy: int
     unhealthy: int
@@ -69,22 +71,17 @@ async def _owed(session: AsyncSession, now: datetime) -> tuple[int, datetime | N
     oldest = (
         select(
             col(DeliveryJob.created_at),
-            col(DeliveryJob.job_name),
             col(DeliveryJob.queued_at),
             col(DeliveryJob.last_attempted_at),
         )
-        .where(col(DeliveryJob.settled_at).is_(None))
+        # The original never closed the rows of what failed: those would be the oldest for ever.
+        .where(col(DeliveryJob.settled_at).is_(None), col(DeliveryJob.job_name).is_not(None))
         .order_by(col(DeliveryJob.created_at))
         .limit(MAX_ROWS)
         .subquery()
     )
     row = oldest.c
-    jobless = (
-        row.job_name.is_not(None)
-        & row.queued_at.is_(None)
-        & row.last_attempted_at.is_(None)
-        & (row.created_at < now - JOBLESS_AFTER)
-    )
+    jobless = row.queued_at.is_(None) & row.last_attempted_at.is_(None) & (row.created_at < now - JOBLESS_AFTER)
     query = select(func.count(), func.min(row.created_at), func.count().filter(jobless)).select_from(oldest)
     count, first, without_job = (await session.execute(query)).one()
     return count, first, without_job

@@ -93,7 +93,7 @@ class ProcessMetrics:
         self._servers = Gauge("federation_servers", "Registered servers by state.", ["state"], registry=registry)
         self._rules = Gauge("federation_blacklist_rules", "Rules of the blacklist in force.", registry=registry)
         self._owed = Gauge(
-            "federation_deliveries_owed", "Deliveries that are not over, counted up to 20 000.", registry=registry
+            "federation_deliveries_owed", "Deliveries of ours that are not over, 20 000 at most.", registry=registry
         )
         self._oldest_owed = Gauge(
             "federation_oldest_owed_seconds", "Age of the oldest delivery that is not over.", registry=registry
