@@ -19,6 +19,7 @@ from federation.monitoring.endpoints import READY_PATH, Endpoints
 from federation.monitoring.readiness import Readiness
 from federation.settings import Settings
 from tests.federation.conftest import MakeSettings
+from tests.misbehaving import MisbehavingServer, hang
 from tests.servers import free_port
 
 PATIENCE_SECONDS = 10
@@ -54,6 +55,18 @@ async def test_the_answer_names_what_failed_and_no_place(make_settings: MakeSett
     for shown in (answer.body.decode(), repr(logs)):
         assert "s3cret" not in shown
         assert "127.0.0.1" not in shown
+
+
+async def test_a_queue_that_hangs_fails_alone(make_settings: MakeSettings) -> None:
+    """A Redis that takes connections and says nothing: the rest is still told."""
+    async with MisbehavingServer() as silent:
+        silent.default = hang()
+        address = silent.url.removeprefix("http://")
+        federation = Federation(make_settings(redis_url=f"redis://{address}/0"))
+        with capture_logs():
+            verdict = await federation.readiness()
+        await federation.close()
+    assert verdict.checks == {"database": True, "tables": True, "queue": False, "blacklist": True}
 
 
 @pytest.mark.parametrize(("revision", "ready"), [("0001", False), (None, False), ("9999", True)])
