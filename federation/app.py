@@ -26,6 +26,9 @@ from federation.http.gates import FederationFetch, Relay
 from federation.http.guard import AddressGuard
 from federation.http.relay import PeerRelay
 from federation.http.transport import PoolLimits, pooled_transport
+from federation.monitoring.endpoints import Endpoints
+from federation.monitoring.meter import NO_METER, Meter, Metrics
+from federation.monitoring.readiness import Readiness, node_checks
 from federation.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
@@ -64,11 +67,15 @@ class Federation:
     """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
 
     `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
-    leaves discoveries to the discovery worker that has to run beside it.
+    leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that counts.
     """
 
-    def __init__(self, settings: Settings, *, client: FederationClient | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, client: FederationClient | None = None, metrics: Metrics | None = None
+    ) -> None:
         self.settings = settings
+        self.metrics = metrics
+        self.meter: Meter = metrics or NO_METER
         self.own_url = settings.better_auth_url
         self.keys = settings.own_keys()
         self.database = Database(settings.database_url.get_secret_value())
@@ -100,10 +107,11 @@ class Federation:
         self.sweeper = OutboxSweeper(self.database, self.delivery_queue, min_age=settings.federation_outbox_interval)
         self.payloads = Payloads(self.database)
         self.ledger = Ledger(self.database)
-        self.attempts = AttemptLog(self.database)
+        self.attempts = AttemptLog(self.database, meter=self.meter)
         self._slots = ServerSlots(settings.federation_per_server)
         self.delivery_processor = self._delivery_processor(self.discovery)
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
+        self.readiness = Readiness(node_checks(self))
         probe = Probe(self.registry, self.fetch)
         self.long_range_probes = LongRangeProbes(
             self.database,
@@ -134,6 +142,7 @@ class Federation:
             client=self.client,
             registry=self.registry,
             peers=self.relay_peers,
+            meter=self.meter,
         )
 
     def _delivery_processor(self, discover: Discover) -> DeliveryProcessor:
@@ -213,10 +222,12 @@ class Federation:
         from federation.node.app import create_node_app
         from federation.node.clients import Clients
         from federation.node.limits import MemoryWindows, RedisWindows
+        from federation.node.monitoring import MonitoringRoutes
 
         self.settings.require_identity()
         assert self.own_url is not None
         assert self.keys is not None
+        clients = Clients(self.settings.federation_trusted_proxies)
         return create_node_app(
             own_url=self.own_url,
             keys=self.keys,
@@ -226,7 +237,13 @@ class Federation:
             guard=self.guard,
             discovery=self.discovery,
             windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
-            clients=Clients(self.settings.federation_trusted_proxies),
+            clients=clients,
+            meter=self.meter,
+            monitoring=MonitoringRoutes(
+                Endpoints(self.readiness, self.metrics),
+                clients=clients,
+                readers=self.settings.federation_metrics_clients,
+            ),
         )
 
     async def close(self) -> None:
@@ -250,6 +267,7 @@ class Federation:
             stack.push_async_callback(self.health_check_queue.stop)
             stack.push_async_callback(self.delivery_queue.stop)
             stack.push_async_callback(self.attempts.close)
+            stack.push_async_callback(self.readiness.close)
             stack.push_async_callback(self.outbox.close)
 
     @property

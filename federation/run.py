@@ -15,13 +15,14 @@ from sqlalchemy import inspect
 from db import BlacklistRevision, Database
 from federation.app import Federation
 from federation.errors import ConfigurationError
+from federation.monitoring.monitor import monitored
 from federation.process import adopt, release
 from federation.settings import Settings
 from federation.tasks import declared_tasks
 from federation.worker_pair import NO_TASKS, FederationWorkers
 
 if TYPE_CHECKING:
-    from federation.metrics import WorkerMetrics
+    from federation.monitoring.prometheus import ProcessMetrics
     from federation.node.server import NodeServer
 
 log = structlog.get_logger(__name__)
@@ -38,58 +39,43 @@ class Part(Protocol):
 async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: int | None = None) -> None:
     """Deliver, serve, or both, until SIGTERM or SIGINT; a second signal skips the grace.
 
-    With `metrics_port` the workers' metrics are served on it, on 127.0.0.1.
+    With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on it.
 
     Raises:
         ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module of
             tasks cannot be imported.
         ExceptionGroup: what ended a part before it was asked to stop.
     """
-    federation = Federation(settings)
+    wants_metrics = metrics_port is not None or (node and settings.federation_metrics_clients)
+    metrics = _metrics() if wants_metrics else None
+    federation = Federation(settings, metrics=metrics)
     adopt(federation)
     try:
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
         await _require_tables(federation.database)
         server, listener = _node_server(federation) if node else (None, None)
-        metrics = _metrics(metrics_port)
         observers = [metrics] if metrics else []
         federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
         parts: list[Part | None] = [server, federation_workers]
-        with _stopping_on_signals([part for part in parts if part is not None]):
-            async with asyncio.TaskGroup() as group:
-                if server is not None and listener is not None:
-                    group.create_task(server.serve(sockets=[listener]), name="node")
-                    log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
-                if federation_workers is not None:
-                    federation_workers.start()
-                    group.create_task(_until_stopped(federation_workers, federation, metrics), name="workers")
+        async with monitored(federation, metrics, port=metrics_port):
+            with _stopping_on_signals([part for part in parts if part is not None]):
+                async with asyncio.TaskGroup() as group:
+                    if server is not None and listener is not None:
+                        group.create_task(server.serve(sockets=[listener]), name="node")
+                        log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
+                    if federation_workers is not None:
+                        federation_workers.start()
+                        group.create_task(federation_workers.wait(), name="workers")
     finally:
         release()
         await federation.close()
     log.info("stopped")
 
 
-def _metrics(port: int | None) -> WorkerMetrics | None:
-    if port is None:
-        return None
-    from federation.metrics import WorkerMetrics  # here, because only this needs the `metrics` extra
+def _metrics() -> ProcessMetrics:
+    from federation.monitoring.prometheus import ProcessMetrics  # here, because only this needs the `metrics` extra
 
-    metrics = WorkerMetrics()
-    metrics.serve(port)
-    return metrics
-
-
-async def _until_stopped(workers: FederationWorkers, federation: Federation, metrics: WorkerMetrics | None) -> None:
-    queues = [federation.delivery_queue, federation.health_check_queue, federation.discovery_queue]
-    if federation.settings.federation_tasks:
-        queues.append(federation.tasks_queue)
-    watch = asyncio.create_task(metrics.watch(queues)) if metrics else None
-    try:
-        await workers.wait()
-    finally:
-        if metrics is not None and watch is not None:
-            watch.cancel()
-            metrics.close()
+    return ProcessMetrics()
 
 
 @contextmanager

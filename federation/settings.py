@@ -70,6 +70,11 @@ class Settings(BaseSettings):
     federation_trusted_proxies: Networks = ()
     """Addresses and networks of the proxies before the inbound side, whose `X-Forwarded-For` is believed."""
 
+    federation_metrics_bind: str = "127.0.0.1"
+    """Where `--metrics-port` listens."""
+    federation_metrics_clients: Networks = ()
+    """Addresses and networks that may read `/metrics` on the inbound side; for all others there is none."""
+
     federation_queue_prefix: Annotated[str, Field(min_length=1, max_length=100)] = "bull"
     federation_delivery_attempts: Annotated[int, Field(ge=1, le=100)] = 5
     federation_delivery_backoff: Duration = timedelta(seconds=5)

@@ -71,7 +71,7 @@ class FederationWorkers:
         self._stop_requested = False
         self._rows = RowKeeper(federation)
         leases = Leases(federation.database, holder=new_id())
-        self._scheduler = Scheduler(recurring_jobs(federation), JobRunner(leases))
+        self._scheduler = Scheduler(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
     def start(self) -> tuple[RunningWorker, RunningWorker]:
         """Both run; a second call returns the same pair, until both have stopped."""

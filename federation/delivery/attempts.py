@@ -13,6 +13,7 @@ from sqlalchemy import insert
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from db import AttemptOutcome, Database, DeliveryAttempt
+from federation.monitoring.meter import NO_METER, Meter
 
 log = structlog.get_logger(__name__)
 
@@ -50,14 +51,16 @@ class AttemptLog:
     A crash loses what was not written yet: the log describes deliveries, it does not decide any.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, meter: Meter = NO_METER) -> None:
         self._database = database
+        self._meter = meter
         self._buffer: list[AttemptRecord] = []
         self._flusher: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
     def add(self, attempt: AttemptRecord) -> None:
         """The attempt will be written soon."""
+        self._meter.attempt(attempt.outcome, attempt.error_code, relayed=attempt.relayed_by is not None)
         self._buffer.append(attempt)
         if len(self._buffer) > MAX_BUFFERED:
             log.warning("attempt_log_overflow", dropped=MAX_BATCH)

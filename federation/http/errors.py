@@ -37,7 +37,14 @@ class NetworkError(OutboundError):
 
 
 class RelayFailed(OutboundError):
-    """No peer passed the request on; the message says what each of them answered, or why none was asked."""
+    """No peer passed the request on; the message says what each of them answered, or why none was asked.
+
+    `code` is that of the one peer whose failure it is, None where it is nobody's.
+    """
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class BlockedAddress(NetworkError):

@@ -23,6 +23,7 @@ from federation.http.gates import Fetched, OutboundRequest
 from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
+from federation.monitoring.meter import NO_METER, Meter
 from federation.protocol.acks import find_ack, parse_ack_body
 from federation.protocol.errors import ProtocolError
 from federation.protocol.json_text import parse_json
@@ -50,17 +51,34 @@ class PeerRelay:
     """Callable as a `Relay`: up to three peers are asked, one after the other."""
 
     def __init__(
-        self, *, own_url: str, keys: OwnKeys, client: FederationClient, registry: Registry, peers: Peers
+        self,
+        *,
+        own_url: str,
+        keys: OwnKeys,
+        client: FederationClient,
+        registry: Registry,
+        peers: Peers,
+        meter: Meter = NO_METER,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
         self._client = client
         self._registry = registry
         self._peers = peers
+        self._meter = meter
         # Peers that asked to be left alone, and until when.
         self._resting: dict[str, float] = {}
 
     async def __call__(self, request: OutboundRequest, remaining: timedelta) -> Fetched:
+        helped = False
+        try:
+            fetched = await self._within(remaining, request)
+            helped = True
+        finally:
+            self._meter.relay(helped=helped)
+        return fetched
+
+    async def _within(self, remaining: timedelta, request: OutboundRequest) -> Fetched:
         deadline = monotonic() + remaining.total_seconds()
         try:
             async with asyncio.timeout(remaining.total_seconds()):
@@ -80,6 +98,7 @@ class PeerRelay:
                 return Fetched(response=await self._ask(peer, target, body, share), peer=peer)
             except RelayFailed as failure:
                 failures.append(str(failure))
+                self._meter.relay_refused(failure.code or "")
         raise RelayFailed("; ".join(failures) or "no peer is healthy")
 
     async def _sealed(self, request: OutboundRequest, target: str) -> bytes:
@@ -152,7 +171,7 @@ def _refused(peer: str, target: str, code: str, **reasons: object) -> RelayFaile
     """The failure of one peer, put into the log."""
     log.warning("relay_refused", relayed_by=peer, target=target, code=code, **reasons)
     told = ", ".join(f"{name} {value}" for name, value in reasons.items())
-    return RelayFailed(f"{peer}: {code}" + (f" ({told})" if told else ""))
+    return RelayFailed(f"{peer}: {code}" + (f" ({told})" if told else ""), code=code)
 
 
 def _reasons(body: bytes) -> dict[str, object]:

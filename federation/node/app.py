@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from db import Database
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
+from federation.monitoring.meter import NO_METER, Meter
 from federation.node.admission import (
     DISCOVER_PER_CLIENT,
     RELAY_PER_CLIENT,
@@ -29,6 +30,7 @@ from federation.node.front import Front
 from federation.node.inbox import Inbox
 from federation.node.key_check import KeyCheck
 from federation.node.limits import Windows
+from federation.node.monitoring import MonitoringRoutes
 from federation.node.posts import POSTS_PATH, PostsInbox
 from federation.node.proxy import ProxyEndpoint
 from federation.node.registration import Registration
@@ -51,13 +53,15 @@ def create_node_app(
     discovery: DiscoverServer,
     windows: Windows,
     clients: Clients,
+    meter: Meter = NO_METER,
+    monitoring: MonitoringRoutes | None = None,
 ) -> FastAPI:
     """An ASGI application that serves as *own_url*, given in canonical form; it opens and closes nothing it is given.
 
     *fetch* and *discovery* should send through the same *guard*. The tables `user`, `posts` and `blocks` have to exist.
     """
     gate = BlacklistGate(registry)
-    front = Front(gate=gate, bodies=BodyReader())
+    front = Front(gate=gate, bodies=BodyReader(), meter=meter)
     inbox = Inbox(keys=keys, registry=registry, gate=gate)
     follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
     posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)
@@ -97,4 +101,6 @@ def create_node_app(
         front.endpoint(proxy, max_bytes=MAX_RELAYED_BYTES, admit=relay_admission, too_large=too_large_to_relay),
         methods=["POST"],
     )
+    if monitoring is not None:
+        monitoring.add_to(app)
     return app

@@ -16,6 +16,7 @@ from federation.http.addresses import Address, is_globally_routable
 
 Network: TypeAlias = IPv4Network | IPv6Network
 
+_FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
 _IPV6_SUBSCRIBER_BITS: Final = 64
 """What one subscriber has: limiting single addresses of it would limit nobody."""
 
@@ -37,12 +38,25 @@ class Clients:
             return None
         if not self._is_proxy(peer):
             return _name(peer) if is_globally_routable(peer) else None
+        client = self._behind_proxies(request)
+        return None if client is None else _name(client)
+
+    def certain_address(self, request: Request) -> Address | None:
+        """The client's address, private ones too; None if a proxy nobody named shows in the request's headers."""
+        peer = _address(request.client.host if request.client else "")
+        if peer is None:
+            return None
+        if self._is_proxy(peer):
+            return self._behind_proxies(request)
+        return None if any(name in request.headers for name in _FORWARDING_HEADERS) else peer
+
+    def _behind_proxies(self, request: Request) -> Address | None:
         for entry in _forwarded_for(request):
             client = _address(entry)
             if client is None:
                 return None
             if not self._is_proxy(client):
-                return _name(client)
+                return client
         return None
 
     def _is_proxy(self, address: Address) -> bool:

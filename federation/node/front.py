@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from federation.monitoring.meter import NO_METER, Meter
 from federation.node.admission import Admit, everybody
 from federation.node.blacklist import BlacklistGate
 from federation.node.bodies import BodyReader, TooLarge, framework_too_large
@@ -43,8 +44,9 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 class Front:
     """Turns handlers into endpoints that answer whatever comes, with JSON."""
 
-    def __init__(self, *, gate: BlacklistGate, bodies: BodyReader) -> None:
+    def __init__(self, *, gate: BlacklistGate, bodies: BodyReader, meter: Meter = NO_METER) -> None:
         self._gate = gate
+        self._meter = meter
         self._bodies = bodies
 
     def endpoint(
@@ -78,7 +80,12 @@ class Front:
             except Exception as error:
                 return _failed(request, error)
 
-        return answer
+        async def metered(request: Request) -> Response:
+            response = await answer(request)
+            self._meter.inbound(_path(request), response.status_code)
+            return response
+
+        return metered
 
     async def _admit(self, request: Request, admit: Admit) -> None:
         try:

@@ -15,6 +15,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import RunOutcome
+from federation.monitoring.meter import NO_METER, Meter
 from federation.scheduler.leases import Lease, Leases
 
 log = structlog.get_logger(__name__)
@@ -48,8 +49,9 @@ class Run:
 class JobRunner:
     """Runs one job, if it is this process's turn."""
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, *, meter: Meter = NO_METER) -> None:
         self._leases = leases
+        self._meter = meter
 
     async def __call__(self, job: RecurringJob, *, at_once: bool = False) -> Run | None:
         """The job has run to its end, its failure or its timeout; None if it is another process's, or not due yet.
@@ -71,6 +73,7 @@ class JobRunner:
         run = Run(outcome=outcome, duration=timedelta(seconds=monotonic() - started), detail=detail)
         if not await self._leases.end(lease, outcome, json.dumps(detail, default=str)):
             run = Run(outcome=RunOutcome.LOST, duration=run.duration, detail=detail)
+        self._meter.scheduled(job.name, run.outcome)
         level = log.info if run.outcome is RunOutcome.DONE else log.warning
         level(
             "scheduler_job",

@@ -1,0 +1,80 @@
+"""What the parts of a node report of themselves, whoever counts it, and the few labels it is counted under."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Protocol
+
+from db import AttemptOutcome, RunOutcome
+from federation.http.threat_policy import NetworkErrorCode
+
+ATTEMPT_CODES: Final = frozenset(
+    {
+        *(code.value for code in NetworkErrorCode),
+        *("BLACKLISTED", "BLOCKED_URL", "BODY_TOO_LARGE", "DATABASE", "DISCOVERY", "INTERNAL", "INVALID_ACK"),
+        *("INVALID_ACK_SIGNATURE", "INVALID_JOB", "INVALID_PAYLOAD", "KEY_MATERIAL", "NOT_JSON", "NO_ACK"),
+        *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "PARKED"),
+    }
+)
+ENDPOINTS: Final = frozenset({"/discover", "/api/auth/social/follows", "/api/auth/social/posts", "/proxy"})
+OTHER: Final = "other"
+
+_HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")
+
+
+class Meter(Protocol):
+    """Told as things happen, in the event loop; must be quick and never raise."""
+
+    def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None:
+        """An attempt at a delivery ended."""
+
+    def relay(self, *, helped: bool) -> None:
+        """Peers were asked to relay, and one of them did, or none."""
+
+    def relay_refused(self, code: str) -> None:
+        """One peer did not relay."""
+
+    def scheduled(self, job: str, outcome: RunOutcome) -> None:
+        """A run of a recurring job ended."""
+
+    def inbound(self, path: str, status: int) -> None:
+        """A request to an endpoint was answered."""
+
+
+class Metrics(Meter, Protocol):
+    """A meter whose numbers can be read."""
+
+    def render(self) -> bytes:
+        """All numbers, as Prometheus reads them."""
+
+
+class _Unmetered:
+    """Counts nothing."""
+
+    def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None: ...
+    def relay(self, *, helped: bool) -> None: ...
+    def relay_refused(self, code: str) -> None: ...
+    def scheduled(self, job: str, outcome: RunOutcome) -> None: ...
+    def inbound(self, path: str, status: int) -> None: ...
+
+
+NO_METER: Final[Meter] = _Unmetered()
+
+
+def code_label(code: str | None) -> str:
+    """One of about thirty: the code, `HTTP_4xx` for all of a class, `other` for what is not ours, `none`."""
+    if code is None:
+        return "none"
+    if match := _HTTP_CODE.fullmatch(code):
+        return f"HTTP_{match[1]}xx"
+    return code if code in ATTEMPT_CODES else OTHER
+
+
+def endpoint_label(path: str) -> str:
+    """One of the endpoints' paths, or `other`."""
+    return path if path in ENDPOINTS else OTHER
+
+
+def status_label(status: int) -> str:
+    """The class of an HTTP status, as `4xx`."""
+    return f"{status // 100}xx" if 100 <= status <= 599 else OTHER

@@ -1,0 +1,166 @@
+"""What a process of ours tells Prometheus; the only module that needs the extra `metrics`.
+
+No label is ever a server's: labels come from sets that are part of the program, so the number of series is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from db import AttemptOutcome, RunOutcome
+from federation.monitoring.meter import code_label, endpoint_label, status_label
+from federation.monitoring.numbers import DatabaseNumbers
+from workers import JobState, WorkerEvent, WorkerEventKind
+
+# From a quick acknowledgment to the delivery deadline.
+SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
+
+_ENDS: Final = frozenset(
+    {
+        WorkerEventKind.COMPLETED,
+        WorkerEventKind.CONTINUED,
+        WorkerEventKind.FAILING,
+        WorkerEventKind.FAILED,
+        WorkerEventKind.RELEASED,
+        WorkerEventKind.LEASE_LOST,
+    }
+)
+
+
+class ProcessMetrics:
+    """The `Metrics` of a process, and an observer of its workers; gauges hold what they were last given."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._events = Counter(
+            "federation_worker_events", "Events of workers by kind.", ["queue", "kind"], registry=registry
+        )
+        self._seconds = Histogram(
+            "federation_attempt_seconds",
+            "How long attempts took.",
+            ["queue", "outcome"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            "federation_attempts_in_flight", "Attempts under way in this process.", ["queue"], registry=registry
+        )
+        self._deliveries = Counter(
+            "federation_delivery_attempts",
+            "Attempts at deliveries by outcome, code and route.",
+            ["outcome", "code", "route"],
+            registry=registry,
+        )
+        self._relays = Counter(
+            "federation_relays",
+            "How often peers were asked to relay, by whether one did.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "federation_relay_refusals", "Peers that did not relay, by code.", ["code"], registry=registry
+        )
+        self._inbound = Counter(
+            "federation_inbound_requests",
+            "Requests to the inbound side by endpoint and class of status.",
+            ["endpoint", "status"],
+            registry=registry,
+        )
+        self._scheduled = Counter(
+            "federation_scheduler_runs",
+            "Runs of recurring jobs by this process.",
+            ["job", "outcome"],
+            registry=registry,
+        )
+        self._last_success = Gauge(
+            "federation_scheduler_last_success_timestamp_seconds",
+            "When a recurring job last succeeded, in whichever process, as far as this one knows.",
+            ["job"],
+            registry=registry,
+        )
+        self._jobs = Gauge("federation_jobs", "Jobs by state.", ["queue", "state"], registry=registry)
+        self._oldest = Gauge(
+            "federation_oldest_ready_seconds",
+            "At least how long ago the oldest job that could run was enqueued or became due.",
+            ["queue"],
+            registry=registry,
+        )
+        self._servers = Gauge("federation_servers", "Registered servers by state.", ["state"], registry=registry)
+        self._rules = Gauge("federation_blacklist_rules", "Rules of the blacklist in force.", registry=registry)
+        self._owed = Gauge(
+            "federation_deliveries_owed", "Deliveries of ours that are not over, 20 000 at most.", registry=registry
+        )
+        self._oldest_owed = Gauge(
+            "federation_oldest_owed_seconds", "Age of the oldest delivery that is not over.", registry=registry
+        )
+        self._jobless = Gauge(
+            "federation_deliveries_without_job",
+            "Deliveries owed for a while and not known to have a job, among the 20 000 oldest.",
+            registry=registry,
+        )
+        self._refreshed = Gauge(
+            "federation_refreshed_timestamp_seconds",
+            "When the gauges read from a queue, or from the database, were last right.",
+            ["source"],
+            registry=registry,
+        )
+        self._under_way: dict[str, set[tuple[str, str]]] = {}
+
+    def __call__(self, event: WorkerEvent) -> None:
+        self._events.labels(event.queue, event.kind.value).inc()
+        if event.duration is not None:
+            self._seconds.labels(event.queue, event.kind.value).observe(event.duration.total_seconds())
+        if event.claim is not None:
+            self._note_flight(event, event.claim.job_id)
+
+    def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None:
+        route = "relayed" if relayed else "direct"
+        self._deliveries.labels(outcome.value, code_label(code), route).inc()
+
+    def relay(self, *, helped: bool) -> None:
+        self._relays.labels("relayed" if helped else "failed").inc()
+
+    def relay_refused(self, code: str) -> None:
+        self._refusals.labels(code_label(code)).inc()
+
+    def scheduled(self, job: str, outcome: RunOutcome) -> None:
+        self._scheduled.labels(job, outcome.value).inc()
+
+    def inbound(self, path: str, status: int) -> None:
+        self._inbound.labels(endpoint_label(path), status_label(status)).inc()
+
+    def set_queue(self, queue: str, counts: Mapping[JobState, int], *, oldest_seconds: float, at: datetime) -> None:
+        """The gauges of a queue are as told."""
+        for state, number in counts.items():
+            self._jobs.labels(queue, state.value).set(number)
+        self._oldest.labels(queue).set(oldest_seconds)
+        self._refreshed.labels(queue).set(at.timestamp())
+
+    def set_database(self, numbers: DatabaseNumbers, *, at: datetime) -> None:
+        """The gauges of what the database knows are as told."""
+        self._servers.labels("healthy").set(numbers.healthy)
+        self._servers.labels("unhealthy").set(numbers.unhealthy)
+        self._rules.set(numbers.blacklist_rules)
+        self._owed.set(numbers.owed)
+        self._oldest_owed.set(numbers.oldest_owed_seconds(at))
+        self._jobless.set(numbers.without_job)
+        for job, succeeded_at in numbers.successes.items():
+            self._last_success.labels(job).set(succeeded_at.timestamp())
+        self._refreshed.labels("database").set(at.timestamp())
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _note_flight(self, event: WorkerEvent, job_id: str) -> None:
+        # A set, not a number: a lost lease may be told of twice, or before the attempt's end.
+        under_way = self._under_way.setdefault(event.queue, set())
+        if event.kind is WorkerEventKind.ACTIVE:
+            under_way.add((event.worker_id, job_id))
+        elif event.kind in _ENDS:
+            under_way.discard((event.worker_id, job_id))
+        self._in_flight.labels(event.queue).set(len(under_way))

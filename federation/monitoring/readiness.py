@@ -1,0 +1,140 @@
+"""Whether a node can do its work: asked by load balancers and by whoever finds the port, so asking is cheap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import structlog
+from sqlalchemy import text
+
+from db.migrate import is_behind
+from federation.servers.single_flight import SingleFlight
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+log = structlog.get_logger(__name__)
+
+TIMEOUT: Final = timedelta(seconds=2)
+"""For all checks together."""
+REUSE: Final = timedelta(seconds=1)
+"""How long a verdict answers everybody who asks."""
+
+Check: TypeAlias = Callable[[], Awaitable[object]]
+"""Raises if something is wrong."""
+
+
+class NotReady(Exception):
+    """A check found out what is wrong by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Which checks passed."""
+
+    checks: Mapping[str, bool]
+
+    @property
+    def ready(self) -> bool:
+        return all(self.checks.values())
+
+
+class Readiness:
+    """Callable for a verdict that is a second old at most. Checks run side by side, and never twice at once: one that
+    has not ended since the last time fails, so what hangs is not asked again and again.
+    """
+
+    def __init__(self, checks: Mapping[str, Check], *, timeout: timedelta = TIMEOUT, reuse: timedelta = REUSE) -> None:
+        self._checks = checks
+        self._timeout = timeout.total_seconds()
+        self._reuse = reuse.total_seconds()
+        self._running: dict[str, asyncio.Task[object]] = {}
+        self._looking: SingleFlight[Verdict] = SingleFlight()
+        self._last: Verdict | None = None
+        self._fresh_until = 0.0
+
+    async def __call__(self) -> Verdict:
+        if self._last is not None and monotonic() < self._fresh_until:
+            return self._last
+        return await self._looking.run("", self._look)
+
+    async def close(self) -> None:
+        """Nothing is being checked any more."""
+        await self._looking.close()
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _look(self) -> Verdict:
+        begun = {name: self._begin(name, check) for name, check in self._checks.items() if name not in self._running}
+        if begun:
+            await asyncio.wait(begun.values(), timeout=self._timeout)
+        problems = {name: _problem(begun.get(name)) for name in self._checks}
+        for task in begun.values():
+            task.cancel()
+        verdict = Verdict(checks={name: problem is None for name, problem in problems.items()})
+        self._note_change(verdict, problems)
+        self._last, self._fresh_until = verdict, monotonic() + self._reuse
+        return verdict
+
+    def _begin(self, name: str, check: Check) -> asyncio.Task[object]:
+        task = self._running[name] = asyncio.ensure_future(_run(check))
+        task.add_done_callback(lambda done: self._end(name, done))
+        return task
+
+    def _end(self, name: str, task: asyncio.Task[object]) -> None:
+        del self._running[name]
+        if not task.cancelled():
+            task.exception()  # seen, even if it came too late for a verdict
+
+    def _note_change(self, verdict: Verdict, problems: Mapping[str, str | None]) -> None:
+        was_ready = self._last is None or self._last.ready
+        if was_ready and not verdict.ready:
+            log.warning("not_ready", **{name: problem for name, problem in problems.items() if problem is not None})
+        elif verdict.ready and not was_ready:
+            log.info("ready_again")
+
+
+async def _run(check: Check) -> None:
+    await check()
+
+
+def _problem(task: asyncio.Task[object] | None) -> str | None:
+    """Named by type: a message may name hosts."""
+    if task is None or not task.done():
+        return "did not answer in time"
+    if task.cancelled():
+        return "was cut off"
+    error = task.exception()
+    return type(error).__name__ if error is not None else None
+
+
+def node_checks(federation: Federation) -> Mapping[str, Check]:
+    """What a node needs in order to deliver and to serve."""
+    database = federation.database
+
+    async def answers() -> None:
+        async with database.read() as session:
+            await session.execute(text("SELECT 1"))
+
+    async def has_tables() -> None:
+        if await is_behind(database):
+            raise NotReady("the database lacks this version's tables; run `federation upgrade`")
+
+    async def queue_answers() -> None:
+        await federation.delivery_queue.get_status("readiness")
+
+    async def blacklist_is_loaded() -> None:
+        await federation.blacklist.covering("https://readiness.invalid")
+
+    return {
+        "database": answers,
+        "tables": has_tables,
+        "queue": queue_answers,
+        "blacklist": blacklist_is_loaded,
+    }

@@ -1,0 +1,61 @@
+"""Keeps the gauges of queues and database right, without being asked by whoever reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import Database
+from federation.monitoring.numbers import DatabaseNumbers, read_numbers
+from workers import JobState, Queue, WorkersError
+
+log = structlog.get_logger(__name__)
+
+INTERVAL: Final = timedelta(seconds=15)
+JITTER: Final = 0.1
+TIMEOUT: Final = timedelta(seconds=10)
+LOOKED_AT: Final = 200
+"""Queued jobs among which the oldest is sought: a storage lists them in no promised order."""
+
+
+class Gauges(Protocol):
+    """Where the numbers go."""
+
+    def set_queue(self, queue: str, counts: Mapping[JobState, int], *, oldest_seconds: float, at: datetime) -> None: ...
+    def set_database(self, numbers: DatabaseNumbers, *, at: datetime) -> None: ...
+
+
+async def watch(gauges: Gauges, database: Database, queues: Sequence[Queue]) -> None:
+    """The gauges are refreshed every 15 s until cancelled; an outage is logged and leaves the last numbers."""
+    while True:
+        for queue in queues:
+            try:
+                async with asyncio.timeout(TIMEOUT.total_seconds()):
+                    await _refresh_queue(gauges, queue)
+            except (WorkersError, TimeoutError) as error:
+                log.warning("queue_depth_unknown", queue=queue.storage.queue, error=type(error).__name__)
+        try:
+            async with asyncio.timeout(TIMEOUT.total_seconds()):
+                gauges.set_database(await read_numbers(database), at=datetime.now(UTC))
+        except (SQLAlchemyError, OSError) as error:  # which a TimeoutError is, too
+            log.warning("database_numbers_unknown", error=type(error).__name__)
+        await asyncio.sleep(INTERVAL.total_seconds() * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 - spreads load, guards nothing
+
+
+async def _refresh_queue(gauges: Gauges, queue: Queue) -> None:
+    counts = await queue.counts()
+    oldest = await _oldest_ready(queue) if counts[JobState.QUEUED] else None
+    now = datetime.now(UTC)
+    age = 0.0 if oldest is None else max((now - oldest).total_seconds(), 0.0)
+    gauges.set_queue(queue.storage.queue, counts, oldest_seconds=age, at=now)
+
+
+async def _oldest_ready(queue: Queue) -> datetime | None:
+    page = await queue.manage.list(JobState.QUEUED, limit=LOOKED_AT)
+    return min((job.next_run_at or job.created_at for job in page.jobs), default=None)

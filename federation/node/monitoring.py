@@ -1,0 +1,45 @@
+"""`/healthz`, `/readyz` and `/metrics` on the node's own port, where the world may ask.
+
+The first two tell nobody anything of use and cost nothing. `/metrics` exists for the clients that are named, and for
+nobody else: a connection from loopback proves nothing where a proxy stands on the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from federation.monitoring.endpoints import HEALTH_PATH, METRICS_PATH, READY_PATH, Endpoints
+from federation.node.clients import Clients, Network
+
+
+class MonitoringRoutes:
+    """Adds the routes to an application; `/metrics` is for clients in the networks *readers*."""
+
+    def __init__(self, endpoints: Endpoints, *, clients: Clients, readers: Collection[Network]) -> None:
+        self._endpoints = endpoints
+        self._clients = clients
+        self._readers = tuple(readers)
+
+    def add_to(self, app: FastAPI) -> None:
+        app.add_route(HEALTH_PATH, self._answer, methods=["GET"])
+        app.add_route(READY_PATH, self._answer, methods=["GET"])
+        if self._readers:
+            app.add_route(METRICS_PATH, self._answer_readers, methods=["GET"])
+
+    async def _answer(self, request: Request) -> Response:
+        answer = await self._endpoints(request.scope["path"])
+        if answer is None:
+            raise HTTPException(404)
+        headers = {"Cache-Control": "no-store"}
+        return Response(answer.body, status_code=answer.status, media_type=answer.content_type, headers=headers)
+
+    async def _answer_readers(self, request: Request) -> Response:
+        client = self._clients.certain_address(request)
+        if client is None or not any(client in network for network in self._readers):
+            raise HTTPException(404)
+        return await self._answer(request)

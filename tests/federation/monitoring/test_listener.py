@@ -1,0 +1,118 @@
+"""The metrics port as scrapers and strangers meet it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from federation.app import Federation
+from federation.errors import ConfigurationError
+from federation.monitoring.endpoints import Endpoints
+from federation.monitoring.listener import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsListener
+from federation.monitoring.monitor import monitored
+from federation.monitoring.prometheus import ProcessMetrics
+from tests.servers import free_port
+
+PATIENCE_SECONDS = 10
+
+
+@pytest.fixture
+async def port(federation: Federation) -> AsyncIterator[int]:
+    """The port of a listener with everything."""
+    chosen = free_port()
+    listener = MetricsListener(Endpoints(federation.readiness, ProcessMetrics()), timeout=timedelta(milliseconds=500))
+    await listener.start("127.0.0.1", chosen)
+    yield chosen
+    await listener.close()
+
+
+async def sent(port: int, data: bytes) -> bytes:
+    """Everything that comes back until the connection ends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            writer.write(data)
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_everything_is_served(port: int) -> None:
+    """Metrics in Prometheus' text format, the process's own among them; liveness and readiness in JSON."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        metrics = await client.get("/metrics?name=x")
+        alive = await client.get("/healthz")
+        ready = await client.get("/readyz")
+        head = await client.head("/readyz")
+        nothing = await client.get("/")
+        post = await client.post("/metrics", content=b"x")
+
+    assert (metrics.status_code, metrics.headers["content-type"].split(";")[0]) == (200, "text/plain")
+    assert "process_cpu_seconds_total" in metrics.text
+    assert (alive.status_code, alive.json()) == (200, {"status": "ok"})
+    assert (ready.status_code, ready.json()["checks"]["database"]) == (200, "ok")
+    assert (head.status_code, head.content) == (200, b"")
+    assert (nothing.status_code, post.status_code) == (404, 405)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET\r\n\r\n", b"\r\n\r\n", b"\xff" * 100 + b"\r\n\r\n", b"GET http://x/ HTTP/1.1\r\n\r\n"],
+    ids=["no-path", "empty", "bytes", "absolute"],
+)
+async def test_nonsense_is_refused(port: int, data: bytes) -> None:
+    """With 400 and nothing of what was sent."""
+    assert (await sent(port, data)).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * MAX_HEAD_BYTES, b"GET /"], ids=["long", "slow"])
+async def test_what_is_too_long_or_too_slow_is_cut(port: int, data: bytes) -> None:
+    """Without an answer, and others are served on."""
+    assert await sent(port, data) == b""
+    assert (await sent(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_connections_are_counted(federation: Federation) -> None:
+    """One too many is cut at once; when the others are gone, there is room again."""
+    port = free_port()
+    listener = MetricsListener(Endpoints(federation.readiness, None))
+    await listener.start("127.0.0.1", port)
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
+    request = b"GET /healthz HTTP/1.1\r\n\r\n"
+    assert await sent(port, request) == b""
+    for _, writer in held:
+        writer.transport.abort()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (answer := await sent(port, request)):
+            await asyncio.sleep(0.01)
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"status": "ok"}
+    assert (await sent(port, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+    await listener.close()
+
+
+async def test_a_taken_port_is_told(federation: Federation) -> None:
+    """The command line says which option to change; nothing is left running."""
+    refused = pytest.raises(ConfigurationError, match="--metrics-port, FEDERATION_METRICS_BIND: cannot listen")
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
+        async with monitored(federation, ProcessMetrics(), port=taken.getsockname()[1]):
+            raise AssertionError("it listens")
+
+
+async def test_a_process_is_monitored_while_the_block_runs(federation: Federation) -> None:
+    """With gauges of its queues and its database; afterwards the port is free."""
+    port, metrics = free_port(), ProcessMetrics()
+    async with monitored(federation, metrics, port=port), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as own:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while 'source="database"' not in (text := (await own.get("/metrics")).text):
+                await asyncio.sleep(0.01)
+    assert 'federation_jobs{queue="federation-delivery",state="queued"} 0.0' in text
+    with socket.create_server(("127.0.0.1", port)):
+        pass

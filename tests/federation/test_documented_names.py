@@ -1,0 +1,116 @@
+"""What operators search logs and write alerts for is in the manual, and what the manual names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from structlog.testing import capture_logs
+
+import federation
+from federation.monitoring.prometheus import ProcessMetrics
+from federation.worker_pair import log_event
+from tests.federation.test_cli import ROOT
+from workers import WorkerEvent, WorkerEventKind
+
+MANUAL = (ROOT / "federation" / "README.md").read_text()
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def section(title: str) -> str:
+    """The text of a section of the manual."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## )", MANUAL, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def first_column(text: str) -> set[str]:
+    """Every name in the first cells of the tables in a text."""
+    cells = re.findall(r"^\| (`[^|]*?`) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([a-z0-9_]+)", cell)}
+
+
+def logging_calls(tree: ast.Module) -> Iterator[ast.Call]:
+    """Calls of `log.info(...)`, of `getattr(log, ...)(...)`, and of a `level` that is one of its methods."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Attribute(value=ast.Name(id="log"), attr=attr) if attr in LEVELS:
+                yield node
+            case ast.Name(id="level"):
+                yield node
+            case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="log"), *_]):
+                yield node
+
+
+def events_of(call: ast.Call, tree: ast.Module) -> set[str]:
+    """The names that a call may log under; those of workers' events are found by calling."""
+    match call.args[0]:
+        case ast.Constant(value=str(name)):
+            return {name}
+        case ast.Name(id=variable):
+            assigned = [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and node.targets[0].id == variable
+            ]
+            constants = [part.value for value in assigned for part in ast.walk(value) if isinstance(part, ast.Constant)]
+            assert constants, f"where does {variable} come from?"
+            return {value for value in constants if isinstance(value, str)}
+        case ast.JoinedStr(values=[ast.Constant(value="worker_"), _]):
+            return set()
+        case other:
+            raise AssertionError(f"an event's name should be a literal: {ast.unparse(other)}")
+
+
+def logged_events() -> set[str]:
+    """Every event name in the application's code."""
+    events: set[str] = set()
+    for path in Path(federation.__path__[0]).rglob("*.py"):
+        tree = ast.parse(path.read_text(), str(path))
+        for call in logging_calls(tree):
+            events |= events_of(call, tree)
+    return events
+
+
+def worker_events() -> set[str]:
+    """What workers' events are logged as."""
+    with capture_logs() as logs:
+        for kind in WorkerEventKind:
+            log_event(WorkerEvent(kind=kind, queue="q", worker_id="w"))
+    return {entry["event"] for entry in logs}
+
+
+def test_every_log_event_is_in_the_manual() -> None:
+    """And the manual lists no other."""
+    in_code = logged_events() | worker_events()
+    assert len(in_code) > 50
+    assert first_column(section("Log events")) == in_code
+
+
+def metric_names() -> set[str]:
+    """The names of our own metrics as Prometheus knows them."""
+    return {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in ProcessMetrics().registry.collect()
+        if family.name.startswith("federation_")
+    }
+
+
+def test_every_metric_is_in_the_manual() -> None:
+    """And the manual lists no other."""
+    assert first_column(section("Metrics and probes")) == metric_names()
+
+
+def test_the_alerts_in_the_manual_use_metrics_there_are() -> None:
+    """Three rules, each of them of names that exist."""
+    (rules,) = re.findall(r"```yaml\n(.*?)```", section("Metrics and probes"), re.DOTALL)
+    assert rules.count("- alert:") == 3
+    used = set(re.findall(r"\bfederation_[a-z_]+", rules))
+    assert used
+    assert used <= metric_names()
