@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from db.engines import migration_engine
@@ -17,6 +21,21 @@ _ADVISORY_LOCK = 0x66656464
 
 # Alembic keeps the running migration in module globals: two threads, even on two databases, would mix them up.
 _one_at_a_time = threading.Lock()
+
+VERSION_TABLE = "federation_alembic_version"
+"""A host application may keep its own Alembic history in the same database."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaVersion:
+    """Which migration a database has reached (None: none of ours), and which this version of the code expects."""
+
+    current: str | None
+    expected: str
+
+    @property
+    def up_to_date(self) -> bool:
+        return self.current == self.expected
 
 
 def upgrade(url: str) -> None:
@@ -40,9 +59,27 @@ def upgrade(url: str) -> None:
         engine.dispose()
 
 
+def schema_version(connection: Connection) -> SchemaVersion:
+    """What `connection`'s database has been migrated to; nothing is written."""
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return SchemaVersion(current=context.get_current_revision(), expected=_head())
+
+
+@cache
+def _head() -> str:
+    head = ScriptDirectory.from_config(_location()).get_current_head()
+    assert head is not None
+    return head
+
+
 def _config(connection: Connection) -> Config:
+    config = _location()
+    config.attributes["connection"] = connection
+    return config
+
+
+def _location() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
     return config

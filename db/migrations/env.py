@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from alembic import context
 
+from db.migrate import VERSION_TABLE
+
 context.configure(
     connection=context.config.attributes["connection"],
-    # A host application may keep its own Alembic history in the same database.
-    version_table="federation_alembic_version",
+    version_table=VERSION_TABLE,
 )
 context.run_migrations()

@@ -1,0 +1,23 @@
+"""Options that mean the same in every command."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Limit: TypeAlias = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many to show at most.")]
+ServerUrl: TypeAlias = Annotated[
+    str, typer.Argument(metavar="URL", help="The server: https://peer.example, or peer.example.", show_default=False)
+]
+MetricsPort: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--metrics-port", metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT."),
+]
+
+
+def group(text: str) -> typer.Typer:
+    """The commands of one noun, described by `text`."""
+    return typer.Typer(help=text, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
