@@ -34,8 +34,9 @@ class SchemaVersion:
     expected: str
 
     @property
-    def up_to_date(self) -> bool:
-        return self.current == self.expected
+    def is_behind(self) -> bool:
+        """Whether tables or columns of this version are missing; a newer version's database has them all."""
+        return self.current is None or self.current < self.expected  # revisions are numbers of four digits
 
 
 def upgrade(url: str) -> None:

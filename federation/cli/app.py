@@ -13,7 +13,8 @@ from typing import Annotated, Final
 
 import typer
 
-from federation.cli import running
+from federation.cli import blacklist, database, deliveries, keys, queues, running, scheduler, servers
+from federation.cli.doctor import doctor
 from federation.cli.problems import explain, fail
 from federation.cli.session import LogLevel, set_log_level
 
@@ -45,6 +46,16 @@ def federation(
 
 
 running.add_to(app)
+app.command("doctor")(doctor)
+app.command("why")(servers.why)
+app.add_typer(servers.app, name="servers")
+app.add_typer(deliveries.app, name="deliveries")
+app.add_typer(blacklist.app, name="blacklist")
+app.add_typer(queues.app, name="queues")
+app.add_typer(scheduler.app, name="scheduler")
+app.add_typer(database.app, name="db")
+app.add_typer(keys.app, name="keys")
+# `analytics` belongs here: a module of its own beside these, whose commands import federation.analytics when they run.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,15 @@ from typing import Final, NoReturn
 NOT_FOUND: Final = 1
 USAGE_ERROR: Final = 2
 
+_EXTRAS: Final = {
+    "fastapi": "node",
+    "uvicorn": "node",
+    "prometheus_client": "metrics",
+    "redis": "bullmq",
+    "bullmq": "bullmq",
+}
+"""Which extra has the package that is missing."""
+
 
 def fail(*lines: str, status: int = USAGE_ERROR) -> NoReturn:
     """The process ends with `status` and these lines on stderr."""
@@ -29,6 +38,8 @@ def explain(error: BaseException) -> list[str]:
         case BaseExceptionGroup():
             explained = [explain(each) for each in error.exceptions]
             return [line for lines in explained for line in lines] if all(explained) else []
+        case ConfigurationError(problems=(problem,)):
+            return [problem]
         case ConfigurationError():
             return ["this node's settings need attention:", *error.problems]
         case StorageError():
@@ -39,11 +50,7 @@ def explain(error: BaseException) -> list[str]:
             return [str(error) or "something did not answer in time"]
         case SQLAlchemyError():
             return [f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?"]
-        case ModuleNotFoundError(name="fastapi" | "uvicorn"):
-            return ["this needs more packages: pip install 'federation-delivery[node]'"]
-        case ModuleNotFoundError(name="prometheus_client"):
-            return ["this needs more packages: pip install 'federation-delivery[metrics]'"]
-        case ModuleNotFoundError(name="redis" | "bullmq"):
-            return ["this needs more packages: pip install 'federation-delivery[bullmq]'"]
+        case ModuleNotFoundError(name=str(name)) if name in _EXTRAS:
+            return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
         case _:
             return []

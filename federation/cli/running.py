@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from federation.cli.options import MetricsPort, group
+from federation.cli.queues import list_workers
 from federation.cli.session import LogLevel, start_logging
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("init")(init)
     app.command("upgrade")(upgrade_tables)
     app.command("run")(run_all)
+    workers.command("list")(list_workers)
     app.add_typer(workers, name="workers")
     app.add_typer(node, name="node")
 

@@ -55,7 +55,7 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
     settings = Settings.load()
 
     async def session() -> T:
-        from federation.admin.reach import require_schema
+        from federation.reach import require_schema
 
         federation = Federation(settings)
         try:

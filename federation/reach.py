@@ -34,17 +34,15 @@ async def require_schema(database: Database) -> None:
 
     Raises:
         Unreachable: it does not answer, or refuses us.
-        ConfigurationError: it has not been upgraded, or was by a newer version.
+        ConfigurationError: it has not been upgraded.
     """
     version = await schema_of(database)
-    if not version.up_to_date:
-        raise ConfigurationError([f"DATABASE_URL: {told(version)}"])
+    if version.is_behind:
+        raise ConfigurationError([f"DATABASE_URL: {behind(version)}"])
 
 
-def told(version: SchemaVersion) -> str:
-    """What is wrong with a database that is not up to date, and what to do."""
-    if version.current is not None and version.current > version.expected:
-        return f"the database is at migration {version.current}, this program knows {version.expected}: update it"
+def behind(version: SchemaVersion) -> str:
+    """What a database that is behind lacks, and what to do."""
     at = f"is at migration {version.current}" if version.current else "has none of our tables"
     return f"the database {at}, this version needs {version.expected}; run `federation upgrade`"
 
