@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from federation.admin.blacklist import Entry, Imported, ImportPlan
     from federation.app import Federation
 
-app = group("Servers and domains we refuse: add, remove, check, list, import, export.")
+app = group("Refused servers: add, remove, check, list, import, export.")
 
 MAX_SHOWN = 20
 
@@ -115,9 +115,10 @@ def import_rules(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Import the rest where rows are wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Add the rules in a CSV file. Those it does not name stay.
+    """Add the rules in a CSV file.
 
-    All or nothing: with a wrong row nothing is imported unless --skip-bad, and the exit status is 1.
+    Those it does not name stay. All or nothing: with a wrong row nothing is imported unless --skip-bad, and the exit
+    status is 1.
     """
     from federation.admin import blacklist
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from federation.admin.deliveries_bulk import BulkDeliveries
     from federation.app import Federation
 
-app = group("Deliveries that are owed or failed: list, count, retry, drop.")
+app = group("Deliveries, owed or failed: list, show, stats, retry, drop.")
 
 
 class State(StrEnum):

@@ -20,10 +20,10 @@ _COLOURS: Final = {"ok": "green", "note": "blue", "warning": "yellow", "failure"
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Examine this node: is everything in order, and if not, what to do.
+    """Examine this node: is all in order?
 
     Settings, keys, database, queues, clocks, recurring work, backlog, and whether the node answers at its own URL.
-    Changes nothing. Exit status 1 with a failure; a warning or a note is none.
+    Says what to do where it is not, and changes nothing. Exit status 1 with a failure; a warning or a note is none.
     """
     from federation.admin.doctor import Verdict, examine, worst
 

@@ -37,9 +37,10 @@ def generate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that is not there yet.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Write a fresh set of keys to a new file, which only you can read, as lines of a .env.
+    """Write a fresh set of keys to a new file.
 
-    For a new node. A node that others know must not change its keys so: they would take it for an impostor.
+    As lines of a .env, in a file that only you can read. For a new node: one that others know must not change its
+    keys so, they would take it for an impostor.
     """
     from federation.protocol.keys import generate_own_keys
     from federation.settings import write_env_file

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from federation.app import Federation
     from workers import Queue
 
-app = group("The queues: count, pause, resume, clean.")
+app = group("The queues: stats, pause, resume, clean.")
 
 QueueName: TypeAlias = Annotated[
     str | None,

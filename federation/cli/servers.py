@@ -89,7 +89,10 @@ def discover(url: ServerUrl, as_json: AsJson = False) -> None:
 
 @app.command("probe")
 def probe(url: ServerUrl, as_json: AsJson = False) -> None:
-    """Look now whether a server is well; one that is counts as healthy again."""
+    """Look now whether a server is well.
+
+    One that is counts as healthy again. Exit status 1 if it is not.
+    """
     from federation.admin import servers
 
     name = servers.server_url(url)
@@ -111,7 +114,7 @@ def probe(url: ServerUrl, as_json: AsJson = False) -> None:
 
 @app.command("forget")
 def forget(url: ServerUrl, yes: Yes = False) -> None:
-    """Remove a server from the registry, with the follows that name it.
+    """Forget a server, with its follows.
 
     It is discovered anew when something is to be delivered to it, or when it introduces itself. To keep it away,
     blacklist it instead.

@@ -81,5 +81,11 @@ def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def command_anywhere(own_logging: None, capsys: pytest.CaptureFixture[str]) -> Command:
+    """In whatever environment the test is."""
+    return Command(capsys)
+
+
+@pytest.fixture
 def command(node_environment: Mapping[str, str], own_logging: None, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
