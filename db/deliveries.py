@@ -24,7 +24,8 @@ class DeliveryJob(FederationTable, table=True):
     """A delivery that is owed, or that failed for good and is kept for diagnosis; delivered ones are deleted.
 
     Rows written by the original Node implementation leave every column from `job_name` on null. A row is open while
-    `settled_at` is null. With a `payload_id` the text is in `delivery_payloads`, and `payload` is empty.
+    `settled_at` is null; `error_code` is the code of the attempt that settled it. With a `payload_id` the text is in
+    `delivery_payloads`, and `payload` is empty.
     """
 
     __tablename__ = "delivery_jobs"
@@ -58,6 +59,7 @@ class DeliveryJob(FederationTable, table=True):
     outcome: str | None = Field(default=None, sa_type=Text)
     last_error: str | None = Field(default=None, sa_type=Text)
     payload_id: str | None = Field(default=None, sa_type=Text)
+    error_code: str | None = Field(default=None, sa_type=Text)
 
 
 class AttemptOutcome(StrEnum):

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, text
 
 from db.engines import migration_engine
-from db.session import Database
 from db.url import parse_url
-
-VERSION_TABLE = "federation_alembic_version"
-"""Alembic's; a host application may keep its own history in the same database."""
 
 # "fedd" in ASCII. Any constant works, as long as every version of this program takes the same lock.
 _ADVISORY_LOCK = 0x66656464
 
 # Alembic keeps the running migration in module globals: two threads, even on two databases, would mix them up.
 _one_at_a_time = threading.Lock()
+
+VERSION_TABLE = "federation_alembic_version"
+"""A host application may keep its own Alembic history in the same database."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaVersion:
+    """Which migration a database has reached (None: none of ours), and which this version of the code expects."""
+
+    current: str | None
+    expected: str
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether tables or columns of this version are missing; a newer version's database has them all."""
+        return self.current is None or self.current < self.expected  # revisions are numbers of four digits
 
 
 def upgrade(url: str) -> None:
@@ -47,36 +60,27 @@ def upgrade(url: str) -> None:
         engine.dispose()
 
 
-async def is_behind(database: Database) -> bool:
-    """Whether `upgrade` has something to do. A database that a newer version migrated is not behind.
-
-    Raises:
-        SQLAlchemyError: the database did not answer.
-    """
-    async with database.read() as session:
-        connection = await session.connection()
-        applied = await connection.run_sync(lambda plain: _applied(plain))
-    earlier, head = await asyncio.to_thread(_known_revisions)
-    return applied is None or (applied != head and applied in earlier)
-
-
-def _applied(connection: Connection) -> str | None:
-    if not inspect(connection).has_table(VERSION_TABLE):
-        return None
-    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()  # noqa: S608 - ours
+def schema_version(connection: Connection) -> SchemaVersion:
+    """What `connection`'s database has been migrated to; nothing is written."""
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return SchemaVersion(current=context.get_current_revision(), expected=_head())
 
 
 @cache
-def _known_revisions() -> tuple[frozenset[str], str | None]:
-    """All revisions of this version of the program, and the last of them."""
-    with _one_at_a_time:
-        scripts = ScriptDirectory.from_config(_config())
-        return frozenset(script.revision for script in scripts.walk_revisions()), scripts.get_current_head()
+def _head() -> str:
+    head = ScriptDirectory.from_config(_location()).get_current_head()
+    assert head is not None
+    return head
 
 
-def _config(connection: Connection | None = None) -> Config:
+def _config(connection: Connection) -> Config:
+    config = _location()
+    config.attributes["connection"] = connection
+    return config
+
+
+def _location() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
     return config

@@ -4,39 +4,45 @@
 `start_federation_worker`, or `python -m federation.workers`, delivers.
 """
 
-from federation.errors import ConfigurationError
-from federation.http.threat_policy import get_threat_policy
-from federation.protocol.sealing import decrypt_payload, encrypt_payload
-from federation.protocol.signing import sign_message, verify_signature
-from federation.queues import (
-    DELIVERY_QUEUE_NAME,
-    HEALTH_CHECK_QUEUE_NAME,
-    BullQueue,
-    FederationDeliveryJob,
-    HealthCheckJob,
-)
-from federation.service import (
-    close_federation,
-    discover_and_register,
-    enqueue_delivery,
-    enqueue_fanout,
-    federation_fetch,
-    get_federation_queue,
-    get_health_check_queue,
-    get_redis_connection,
-    get_redis_worker_connection,
-    handle_follow_ack,
-    mark_server_healthy,
-    mark_server_unhealthy,
-    process_federation_delivery,
-    process_health_check,
-    publish_post,
-    request_follow,
-    request_unfollow,
-    schedule_health_check,
-    start_federation_worker,
-    transaction,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from federation.errors import ConfigurationError
+    from federation.http.threat_policy import get_threat_policy
+    from federation.protocol.sealing import decrypt_payload, encrypt_payload
+    from federation.protocol.signing import sign_message, verify_signature
+    from federation.queues import (
+        DELIVERY_QUEUE_NAME,
+        HEALTH_CHECK_QUEUE_NAME,
+        BullQueue,
+        FederationDeliveryJob,
+        HealthCheckJob,
+    )
+    from federation.service import (
+        close_federation,
+        discover_and_register,
+        enqueue_delivery,
+        enqueue_fanout,
+        federation_fetch,
+        get_federation_queue,
+        get_health_check_queue,
+        get_redis_connection,
+        get_redis_worker_connection,
+        handle_follow_ack,
+        mark_server_healthy,
+        mark_server_unhealthy,
+        process_federation_delivery,
+        process_health_check,
+        publish_post,
+        request_follow,
+        request_unfollow,
+        schedule_health_check,
+        start_federation_worker,
+        transaction,
+    )
 
 __all__ = [
     "DELIVERY_QUEUE_NAME",
@@ -71,3 +77,29 @@ __all__ = [
     "transaction",
     "verify_signature",
 ]
+
+_SERVICE = "federation.service"
+_HOMES = {
+    "ConfigurationError": "federation.errors",
+    "get_threat_policy": "federation.http.threat_policy",
+    "decrypt_payload": "federation.protocol.sealing",
+    "encrypt_payload": "federation.protocol.sealing",
+    "sign_message": "federation.protocol.signing",
+    "verify_signature": "federation.protocol.signing",
+    "DELIVERY_QUEUE_NAME": "federation.queues",
+    "HEALTH_CHECK_QUEUE_NAME": "federation.queues",
+    "BullQueue": "federation.queues",
+    "FederationDeliveryJob": "federation.queues",
+    "HealthCheckJob": "federation.queues",
+}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Names are imported when they are first used: the `federation` command must start fast, to complete words."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOMES.get(name, _SERVICE)), name)
+        globals()[name] = value
+        return value

@@ -112,22 +112,23 @@ class Federation:
         self.delivery_processor = self._delivery_processor(self.discovery)
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
         self.readiness = Readiness(node_checks(self))
-        probe = Probe(self.registry, self.fetch)
+        self.probe = Probe(self.registry, self.fetch)
+        self.probe_plan = ProbePlan(
+            checks=settings.federation_health_checks,
+            quick_first=settings.federation_health_first_delay,
+            quick_step=settings.federation_health_step,
+            first=settings.federation_long_probe_first,
+            maximum=settings.federation_long_probe_maximum,
+        )
         self.long_range_probes = LongRangeProbes(
             self.database,
             registry=self.registry,
-            probe=probe,
-            plan=ProbePlan(
-                checks=settings.federation_health_checks,
-                quick_first=settings.federation_health_first_delay,
-                quick_step=settings.federation_health_step,
-                first=settings.federation_long_probe_first,
-                maximum=settings.federation_long_probe_maximum,
-            ),
+            probe=self.probe,
+            plan=self.probe_plan,
         )
         self.health_check_processor = HealthCheckProcessor(
             registry=self.registry,
-            probe=probe,
+            probe=self.probe,
             schedule=self.schedule_health_check,
             checks=settings.federation_health_checks,
         )

@@ -11,3 +11,7 @@ class ConfigurationError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = tuple(problems)
+
+
+class Unreachable(Exception):
+    """A database or a queue does not answer; the message says which, and what to look at."""

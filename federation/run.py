@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
-from sqlalchemy import inspect
 
-from db import BlacklistRevision, Database
 from federation.app import Federation
 from federation.errors import ConfigurationError
 from federation.monitoring.monitor import monitored
 from federation.process import adopt, release
+from federation.reach import require_schema
 from federation.settings import Settings
 from federation.tasks import declared_tasks
 from federation.worker_pair import NO_TASKS, FederationWorkers
@@ -52,7 +51,7 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
     adopt(federation)
     try:
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
-        await _require_tables(federation.database)
+        await require_schema(federation.database)
         server, listener = _node_server(federation) if node else (None, None)
         observers = [metrics] if metrics else []
         federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
@@ -93,15 +92,6 @@ def _stopping_on_signals(parts: Sequence[Part]) -> Iterator[None]:
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
-
-
-async def _require_tables(database: Database) -> None:
-    async with database.read() as session:
-        connection = await session.connection()
-        tables = await connection.run_sync(lambda plain: inspect(plain).get_table_names())
-    # The last one this version added: an existing node's database has the others already.
-    if BlacklistRevision.__tablename__ not in tables:
-        raise ConfigurationError(["DATABASE_URL: the database lacks this version's tables; run `federation upgrade`"])
 
 
 def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:

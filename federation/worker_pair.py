@@ -32,6 +32,9 @@ log = structlog.get_logger(__name__)
 
 NO_TASKS: Final[Mapping[str, Handler]] = {}
 
+STALLED: Final = "STALLED"
+"""The code of deliveries that lost their worker too often."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningWorker:
@@ -219,7 +222,7 @@ class RowKeeper:
     async def _settle(self, delivery_id: str) -> None:
         error = "its worker disappeared with it too often; look for a crash in the worker's log"
         try:
-            await self._ledger.settled(delivery_id, outcome=AttemptOutcome.RETRYABLE, error=error)
+            await self._ledger.settled(delivery_id, outcome=AttemptOutcome.RETRYABLE, error=error, code=STALLED)
         except Exception:
             log.exception("delivery_row_not_settled", delivery_id=delivery_id)
 

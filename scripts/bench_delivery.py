@@ -204,9 +204,8 @@ def run_worker(options: argparse.Namespace) -> None:
 
 
 async def deliver_all(profile: Any) -> dict[str, float]:
-    from db.migrate import upgrade
     from federation.app import Federation
-    from federation.cli import _upgrade
+    from federation.cli.running import upgrade
     from federation.logs import configure_logging
     from federation.settings import Settings
     from federation.worker_pair import FederationWorkers
@@ -214,8 +213,7 @@ async def deliver_all(profile: Any) -> dict[str, float]:
 
     configure_logging("warning")
     settings = Settings.from_values(os.environ)
-    await asyncio.to_thread(upgrade, settings.database_url.get_secret_value())
-    await asyncio.to_thread(_upgrade, settings)
+    await asyncio.to_thread(upgrade, settings)
     federation = Federation(settings)
     peers, deliveries = json.loads(os.environ["BENCH_PEERS"]), int(os.environ["BENCH_DELIVERIES"])
     await register(federation, peers)

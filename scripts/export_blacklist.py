@@ -11,11 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, DatabaseUrlError
 from federation.admin.blacklist import export_csv
+from federation.admin.whole_file import whole_file
 from federation.errors import ConfigurationError
 from federation.settings import Settings
 
@@ -36,7 +33,7 @@ def main() -> None:
     parser.add_argument("--expired", action="store_true", help="include rules that are no longer in force")
     options = parser.parse_args()
     try:
-        with _output(options.output) as file:
+        with whole_file(options.output) as file:
             asyncio.run(_export(file, expired=options.expired))
     except (ConfigurationError, DatabaseUrlError, OSError) as error:
         sys.exit(f"export_blacklist: {error}")
@@ -50,26 +47,6 @@ async def _export(file: IO[str], *, expired: bool) -> None:
         await export_csv(database, file, expired=expired)
     finally:
         await database.close()
-
-
-@contextmanager
-def _output(path: Path | None) -> Iterator[IO[str]]:
-    """A file to write to that takes the place of *path* if all goes well."""
-    if path is None:
-        with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="", closefd=False) as out:
-            yield out
-        return
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", newline="", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ class Settled:
     delivery_id: str
     outcome: str
     error: str
+    code: str
     at: datetime
 
 
@@ -85,10 +86,14 @@ class Ledger:
         """The row is removed and the follow updated, both or neither. False: no such follow is known here."""
         return await self.write(Gone(delivery_id=delivery_id, follow=follow))
 
-    async def settled(self, delivery_id: str, *, outcome: str, error: str) -> None:
-        """The row says that, when and why the delivery failed for good; it can be found for 7 days."""
+    async def settled(self, delivery_id: str, *, outcome: str, error: str, code: str) -> None:
+        """The row says that, when and why the delivery failed for good; it can be found for 7 days.
+
+        `code` is that of the attempt which ended it.
+        """
         error = error.replace("\x00", "")[:MAX_ERROR_CHARACTERS]
-        await self.write(Settled(delivery_id=delivery_id, outcome=outcome, error=error, at=datetime.now(UTC)))
+        now = datetime.now(UTC)
+        await self.write(Settled(delivery_id=delivery_id, outcome=outcome, error=error, code=code, at=now))
 
     async def write(self, entry: Entry) -> bool:
         """The entry is committed.
@@ -136,7 +141,7 @@ class Ledger:
         attempted = [{"row": e.delivery_id, "at": e.at} for e in entries if isinstance(e, Attempted)]
         gone = [e.delivery_id for e in entries if isinstance(e, Gone)]
         settled = [
-            {"row": e.delivery_id, "at": e.at, "how": e.outcome, "why": e.error}
+            {"row": e.delivery_id, "at": e.at, "how": e.outcome, "why": e.error, "code": e.code}
             for e in entries
             if isinstance(e, Settled)
         ]
@@ -183,7 +188,12 @@ _ATTEMPTED = (
 _SETTLED = (
     update(_TABLE)
     .where(_TABLE.c.id == bindparam("row"))
-    .values(settled_at=bindparam("at"), outcome=bindparam("how"), last_error=bindparam("why"))
+    .values(
+        settled_at=bindparam("at"),
+        outcome=bindparam("how"),
+        last_error=bindparam("why"),
+        error_code=bindparam("code"),
+    )
 )
 
 

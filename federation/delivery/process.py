@@ -146,7 +146,7 @@ class DeliveryProcessor:
             failure.method = report.method
             self._log(job, report, AttemptOutcome.PERMANENT, failure.code, failure)
             if failure.keep_row:
-                await self._ledger.settled(row, outcome=AttemptOutcome.PERMANENT, error=str(failure))
+                await self._ledger.settled(row, outcome=AttemptOutcome.PERMANENT, error=str(failure), code=failure.code)
             else:
                 await self._ledger.gone(row)
             raise
@@ -164,7 +164,7 @@ class DeliveryProcessor:
     async def _give_up(self, row: str, failure: RetryableFailure) -> None:
         """The row is settled, if the database takes it: the job fails now in any case, and for its own reason."""
         try:
-            await self._ledger.settled(row, outcome=AttemptOutcome.RETRYABLE, error=str(failure))
+            await self._ledger.settled(row, outcome=AttemptOutcome.RETRYABLE, error=str(failure), code=failure.code)
         except SQLAlchemyError as error:
             log.error("delivery_row_not_settled", delivery_id=row, error=type(error).__name__)
 

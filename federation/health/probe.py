@@ -27,13 +27,15 @@ class Probe:
 
     async def __call__(self, server: KnownServer) -> int | None:
         """The server is marked healthy (0), or has one more failed probe (how many in a row); None if it is gone."""
-        if await self._is_well(server):
+        if await self.problem(server) is None:
             await self._registry.mark_healthy(server.url, reason="probe")
             return 0
         return await self._registry.count_failed_probe(server.url)
 
-    async def _is_well(self, server: KnownServer) -> bool:
-        """Whether the server answers `/discover` with the signing key we know: any other page may be a stranger's."""
+    async def problem(self, server: KnownServer) -> str | None:
+        """Why the server is not well, None if it answers `/discover` with the signing key we know: any other page may
+        be a stranger's. Nothing is noted in the registry.
+        """
         try:
             fetched = await self._fetch(f"{server.url}/discover", timeout=PROBE_TIMEOUT, skip_health_update=True)
             well = (
@@ -41,6 +43,6 @@ class Probe:
             )
             problem = None if well else f"status {fetched.response.status}, or another signing key"
         except (OutboundError, ProtocolError) as error:
-            well, problem = False, str(error)
-        log.info("health_probe", server_url=server.url, healthy=well, problem=problem)
-        return well
+            problem = str(error)
+        log.info("health_probe", server_url=server.url, healthy=problem is None, problem=problem)
+        return problem

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import structlog
 from sqlalchemy import text
 
-from db.migrate import is_behind
+from federation.reach import schema_of
 from federation.servers.single_flight import SingleFlight
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def node_checks(federation: Federation) -> Mapping[str, Check]:
             await session.execute(text("SELECT 1"))
 
     async def has_tables() -> None:
-        if await is_behind(database):
+        if (await schema_of(database)).is_behind:
             raise NotReady("the database lacks this version's tables; run `federation upgrade`")
 
     async def queue_answers() -> None:

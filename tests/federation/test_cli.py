@@ -356,7 +356,7 @@ def test_an_unknown_command_shows_how_it_is_used(arguments: list[str], capsys: p
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: federation")
+    assert capsys.readouterr().err.startswith("Usage: federation")
 
 
 def test_an_own_url_that_is_none_is_told(empty_environment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,6 +265,7 @@ class Absent:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Absent())
 import federation, federation.cli, federation.workers
+assert all(hasattr(federation, name) for name in federation.__all__)
 found = {{"fastapi", "uvicorn", "starlette", "bullmq", "redis", "psycopg"}} & sys.modules.keys()
 assert not found, found
 """

@@ -70,7 +70,7 @@ async def test_concurrent_writes_share_a_transaction(ledger: Ledger, database: D
         await asyncio.gather(
             *(ledger.attempted(each) for each in ids[:30]),
             *(ledger.gone(each) for each in ids[30:60]),
-            *(ledger.settled(each, outcome="permanent", error="no") for each in ids[60:]),
+            *(ledger.settled(each, outcome="permanent", error="no", code="NO_ACK") for each in ids[60:]),
         )
 
     assert len(commits) == 1
@@ -180,18 +180,19 @@ async def test_repeats_change_nothing(ledger: Ledger, database: Database) -> Non
 
     for _ in range(2):
         assert await ledger.gone("row-1") is True
-        await ledger.settled("row-2", outcome="permanent", error="the same")
+        await ledger.settled("row-2", outcome="permanent", error="the same", code="NO_ACK")
     await ledger.attempted("row-1")
-    await ledger.settled("never-was", outcome="permanent", error="no")
+    await ledger.settled("never-was", outcome="permanent", error="no", code="NO_ACK")
 
-    assert {each: row.last_error for each, row in (await rows(database)).items()} == {"row-2": "the same"}
+    (left,) = (await rows(database)).values()
+    assert (left.id, left.last_error, left.error_code) == ("row-2", "the same", "NO_ACK")
 
 
 async def test_an_error_text_fits_and_holds_no_nul(ledger: Ledger, database: Database) -> None:
     """What a row says of its failure is bounded, and storable on every database."""
     await add_rows(database, "row-1")
 
-    await ledger.settled("row-1", outcome="permanent", error="\x00" + "x" * 100_000)
+    await ledger.settled("row-1", outcome="permanent", error="\x00" + "x" * 100_000, code="NO_ACK")
 
     assert (await rows(database))["row-1"].last_error == "x" * MAX_ERROR_CHARACTERS
 

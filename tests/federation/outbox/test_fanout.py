@@ -126,7 +126,7 @@ async def test_the_text_goes_with_its_last_delivery(database: Database) -> None:
     await ledger.gone(ids[0])
     assert await texts_of(database) == [2]
     await ledger.gone(ids[1])
-    await ledger.settled(ids[2], outcome="permanent", error="no")
+    await ledger.settled(ids[2], outcome="permanent", error="no", code="NO_ACK")
     assert await texts_of(database) == [1]
     await ledger.gone(ids[2])
     assert await texts_of(database) == []

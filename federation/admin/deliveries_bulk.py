@@ -1,0 +1,165 @@
+"""Giving failed deliveries another chance, and giving deliveries up; a million of them, in batches.
+
+Theory of operation. Both walk the rows by id, each once, a batch at a time: no transaction is long, what is done stays
+done if the command is stopped, and repeating it does the rest. Jobs may live elsewhere than rows, so the order makes
+every interruption harmless.
+
+`retry` removes the failed job, reopens the row, adds the job. After the first step the row still counts as failed.
+After the second it is owed, unattempted and without a job: just what the outbox sweeper looks for. No attempt can be
+under way, because the job of a failed row has ended; where somebody else set it going again, it is left alone, and
+adding it once more adds nothing.
+
+`drop` removes the job, then the row. A job that a worker is running stays, and so does its row: the delivery may be
+arriving at this moment, and what the attempt reports must find its row. Whether one is running is asked after the
+removal: from then on there is nothing left that could begin. Only the sweeper may add a job again, for a row that was
+never attempted and is not yet gone: so jobs that refer to a shared text, which the end of one row does not take away,
+are removed once more. Any other completes without sending when it finds its text gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+from sqlalchemy import ColumnElement, delete, select, update
+from sqlmodel import col
+
+from db import Database, DeliveryJob
+from federation.admin.deliveries import DeliveryState, Selection, count
+from federation.delivery.payloads import release
+from federation.delivery.sweeper import OwedRow
+from federation.queues import BullQueue
+
+BATCH: Final = 5_000
+
+Progress = Callable[[int], None]
+"""Told how many rows more have been dealt with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """How many deliveries are owed again; `left` were not, for a Node producer wrote them and has their jobs."""
+
+    retried: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """How many deliveries are given up; `busy`: an attempt at them is under way, they are as they were."""
+
+    dropped: int
+    busy: int
+
+
+def _unwatched(_rows: int) -> None:
+    pass
+
+
+class BulkDeliveries:
+    """Changes many deliveries of one node."""
+
+    def __init__(self, database: Database, queue: BullQueue, *, batch: int = BATCH) -> None:
+        self._database = database
+        self._queue = queue
+        self._batch = batch
+
+    async def retry(self, selection: Selection, *, progress: Progress = _unwatched) -> Retried:
+        """Every failed delivery among the selected is owed again, with fresh attempts, and its job is in the queue.
+
+        Raises:
+            SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
+        """
+        failed = [*selection.conditions(), *Selection(state=DeliveryState.FAILED).conditions()]
+        unnamed = col(DeliveryJob.job_name).is_(None)
+        retried = 0
+
+        async def retry_batch(ids: Sequence[str]) -> None:
+            nonlocal retried
+            retried += await self._retry(ids)
+            progress(len(ids))
+
+        await self._each_batch([*failed, ~unnamed], retry_batch)
+        return Retried(retried=retried, left=await count(self._database, [*failed, unnamed]))
+
+    async def drop(self, selection: Selection, *, progress: Progress = _unwatched) -> Dropped:
+        """The selected deliveries are given up: row, text and job are gone, but for those a worker is just trying.
+
+        Raises:
+            SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
+        """
+        conditions = selection.conditions()
+        dropped = busy = 0
+
+        async def drop_batch(ids: Sequence[str]) -> None:
+            nonlocal dropped, busy
+            running = await self._remove_jobs(ids)
+            busy += len(running)
+            dropped += await self._delete_rows([each for each in ids if each not in running], conditions)
+            progress(len(ids))
+
+        await self._each_batch(conditions, drop_batch)
+        return Dropped(dropped=dropped, busy=busy)
+
+    async def _each_batch(
+        self, conditions: Sequence[ColumnElement[bool]], change: Callable[[Sequence[str]], Awaitable[None]]
+    ) -> None:
+        await self._queue.start()
+        ids: Sequence[str] = ("",)
+        while ids:
+            query = (
+                select(col(DeliveryJob.id))
+                .where(col(DeliveryJob.id) > ids[-1], *conditions)
+                .order_by(col(DeliveryJob.id))
+                .limit(self._batch)
+            )
+            async with self._database.read() as session:
+                ids = (await session.execute(query)).scalars().all()
+            if ids:
+                await change(ids)
+
+    async def _retry(self, ids: Sequence[str]) -> int:
+        await self._queue.storage.remove(ids)
+        reopened = (
+            update(DeliveryJob)
+            .where(col(DeliveryJob.id).in_(ids), col(DeliveryJob.settled_at).is_not(None))
+            .values(
+                settled_at=None,
+                outcome=None,
+                last_error=None,
+                error_code=None,
+                last_attempted_at=None,
+                attempts=0,
+                queued_at=None,
+            )
+            .returning(*(getattr(DeliveryJob, column.name) for column in fields(OwedRow)))
+        )
+        async with self._database.transaction() as session:
+            rows = [OwedRow(**row._mapping) for row in await (await session.connection()).execute(reopened)]
+        if rows:
+            await self._queue.add_bulk([row.job() for row in rows])
+        return len(rows)
+
+    async def _remove_jobs(self, ids: Sequence[str]) -> set[str]:
+        """The jobs are gone but for those that are running, which are told."""
+        if await self._queue.storage.remove(ids) == len(ids):
+            return set()
+        return {job.id for job in await self._queue.storage.status(ids) if job is not None}
+
+    async def _delete_rows(self, ids: Sequence[str], conditions: Sequence[ColumnElement[bool]]) -> int:
+        gone = (
+            delete(DeliveryJob)
+            .where(col(DeliveryJob.id).in_(ids), *conditions)
+            .returning(col(DeliveryJob.id), col(DeliveryJob.payload_id), _COULD_BE_SWEPT)
+        )
+        async with self._database.transaction() as session:
+            rows = (await (await session.connection()).execute(gone)).all()
+            await release(session, [payload_id for _, payload_id, _ in rows])
+        again = [row_id for row_id, payload_id, could_be_swept in rows if payload_id is not None and could_be_swept]
+        if again:
+            await self._queue.storage.remove(again)
+        return len(rows)
+
+
+_COULD_BE_SWEPT: Final = col(DeliveryJob.settled_at).is_(None) & col(DeliveryJob.last_attempted_at).is_(None)

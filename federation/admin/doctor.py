@@ -1,0 +1,249 @@
+"""Everything a node needs, looked at once: what is in order, what is not, and what to do about it.
+
+Each check stands for itself and none changes anything, so a doctor may be called at any time, beside a running node. A
+`note` is what cannot be known now and need not be wrong, as that a node that nobody started does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+from urllib.parse import urlsplit
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import RunOutcome
+from federation.admin import deliveries, queues
+from federation.admin.deliveries import Selection
+from federation.app import Federation
+from federation.errors import ConfigurationError, Unreachable
+from federation.http.client import FederationClient
+from federation.http.errors import NetworkError, OutboundError
+from federation.http.guard import AddressGuard
+from federation.http.threat_policy import NetworkErrorCode
+from federation.http.transport import pooled_transport
+from federation.protocol.discovery import parse_discover_document
+from federation.protocol.errors import ProtocolError
+from federation.reach import behind, schema_of
+from federation.scheduler.jobs import recurring_jobs
+from federation.scheduler.leases import last_runs
+from federation.settings import Settings
+from workers import StorageUnavailable, WorkersError
+
+PATIENCE: Final = timedelta(seconds=8)
+CLOCK_WARNING: Final = timedelta(seconds=2)
+CLOCK_FAILURE: Final = timedelta(minutes=1)
+OLD_BACKLOG: Final = timedelta(hours=1)
+MISSED_RUNS: Final = 3
+
+
+class Verdict(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found, and what to do if that is not good."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def _ok(found: str) -> _Found:
+    return _Found(verdict=Verdict.OK, found=found)
+
+
+def _note(found: str) -> _Found:
+    return _Found(verdict=Verdict.NOTE, found=found)
+
+
+def _warning(found: str, advice: str) -> _Found:
+    return _Found(verdict=Verdict.WARNING, found=found, advice=advice)
+
+
+def _failure(found: str, advice: str) -> _Found:
+    return _Found(verdict=Verdict.FAILURE, found=found, advice=advice)
+
+
+async def examine() -> list[Finding]:
+    """What every check found about the node that this process's environment and working directory describe."""
+    try:
+        settings = Settings.load_node()
+    except ConfigurationError as error:
+        return [
+            Finding(check="settings", verdict=Verdict.FAILURE, found=problem, advice="mend .env or the environment")
+            for problem in error.problems
+        ]
+    federation = Federation(settings)
+    try:
+        found = [Finding(check="settings", verdict=Verdict.OK, found=f"this node is {federation.own_url}")]
+        found += [Finding(check="keys", verdict=Verdict.OK, found="both pairs fit together")]
+        return found + await _examine(federation)
+    finally:
+        await federation.close()
+
+
+async def _examine(federation: Federation) -> list[Finding]:
+    findings = [await _run("database", _database, federation)]
+    reachable = findings[0].verdict is Verdict.OK
+    findings.append(await _run("queues", _queues, federation))
+    if reachable:
+        findings.append(await _run("clock", _clock, federation))
+        findings.append(await _run("scheduler", _scheduler, federation))
+        findings.append(await _run("backlog", _backlog, federation))
+    findings.append(await _run("/discover", _discover, federation))
+    return findings
+
+
+async def _run(check: str, look: Callable[[Federation], Awaitable[_Found]], federation: Federation) -> Finding:
+    try:
+        async with asyncio.timeout(2 * PATIENCE.total_seconds()):
+            found = await look(federation)
+    except Unreachable as error:
+        found = _failure(str(error), "start it, or mend the setting")
+    except WorkersError as error:
+        found = _failure(str(error), "`federation upgrade`, if it lacks tables")
+    except TimeoutError:
+        found = _failure("no answer in time", "is the server it asks overloaded?")
+    except SQLAlchemyError as error:
+        found = _failure(f"the database failed: {type(error).__name__}", "look at the database's own log")
+    return Finding(check=check, verdict=found.verdict, found=found.found, advice=found.advice)
+
+
+async def _database(federation: Federation) -> _Found:
+    version = await schema_of(federation.database)
+    if version.is_behind:
+        return _failure(behind(version), "federation upgrade")
+    return _ok(f"{federation.database!r} is at migration {version.current}")
+
+
+async def _queues(federation: Federation) -> _Found:
+    stats = await queues.stats(queues.all_queues(federation))
+    jobs = sum(sum(each.counts.values()) for each in stats)
+    return _ok(f"{len(stats)} queues answer, with {jobs} jobs")
+
+
+async def _clock(federation: Federation) -> _Found:
+    skews = {"the database's": await _database_skew(federation)}
+    if federation.redis is not None:
+        from redis.exceptions import RedisError  # here, because a node without a Redis need not have the package
+
+        try:
+            before = datetime.now(UTC)
+            seconds, micros = await federation.redis.time()
+        except (RedisError, OSError) as error:
+            raise StorageUnavailable(f"Redis did not tell the time: {type(error).__name__}") from error
+        skews["Redis'"] = datetime.fromtimestamp(seconds + micros / 1e6, UTC) - _middle(before)
+    whose, skew = max(skews.items(), key=lambda each: abs(each[1]))
+    text = f"{whose} clock differs from ours by {abs(skew.total_seconds()):.1f} s"
+    if abs(skew) >= CLOCK_FAILURE:
+        return _failure(text, "set the clocks by NTP: delays, leases and purges go by them")
+    if abs(skew) >= CLOCK_WARNING:
+        return _warning(text, "set the clocks by NTP")
+    return _ok(text)
+
+
+async def _database_skew(federation: Federation) -> timedelta:
+    async with federation.database.read() as session:
+        connection = await session.connection()
+        if connection.dialect.name != "postgresql":
+            return timedelta(0)  # this machine's
+        before = datetime.now(UTC)
+        now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
+        return now.astimezone(UTC) - _middle(before)
+
+
+def _middle(before: datetime) -> datetime:
+    """When the server that was asked at `before` and has answered by now most likely looked at its clock."""
+    return before + (datetime.now(UTC) - before) / 2
+
+
+async def _scheduler(federation: Federation) -> _Found:
+    runs = {run.name: run for run in await last_runs(federation.database)}
+    if not runs:
+        return _note("no recurring job has run yet; the first `federation run` begins with them")
+    now = datetime.now(UTC)
+    failed, late = [], []
+    for job in recurring_jobs(federation):
+        run = runs.get(job.name)
+        if run is None or run.started_at is None or now - run.started_at > MISSED_RUNS * job.interval + job.timeout:
+            late.append(job.name)
+        elif run.outcome is RunOutcome.FAILED:
+            failed.append(f"{job.name} ({_error_of(run.detail)})")
+    if failed:
+        return _warning(f"failed at their last run: {', '.join(failed)}", "`federation scheduler run NAME`")
+    if late:
+        return _warning(f"not run for long: {', '.join(late)}", "does `federation workers run` run?")
+    return _ok("every recurring job ran when it was due, and well")
+
+
+def _error_of(detail: str | None) -> str:
+    try:
+        return str(json.loads(detail or "{}").get("error", "?"))
+    except (ValueError, AttributeError):
+        return "?"
+
+
+async def _backlog(federation: Federation) -> _Found:
+    counted = await deliveries.stats(federation.database, Selection(), servers=0)
+    if counted.oldest_open is None:
+        return _ok(f"nothing is owed; {counted.failed} failed deliveries are kept")
+    age = datetime.now(UTC) - counted.oldest_open
+    text = f"{counted.open} deliveries are owed, the oldest for {age.total_seconds() / 60:.0f} min"
+    if age > OLD_BACKLOG:
+        return _warning(text, "`federation deliveries stats` says to whom; do workers run?")
+    return _ok(f"{text}; {counted.failed} failed ones are kept")
+
+
+async def _discover(federation: Federation) -> _Found:
+    assert federation.own_url is not None  # or the settings had been refused
+    assert federation.keys is not None
+    host = urlsplit(federation.own_url).hostname or ""
+    # Our own address may well be a private one; only this one client may ask it.
+    guard = AddressGuard(federation.settings.dev_allowed_hostnames | {host})
+    start = f"start the node, or mend BETTER_AUTH_URL ({federation.own_url}), DNS or the proxy before it"
+    try:
+        async with FederationClient(guard, pooled_transport(guard)) as client:
+            response = await client.fetch(f"{federation.own_url}/discover", timeout=PATIENCE)
+        if not response.ok:
+            return _warning(f"answered with status {response.status}", start)
+        shown = parse_discover_document(response.body)
+    except NetworkError as error:
+        if error.code == NetworkErrorCode.CONN_REFUSED:
+            return _note(f"nothing listens at {federation.own_url}: the node is not running here")
+        return _warning(str(error), start)
+    except OutboundError as error:
+        return _warning(str(error), start)
+    except ProtocolError as error:
+        return _failure(f"another program answers at {federation.own_url}: {error}", start)
+    if shown.public_key != federation.keys.signing.public_text:
+        return _failure("shows another key than ours", "another node runs there, or the node runs with an older .env")
+    if shown.origin != federation.own_url:
+        return _failure(f"names itself {shown.origin}", "BETTER_AUTH_URL of the running node is another")
+    return _ok("answers with our name and key")
+
+
+def worst(findings: Sequence[Finding]) -> Verdict:
+    """The worst verdict among the findings."""
+    order = list(Verdict)
+    return max((finding.verdict for finding in findings), key=order.index)

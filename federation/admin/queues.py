@@ -1,0 +1,114 @@
+"""What an administrator does with the queues of a node: count jobs, pause and resume, clear out old records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from federation.reach import connect
+from workers import JobState, Queue
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+CLEAN_BATCH: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """How many jobs of a queue are in each state."""
+
+    queue: str
+    counts: dict[JobState, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningWorker:
+    """A worker that was seen lately on a queue, and how many jobs it holds."""
+
+    queue: str
+    id: str
+    seen_at: datetime
+    claims: int
+
+
+def all_queues(federation: Federation) -> tuple[Queue, ...]:
+    """The queues of the node: deliveries, health checks, discoveries, tasks."""
+    return (
+        federation.delivery_queue,
+        federation.health_check_queue,
+        federation.discovery_queue,
+        federation.tasks_queue,
+    )
+
+
+def chosen_queues(federation: Federation, name: str | None) -> tuple[Queue, ...]:
+    """The queue *name*, which may leave out what all begin with; all for None.
+
+    Raises:
+        LookupError: there is none of that name.
+    """
+    queues = all_queues(federation)
+    if name is None:
+        return queues
+    chosen = tuple(queue for queue in queues if queue.storage.queue in (name, f"federation-{name}"))
+    if not chosen:
+        known = ", ".join(queue.storage.queue for queue in queues)
+        raise LookupError(f"there is no queue {name!r}; there are {known}")
+    return chosen
+
+
+async def stats(queues: Sequence[Queue]) -> list[QueueStats]:
+    """How many jobs are where.
+
+    Raises:
+        Unreachable: a queue does not answer.
+    """
+    found = []
+    for queue in queues:
+        await connect(queue)
+        found.append(QueueStats(queue=queue.storage.queue, counts=await queue.counts()))
+    return found
+
+
+async def pause(queues: Sequence[Queue]) -> None:
+    """No worker, in whichever process, claims a job of these queues until `resume`; running jobs go on."""
+    for queue in queues:
+        await connect(queue)
+        await queue.manage.pause()
+
+
+async def resume(queues: Sequence[Queue]) -> None:
+    """Jobs of these queues are claimed again."""
+    for queue in queues:
+        await connect(queue)
+        await queue.manage.resume()
+
+
+async def clean(queues: Sequence[Queue], state: JobState, *, older_than: timedelta) -> dict[str, int]:
+    """Records of jobs that ended so, longer ago than *older_than*, are gone; how many, by queue.
+
+    Rows in the database are not touched: a failed delivery can still be retried.
+    """
+    removed = {}
+    for queue in queues:
+        await connect(queue)
+        total = 0
+        while gone := await queue.manage.clean(state, older_than=older_than, limit=CLEAN_BATCH):
+            total += gone
+        removed[queue.storage.queue] = total
+    return removed
+
+
+async def workers(queues: Sequence[Queue]) -> list[RunningWorker]:
+    """The workers seen lately, in all processes."""
+    found = []
+    for queue in queues:
+        await connect(queue)
+        found += [
+            RunningWorker(queue=queue.storage.queue, id=each.id, seen_at=each.seen_at, claims=each.claims)
+            for each in await queue.manage.workers()
+        ]
+    return found

@@ -1,0 +1,62 @@
+"""What an administrator does with recurring work: see it, and run it at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from db import RunOutcome, SchedulerJob, new_id
+from federation.scheduler.jobs import recurring_jobs
+from federation.scheduler.leases import Leases, last_runs
+from federation.scheduler.runner import JobRunner, Run
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A recurring job and its last run; while it runs it has begun and has no outcome, or an earlier one."""
+
+    name: str
+    does: str
+    every: timedelta
+    started_at: datetime | None
+    finished_at: datetime | None
+    leased_until: datetime | None
+    outcome: RunOutcome | None
+    detail: str | None
+
+
+async def list_jobs(federation: Federation) -> list[JobRow]:
+    """What recurs on this node."""
+    runs = {run.name: run for run in await last_runs(federation.database)}
+    found = []
+    for job in recurring_jobs(federation):
+        last = runs.get(job.name) or SchedulerJob(name=job.name)
+        found.append(
+            JobRow(
+                name=job.name,
+                does=job.does,
+                every=job.interval,
+                started_at=last.started_at,
+                finished_at=last.finished_at,
+                leased_until=last.leased_until,
+                outcome=last.outcome,
+                detail=last.detail,
+            )
+        )
+    return found
+
+
+async def run(federation: Federation, name: str) -> Run | None:
+    """The job has run to its end; None if another process is running it at this moment.
+
+    Raises:
+        LookupError: there is no job of that name; says which there are.
+    """
+    jobs = {job.name: job for job in recurring_jobs(federation)}
+    if name not in jobs:
+        raise LookupError(f"there is no recurring job {name!r}; there are {', '.join(jobs)}")
+    return await JobRunner(Leases(federation.database, holder=new_id()))(jobs[name], at_once=True)

@@ -1,0 +1,131 @@
+"""What an administrator does with the servers we know: list and show them, look at them again, forget them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Select, delete, func, or_, select
+from sqlmodel import col
+
+from db import Database, Follow, Server, ServerHealth, ServerHealthEvent
+from federation.protocol.urls import canonical_origin
+from federation.servers.registry import KnownServer
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRow:
+    """One row of the registry; `updated_at` is when its health was last looked at, or changed."""
+
+    url: str
+    is_healthy: bool
+    unhealthy_reason: str | None
+    health_check_attempts: int
+    last_seen: datetime
+    created_at: datetime
+    updated_at: datetime
+    public_key: str
+    encryption_public_key: str
+
+    @property
+    def known(self) -> KnownServer:
+        """What deliveries know of it."""
+        return KnownServer(**{column.name: getattr(self, column.name) for column in fields(KnownServer)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthEvent:
+    """One change of a server's health."""
+
+    at: datetime
+    state: ServerHealth
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPage:
+    """Part of a list; `after` continues it, None at its end."""
+
+    servers: tuple[ServerRow, ...]
+    after: str | None
+
+
+def server_url(text: str) -> str:
+    """The canonical URL of the server *text* names, which may be a bare host name.
+
+    Raises:
+        UrlError: it names none.
+    """
+    return canonical_origin(text if "://" in text else f"https://{text}")
+
+
+async def list_servers(
+    database: Database, *, healthy: bool | None = None, limit: int = 100, after: str | None = None
+) -> ServerPage:
+    """Up to *limit* servers by URL, from where the page before ended; with *healthy*, only those that are (not)."""
+    query = _rows().order_by(col(Server.url)).limit(limit + 1)
+    if healthy is not None:
+        query = query.where(col(Server.is_healthy).is_(healthy))
+    if after is not None:
+        query = query.where(col(Server.url) > after)
+    async with database.read() as session:
+        found = [ServerRow(**row._mapping) for row in await session.execute(query)]
+    return ServerPage(servers=tuple(found[:limit]), after=found[limit - 1].url if len(found) > limit else None)
+
+
+async def show(database: Database, url: str) -> ServerRow | None:
+    """The registry's row of *url*, None if there is none."""
+    async with database.read() as session:
+        row = (await session.execute(_rows().where(col(Server.url) == url))).one_or_none()
+    return None if row is None else ServerRow(**row._mapping)
+
+
+async def health_events(database: Database, url: str, *, limit: int = 5) -> Sequence[HealthEvent]:
+    """The last changes of the server's health, the latest first."""
+    query = (
+        select(col(ServerHealthEvent.at), col(ServerHealthEvent.to_state), col(ServerHealthEvent.reason))
+        .where(col(ServerHealthEvent.server_url) == url)
+        .order_by(col(ServerHealthEvent.at).desc(), col(ServerHealthEvent.id).desc())
+        .limit(limit)
+    )
+    async with database.read() as session:
+        return [HealthEvent(at=at, state=state, reason=reason) for at, state, reason in await session.execute(query)]
+
+
+async def probe(federation: Federation, server: ServerRow) -> str | None:
+    """The server was asked for `/discover`: why it is not well, None if it is, and then the registry says so.
+
+    A failed look counts for nothing: the probes go on as planned. A blacklisted server is not asked.
+    """
+    if await federation.registry.is_blacklisted(server.url):
+        return "it is blacklisted here, and was not asked"
+    problem = await federation.probe.problem(server.known)
+    if problem is None and not server.is_healthy:
+        await federation.registry.mark_healthy(server.url, reason="probe")
+    return problem
+
+
+async def count_follows(database: Database, url: str) -> int:
+    """How many follows name the server, and would go with it."""
+    named = or_(col(Follow.follower_server_url) == url, col(Follow.following_server_url) == url)
+    async with database.read() as session:
+        return int((await session.execute(select(func.count()).select_from(Follow).where(named))).scalar_one())
+
+
+async def forget(database: Database, url: str) -> bool:
+    """The server is no longer in the registry, and the follows that name it are gone with it; False: it was not there.
+
+    It is discovered anew when something is to be delivered to it, or when it introduces itself.
+    """
+    gone = delete(Server).where(col(Server.url) == url).returning(col(Server.id))
+    async with database.transaction() as session:
+        return (await session.execute(gone)).first() is not None
+
+
+def _rows() -> Select[tuple[object, ...]]:
+    return select(*(getattr(Server, column.name) for column in fields(ServerRow)))

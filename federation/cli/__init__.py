@@ -1,0 +1,5 @@
+"""The `federation` command: thin modules by noun, each calling functions that tests and other code can call too."""
+
+from federation.cli.app import main
+
+__all__ = ["main"]

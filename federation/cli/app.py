@@ -1,0 +1,72 @@
+"""The `federation` command as a whole: its global options, its nouns, and how it ends.
+
+Exit statuses: 0 when all went well; 1 when it found a problem, or nothing to do it to; 2 for wrong usage, wrong
+settings, and a database or queue that cannot be reached; 130 after Ctrl-C. Results go to stdout, all else to stderr.
+
+Every command imports what it needs when it is run: help and shell completion load none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from federation.cli import blacklist, database, deliveries, keys, queues, running, scheduler, servers
+from federation.cli.doctor import doctor
+from federation.cli.problems import explain, fail
+from federation.cli.session import LogLevel, set_log_level
+
+EPILOG: Final = (
+    "Exit status: 0 all went well; 1 a problem was found, or nothing to do it to; 2 wrong usage or settings, or the "
+    "database or queue cannot be reached. Settings come from the environment, then from .env in this directory."
+)
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EPILOG,
+)
+
+
+@app.callback()
+def federation(
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option("--log-level", help="What to log on stderr. Default: info where something runs, else warning."),
+    ] = None,
+) -> None:
+    """A federated server's delivery and inbound side.
+
+    New here? `federation init`, `federation run`. Something wrong? `federation doctor`, `federation why URL`.
+    """
+    set_log_level(log_level)
+
+
+running.add_to(app)
+app.command("doctor")(doctor)
+app.command("why")(servers.why)
+app.add_typer(servers.app, name="servers")
+app.add_typer(deliveries.app, name="deliveries")
+app.add_typer(blacklist.app, name="blacklist")
+app.add_typer(queues.app, name="queues")
+app.add_typer(scheduler.app, name="scheduler")
+app.add_typer(database.app, name="db")
+app.add_typer(keys.app, name="keys")
+# `analytics` belongs here: a module of its own beside these, whose commands import federation.analytics when they run.
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; returns if all went well, else ends the process with its status."""
+    try:
+        app(args=arguments, prog_name="federation")
+    except SystemExit as end:
+        if end.code:
+            raise
+    except Exception as error:
+        lines = explain(error)
+        if not lines:
+            raise
+        fail(*lines)

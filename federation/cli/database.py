@@ -1,0 +1,54 @@
+"""`federation db`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import typer
+
+from federation.cli.options import AsJson, group
+from federation.cli.output import print_json, print_lines
+from federation.cli.problems import NOT_FOUND
+from federation.cli.running import upgrade
+from federation.cli.session import LogLevel, start_logging
+
+if TYPE_CHECKING:
+    from db.migrate import SchemaVersion
+
+app = group("The database's tables: check, upgrade.")
+
+
+@app.command("upgrade")
+def upgrade_tables() -> None:
+    """Bring the database's tables up to date."""
+    from federation.settings import Settings
+
+    upgrade(Settings.load())
+    print_lines(["the database is up to date"])
+
+
+@app.command("check")
+def check(as_json: AsJson = False) -> None:
+    """Tell whether the tables are up to date. Exit status 1 if not."""
+    from db import Database
+    from federation.reach import behind, schema_of
+    from federation.settings import Settings
+
+    start_logging(LogLevel.WARNING)
+    settings = Settings.load()
+
+    async def look() -> SchemaVersion:
+        database = Database(settings.database_url.get_secret_value())
+        try:
+            return await schema_of(database)
+        finally:
+            await database.close()
+
+    version = asyncio.run(look())
+    if as_json:
+        print_json({"current": version.current, "expected": version.expected, "up_to_date": not version.is_behind})
+    else:
+        print_lines([behind(version) if version.is_behind else f"the database is at migration {version.current}"])
+    if version.is_behind:
+        raise typer.Exit(NOT_FOUND)

@@ -1,0 +1,43 @@
+"""Options that mean the same in every command."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+
+def _checked(text: str | None) -> str | None:
+    """The text of a duration, refused in usage's own words if it is none."""
+    from federation.setting_types import parse_duration
+
+    try:
+        if text is not None:
+            parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Limit: TypeAlias = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many to show at most.")]
+ServerUrl: TypeAlias = Annotated[
+    str, typer.Argument(metavar="URL", help="The server: https://peer.example, or peer.example.", show_default=False)
+]
+Duration: TypeAlias = Annotated[
+    str, typer.Option("--older-than", metavar="DURATION", callback=_checked, help="As 30m, 12h or 7d.")
+]
+OlderThan: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--older-than", metavar="DURATION", callback=_checked, help="Only those older than 30m, 12h or 7d."),
+]
+MetricsPort: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--metrics-port", metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT."),
+]
+
+
+def group(text: str) -> typer.Typer:
+    """The commands of one noun, described by `text`."""
+    return typer.Typer(help=text, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})

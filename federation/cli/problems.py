@@ -1,0 +1,56 @@
+"""How a command says that it could not do what it was asked: on stderr, in one line where one is enough."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final, NoReturn
+
+NOT_FOUND: Final = 1
+USAGE_ERROR: Final = 2
+
+_EXTRAS: Final = {
+    "fastapi": "node",
+    "uvicorn": "node",
+    "prometheus_client": "metrics",
+    "redis": "bullmq",
+    "bullmq": "bullmq",
+}
+"""Which extra has the package that is missing."""
+
+
+def fail(*lines: str, status: int = USAGE_ERROR) -> NoReturn:
+    """The process ends with `status` and these lines on stderr."""
+    print("federation:", *lines, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201
+    sys.exit(status)
+
+
+def explain(error: BaseException) -> list[str]:
+    """What to tell who started this, nothing for what only a traceback explains."""
+    # Here, because a command that succeeds need not load what could have failed.
+    from alembic.util import CommandError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from federation.errors import ConfigurationError, Unreachable
+    from federation.protocol.errors import UrlError
+    from workers import StorageError, WorkersError
+
+    match error:
+        case BaseExceptionGroup():
+            explained = [explain(each) for each in error.exceptions]
+            return [line for lines in explained for line in lines] if all(explained) else []
+        case ConfigurationError(problems=(problem,)):
+            return [problem]
+        case ConfigurationError():
+            return ["this node's settings need attention:", *error.problems]
+        case StorageError():
+            return [str(error), "`federation upgrade` makes the tables a queue in a database needs"]
+        case UrlError() | WorkersError() | CommandError() | Unreachable():
+            return [str(error)]
+        case OSError():
+            return [str(error) or "something did not answer in time"]
+        case SQLAlchemyError():
+            return [f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?"]
+        case ModuleNotFoundError(name=str(name)) if name in _EXTRAS:
+            return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
+        case _:
+            return []

@@ -1,0 +1,125 @@
+"""`federation queues` and `federation workers list`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from federation.cli.options import AsJson, Duration, Yes, group
+from federation.cli.output import confirm, print_json, print_lines, print_table
+from federation.cli.problems import fail
+from federation.cli.session import with_node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from federation.app import Federation
+    from workers import Queue
+
+app = group("The queues: stats, pause, resume, clean.")
+
+QueueName: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[QUEUE]",
+        help="delivery, health-check, discovery or tasks; without one, all.",
+        show_default=False,
+    ),
+]
+
+
+class Ended(StrEnum):
+    """How a job ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@app.command("stats")
+def stats(queue: QueueName = None, as_json: AsJson = False) -> None:
+    """Count the jobs in each state."""
+    from federation.admin import queues
+    from workers import JobState
+
+    found = with_node(lambda federation: queues.stats(_chosen(federation, queue)))
+    if as_json:
+        print_json(found)
+        return
+    columns = ("QUEUE", *(state.value.upper() for state in JobState))
+    print_table(columns, ((each.queue, *(each.counts[state] for state in JobState)) for each in found))
+
+
+@app.command("pause")
+def pause(queue: QueueName = None) -> None:
+    """No worker takes jobs any more, in any process, until `resume`.
+
+    Running jobs go on. New ones are still enqueued: nothing is lost.
+    """
+    from federation.admin import queues
+
+    with_node(lambda federation: queues.pause(_chosen(federation, queue)))
+    print_lines([f"paused; `federation queues resume{f' {queue}' if queue else ''}` goes on"])
+
+
+@app.command("resume")
+def resume(queue: QueueName = None) -> None:
+    """Jobs are taken again."""
+    from federation.admin import queues
+
+    with_node(lambda federation: queues.resume(_chosen(federation, queue)))
+    print_lines(["resumed"])
+
+
+@app.command("clean")
+def clean(
+    queue: QueueName = None,
+    state: Annotated[Ended, typer.Option("--state", help="Which records.")] = Ended.COMPLETED,
+    older_than: Duration = "1d",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove records of jobs that have ended.
+
+    They go by themselves (completed after a day, failed after a week); this is for when memory is short. Deliveries in
+    the database are not touched: a failed one can still be retried.
+    """
+    from federation.admin import queues
+    from federation.setting_types import parse_duration
+    from workers import JobState
+
+    age = parse_duration(older_than)
+    confirm(f"Remove the records of jobs that {state.value} more than {older_than} ago?", yes=yes)
+    removed = with_node(
+        lambda federation: queues.clean(_chosen(federation, queue), JobState(state.value), older_than=age)
+    )
+    if as_json:
+        print_json(removed)
+    else:
+        print_table(("QUEUE", "REMOVED"), removed.items())
+
+
+def list_workers(as_json: AsJson = False) -> None:
+    """List the workers seen lately, in all processes."""
+    from federation.admin import queues
+
+    found = with_node(lambda federation: queues.workers(queues.all_queues(federation)))
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        print_lines(["no worker was seen lately; `federation workers run` starts one"])
+        raise typer.Exit(1)
+    print_table(
+        ("QUEUE", "WORKER", "SEEN", "HOLDS"), ((each.queue, each.id, each.seen_at, each.claims) for each in found)
+    )
+
+
+def _chosen(federation: Federation, name: str | None) -> Sequence[Queue]:
+    from federation.admin import queues
+
+    try:
+        return queues.chosen_queues(federation, name)
+    except LookupError as error:
+        fail(str(error))

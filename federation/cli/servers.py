@@ -1,0 +1,148 @@
+"""`federation servers` and `federation why`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from federation.cli.options import AsJson, Limit, ServerUrl, Yes, group
+from federation.cli.output import confirm, print_json, print_lines, print_table
+from federation.cli.problems import NOT_FOUND, fail
+from federation.cli.session import with_database, with_node
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+app = group("The servers we know: list, show, discover, probe, forget.")
+
+
+@app.command("list")
+def list_servers(
+    healthy: Annotated[
+        bool | None, typer.Option("--healthy/--unhealthy", help="Only those; without either, all.")
+    ] = None,
+    limit: Limit = 100,
+    after: Annotated[str | None, typer.Option("--after", metavar="URL", help="Go on after this URL.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List servers, by URL."""
+    from federation.admin import servers
+
+    page = with_database(lambda database: servers.list_servers(database, healthy=healthy, limit=limit, after=after))
+    if as_json:
+        print_json(page)
+        return
+    columns = ("URL", "HEALTHY", "REASON", "FAILED PROBES", "LAST SEEN")
+    rows = (
+        (each.url, each.is_healthy, each.unhealthy_reason, each.health_check_attempts, each.last_seen)
+        for each in page.servers
+    )
+    print_table(columns, rows)
+    if page.after:
+        print_lines([f"more: --after {page.after}"])
+
+
+@app.command("show")
+def show(url: ServerUrl, as_json: AsJson = False) -> None:
+    """Show one server: keys, health, and when we saw it."""
+    from federation.admin import servers
+
+    name = servers.server_url(url)
+    server = with_database(lambda database: servers.show(database, name))
+    if server is None:
+        fail(f"{name} is not in the registry", status=NOT_FOUND)
+    if as_json:
+        print_json(server)
+        return
+    print_table(
+        ("", server.url),
+        [
+            ("healthy", server.is_healthy),
+            ("reason", server.unhealthy_reason),
+            ("failed probes", server.health_check_attempts),
+            ("last seen", server.last_seen),
+            ("known since", server.created_at),
+            ("signing key", server.public_key),
+            ("encryption key", server.encryption_public_key),
+        ],
+    )
+
+
+@app.command("discover")
+def discover(url: ServerUrl, as_json: AsJson = False) -> None:
+    """Ask a server who it is, and register it here."""
+    from federation.admin import servers
+    from federation.http.errors import OutboundError
+    from federation.servers.discovery import DiscoveryError
+
+    name = servers.server_url(url)
+    try:
+        server = with_node(lambda federation: federation.discovery(name))
+    except (DiscoveryError, OutboundError) as error:
+        fail(str(error), status=NOT_FOUND)
+    if as_json:
+        print_json(server)
+    else:
+        print_lines([f"{server.url} is registered; its signing key is {server.public_key}"])
+
+
+@app.command("probe")
+def probe(url: ServerUrl, as_json: AsJson = False) -> None:
+    """Look now whether a server is well.
+
+    One that is counts as healthy again. Exit status 1 if it is not.
+    """
+    from federation.admin import servers
+
+    name = servers.server_url(url)
+
+    async def look(federation: Federation) -> str | None:
+        server = await servers.show(federation.database, name)
+        if server is None:
+            fail(f"{name} is not in the registry; `federation servers discover {name}` registers it", status=NOT_FOUND)
+        return await servers.probe(federation, server)
+
+    problem = with_node(look)
+    if as_json:
+        print_json({"url": name, "well": problem is None, "problem": problem})
+    else:
+        print_lines([f"{name} is well" if problem is None else f"{name} is not well: {problem}"])
+    if problem is not None:
+        raise typer.Exit(NOT_FOUND)
+
+
+@app.command("forget")
+def forget(url: ServerUrl, yes: Yes = False) -> None:
+    """Forget a server, with its follows.
+
+    It is discovered anew when something is to be delivered to it, or when it introduces itself. To keep it away,
+    blacklist it instead.
+    """
+    from federation.admin import servers
+
+    name = servers.server_url(url)
+    follows = with_database(lambda database: servers.count_follows(database, name))
+    confirm(f"Forget {name}, and {follows} follows with it?", yes=yes)
+    if not with_database(lambda database: servers.forget(database, name)):
+        fail(f"{name} is not in the registry", status=NOT_FOUND)
+    print_lines([f"{name} is forgotten, and {follows} follows with it"])
+
+
+def why(url: ServerUrl, as_json: AsJson = False) -> None:
+    """Say why a server gets its deliveries or not.
+
+    State, reason and since when; backlog; last attempts; next probe; blacklist rule. Exit status 1 if something
+    stands in the way.
+    """
+    from federation.admin import servers
+    from federation.admin.why import explain
+
+    name = servers.server_url(url)
+    explanation = with_node(lambda federation: explain(federation, name))
+    if as_json:
+        print_json(explanation)
+    else:
+        print_lines([name, *(f"  {sentence}" for sentence in explanation.sentences())])
+    if explanation.in_the_way:
+        raise typer.Exit(NOT_FOUND)

@@ -1,0 +1,72 @@
+"""What commands have in common: a log level, and a node that is opened for them and closed again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from db import Database
+    from federation.app import Federation
+
+T = TypeVar("T")
+
+
+class LogLevel(StrEnum):
+    """From which level up a process logs."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class _Process:
+    """Written by `set_log_level`."""
+
+    log_level: LogLevel | None = None
+
+
+def set_log_level(level: LogLevel | None) -> None:
+    """Commands of this process log from `level` up, None: from their own default up."""
+    _Process.log_level = level
+
+
+def start_logging(default: LogLevel) -> None:
+    """This process logs to stderr: stdout is for results."""
+    from federation.logs import configure_logging
+
+    configure_logging(_Process.log_level or default)
+
+
+def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
+    """What `work` returns, given this directory's node, whose database is up to date; it is closed afterwards.
+
+    Raises:
+        ConfigurationError: a setting is malformed, or the database has not been upgraded.
+        Unreachable: the database does not answer.
+    """
+    from federation.app import Federation
+    from federation.settings import Settings
+
+    start_logging(LogLevel.WARNING)
+    settings = Settings.load()
+
+    async def session() -> T:
+        from federation.reach import require_schema
+
+        federation = Federation(settings)
+        try:
+            await require_schema(federation.database)
+            return await work(federation)
+        finally:
+            await federation.close()
+
+    return asyncio.run(session())
+
+
+def with_database(work: Callable[[Database], Awaitable[T]]) -> T:
+    """As `with_node`, for work on the database alone."""
+    return with_node(lambda federation: work(federation.database))

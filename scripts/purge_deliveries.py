@@ -1,0 +1,50 @@
+"""Deletes what has been kept long enough: settled deliveries, attempts, expired rotations, texts nothing refers to.
+
+    scripts/purge_deliveries
+
+For nodes that run no scheduler, from cron; the scheduler's job `purge` does the same. The database is DATABASE_URL's,
+from the environment or from `.env` in the working directory. Prints how many rows of which kind have gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import Database, DatabaseUrlError
+from federation.errors import ConfigurationError, Unreachable
+from federation.reach import require_schema
+from federation.scheduler.purge import Purge
+from federation.settings import Settings
+
+
+def main() -> None:
+    """Purge, or say in one line why not and end with 1."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    try:
+        gone = asyncio.run(_purge())
+    except (ConfigurationError, DatabaseUrlError, Unreachable, OSError) as error:
+        sys.exit(f"purge_deliveries: {error}")
+    except SQLAlchemyError as error:
+        sys.exit(f"purge_deliveries: the database failed: {type(error).__name__}; what was deleted by then is gone")
+    print(", ".join(f"{name}: {count}" for name, count in gone.items()))
+
+
+async def _purge() -> Mapping[str, object]:
+    database = Database(Settings.load().database_url.get_secret_value())
+    try:
+        await require_schema(database)
+        return await Purge(database)()
+    finally:
+        await database.close()
+
+
+if __name__ == "__main__":
+    main()

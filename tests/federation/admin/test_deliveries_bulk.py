@@ -1,0 +1,129 @@
+"""Deliveries are retried and dropped by the thousand: on every storage, in batches, beside workers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from federation.admin.deliveries import DeliveryState, Selection
+from federation.admin.deliveries_bulk import BulkDeliveries, Dropped, Retried
+from federation.delivery.sweeper import OutboxSweeper
+from tests.federation.admin.conftest import OTHER, PEER, Desk
+from workers import JobState
+
+SERVERS = [f"https://{number}.example" for number in range(7)]
+EVERYTHING = Selection()
+
+
+@pytest.fixture
+def bulk(desk: Desk) -> BulkDeliveries:
+    """In batches of three, so that few deliveries make several."""
+    return BulkDeliveries(desk.database, desk.queue, batch=3)
+
+
+async def test_failed_deliveries_are_owed_again(desk: Desk, bulk: BulkDeliveries) -> None:
+    """As if they were new: row open and unattempted, job queued with fresh attempts; open ones are left alone."""
+    ids = await desk.owe(*SERVERS)
+    await desk.fail(*ids[:5])
+    seen: list[int] = []
+
+    assert await bulk.retry(EVERYTHING, progress=seen.append) == Retried(retried=5, left=0)
+
+    rows = await desk.rows()
+    assert {(r.settled_at, r.outcome, r.last_error, r.error_code, r.last_attempted_at) for r in rows.values()} == {
+        (None, None, None, None, None)
+    }
+    assert await desk.states(*ids) == [JobState.QUEUED] * 7
+    assert seen == [3, 2]
+    assert sorted(claim.job_id for claim in await desk.claim(*ids)) == sorted(ids)
+
+
+async def test_a_retried_delivery_has_its_text(desk: Desk, bulk: BulkDeliveries) -> None:
+    """Shared or its own."""
+    ids = [*await desk.owe(PEER), *await desk.owe(PEER, OTHER, shared=True)]
+    await desk.fail(*ids)
+    await bulk.retry(EVERYTHING)
+    assert await desk.states(*ids) == [JobState.QUEUED] * 3
+    assert await desk.texts() == [2]
+    assert {(await desk.rows())[each].payload == "" for each in ids[1:]} == {True}
+
+
+async def test_a_retry_cut_off_is_completed_by_the_sweeper(desk: Desk, bulk: BulkDeliveries) -> None:
+    """The queue does not take the jobs: the rows are owed, and what was not added is added later."""
+    ids = await desk.owe(PEER)
+    await desk.fail(*ids)
+
+    async def refuse(*_: object) -> list[object]:
+        raise ConnectionError
+
+    desk.queue.add_bulk, add = refuse, desk.queue.add_bulk  # type: ignore[assignment, method-assign] # it dies there
+    with pytest.raises(ConnectionError):
+        await bulk.retry(EVERYTHING)
+    desk.queue.add_bulk = add  # type: ignore[method-assign] # as it was
+
+    assert await desk.states(*ids) == [None]
+    await OutboxSweeper(desk.database, desk.queue, min_age=timedelta(0)).sweep()
+    assert await desk.states(*ids) == [JobState.QUEUED]
+
+
+async def test_deliveries_of_node_producers_are_not_retried(desk: Desk, bulk: BulkDeliveries) -> None:
+    """We could not make their job again; they are counted, and left as they are."""
+    ids = await desk.owe(PEER, OTHER)
+    await desk.fail(*ids)
+    await desk.make_nodes(ids[0])
+    assert await bulk.retry(EVERYTHING) == Retried(retried=1, left=1)
+    rows = await desk.rows()
+    assert [rows[each].settled_at is None for each in ids] == [False, True]
+    assert await desk.states(*ids) == [JobState.FAILED, JobState.QUEUED]
+
+
+async def test_dropped_deliveries_leave_nothing(desk: Desk, bulk: BulkDeliveries) -> None:
+    """No row, no job, no text: open and failed ones, in as many batches as it takes."""
+    ids = [*await desk.owe(*SERVERS), *await desk.owe(*SERVERS, shared=True)]
+    await desk.fail(*ids[5:9])
+    assert await bulk.drop(EVERYTHING) == Dropped(dropped=14, busy=0)
+    assert await desk.rows() == {}
+    assert await desk.texts() == []
+    assert await desk.states(*ids) == [None] * 14
+
+
+async def test_a_shared_text_stays_while_it_is_needed(desk: Desk, bulk: BulkDeliveries) -> None:
+    """It has one reference less for each delivery dropped."""
+    ids = await desk.owe(PEER, OTHER, *SERVERS, shared=True)
+    assert await bulk.drop(Selection(server_url=PEER)) == Dropped(dropped=1, busy=0)
+    assert await desk.texts() == [8]
+    assert set(await desk.rows()) == set(ids[1:])
+
+
+async def test_what_a_worker_is_just_trying_is_not_dropped(desk: Desk, bulk: BulkDeliveries) -> None:
+    """Neither its row nor its job: the attempt ends as attempts do. Its neighbours go."""
+    ids = await desk.owe(*SERVERS)
+    (claim,) = await desk.claim(ids[2])
+    assert await bulk.drop(EVERYTHING) == Dropped(dropped=6, busy=1)
+    assert set(await desk.rows()) == {ids[2]}
+    assert await desk.states(*ids) == [None, None, JobState.PROCESSING, *[None] * 4]
+    assert (await desk.queue.storage.renew([claim])).lost == {}
+
+
+@pytest.mark.parametrize(
+    ("selection", "gone"),
+    [
+        (Selection(server_url=PEER), {0, 1}),
+        (Selection(state=DeliveryState.FAILED), {1, 2}),
+        (Selection(code="TIMEOUT"), {2}),
+        (Selection(older_than=timedelta(hours=1)), {3}),
+        (Selection(server_url=PEER, state=DeliveryState.OPEN), {0}),
+    ],
+    ids=["server", "failed", "code", "age", "both"],
+)
+async def test_only_the_selected_are_dropped(
+    desk: Desk, bulk: BulkDeliveries, selection: Selection, gone: set[int]
+) -> None:
+    """By server, state, code, age, or several of them."""
+    ids = await desk.owe(PEER, PEER, OTHER, OTHER)
+    await desk.fail(ids[1])
+    await desk.fail(ids[2], code="TIMEOUT")
+    await desk.backdate(ids[3], datetime.now(UTC) - timedelta(hours=2))
+    await bulk.drop(selection)
+    assert set(ids) - set(await desk.rows()) == {ids[number] for number in gone}

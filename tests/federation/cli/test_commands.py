@@ -1,0 +1,248 @@
+"""What each command prints, for people and for programs, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import pytest
+
+from db import Database, DeliveryAttempt, Server
+from db.deliveries import AttemptOutcome
+from federation.app import Federation
+from federation.queues import POST_JOB
+from federation.settings import Settings
+from tests.federation.cli.conftest import Command
+from tests.federation.protocol.vectors import A, B
+
+T = TypeVar("T")
+
+PEER = "https://peer.example"
+PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
+LISTINGS = [
+    ["servers", "list"],
+    ["deliveries", "list"],
+    ["deliveries", "stats"],
+    ["blacklist", "list"],
+    ["queues", "stats"],
+    ["workers", "list"],
+    ["scheduler", "list"],
+    ["db", "check"],
+    ["keys", "show"],
+]
+
+
+def on_the_node(work: Callable[[Federation], Awaitable[T]]) -> T:
+    """What happens elsewhere, while no command runs."""
+
+    async def session() -> T:
+        node = Federation(Settings.load())
+        try:
+            return await work(node)
+        finally:
+            await node.close()
+
+    return asyncio.run(session())
+
+
+async def know(node: Federation, *, reason: str | None = None) -> None:
+    """The peer is registered; with a reason it is sick since two hours ago."""
+    now = datetime.now(UTC)
+    async with node.database.transaction() as session:
+        session.add(
+            Server(
+                url=PEER,
+                public_key=B.env["FEDERATION_PUBLIC_KEY"],
+                encryption_public_key=B.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
+                last_seen=now - timedelta(hours=2),
+                created_at=now - timedelta(days=9),
+                updated_at=now - timedelta(hours=2),
+                is_healthy=True,
+            )
+        )
+    if reason is not None:
+        await node.registry.mark_unhealthy(PEER, reason)
+
+
+async def owe(node: Federation, number: int) -> list[str]:
+    async with node.outbox.transaction() as session:
+        return [
+            await node.outbox.enqueue_delivery(session, POST_JOB, f"{PEER}/posts", PEER, PAYLOAD) for _ in range(number)
+        ]
+
+
+async def give_up(node: Federation, ids: list[str], code: str) -> None:
+    for each in ids:
+        await node.ledger.settled(each, outcome="retryable", error="it \x1b[31mfailed", code=code)
+
+
+@pytest.mark.parametrize("arguments", LISTINGS, ids=" ".join)
+def test_every_listing_prints_one_json_document(command: Command, arguments: list[str]) -> None:
+    """Also when there is nothing to list; nothing else is on stdout."""
+    done = command(*arguments, "--json")
+    assert (done.status, done.stderr) == (0, "")
+    assert isinstance(done.json, list | dict)
+
+
+@pytest.mark.parametrize("arguments", LISTINGS, ids=" ".join)
+def test_no_listing_shows_a_secret(command: Command, arguments: list[str]) -> None:
+    """In neither form."""
+    secrets = {value for name, value in A.env.items() if "PRIVATE" in name}
+    for done in (command(*arguments), command(*arguments, "--json")):
+        assert not any(secret in done.stdout + done.stderr for secret in secrets)
+
+
+def test_private_keys_are_shown_on_request_alone(command: Command) -> None:
+    assert command("keys", "show", "--private", "--json").json == A.env
+    public = {name: value for name, value in A.env.items() if "PRIVATE" not in name}
+    assert command("keys", "show", "--json").json == public
+
+
+def test_why_tells_what_stands_in_the_way(command: Command) -> None:
+    """State, since when, next probe, blacklist rule, backlog and last attempts; status 1."""
+    on_the_node(lambda node: know(node, reason="CONN_REFUSED"))
+    ids = on_the_node(lambda node: owe(node, 3))
+    on_the_node(lambda node: give_up(node, ids[:1], "CONN_REFUSED"))
+    command("blacklist", "add", "*.peer.example", "--reason", "spam")
+    on_the_node(lambda node: attempted(node.database, ids[0]))
+
+    done = command("why", "peer.example")
+
+    assert done.status == 1
+    told = done.stdout
+    assert "It is blacklisted by *.peer.example for good: spam." in told
+    assert "It is unhealthy since" in told
+    assert "because of CONN_REFUSED: nothing listens on its port" in told
+    assert "0 probes have failed so far; the next one is in 4 min" in told
+    assert "2 deliveries are owed to it" in told
+    assert "1 deliveries to it failed for good in the last days: 1 CONN_REFUSED." in told
+    assert "CONN_REFUSED after 12 ms" in told
+    document = command("why", PEER, "--json").json
+    assert isinstance(document, dict)
+    assert document["next_probe"]["queued"] is True
+    assert [rule["rule"] for rule in document["rules"]] == ["*.peer.example"]
+
+
+def test_why_is_content_with_a_healthy_server(command: Command) -> None:
+    """Status 0, and since when."""
+    on_the_node(know)
+    done = command("why", PEER)
+    assert (done.status, "It is healthy since" in done.stdout, "(9 d)" in done.stdout) == (0, True, True)
+
+
+async def attempted(database: Database, delivery_id: str) -> None:
+    async with database.transaction() as session:
+        session.add(
+            DeliveryAttempt(
+                delivery_id=delivery_id,
+                job_name=POST_JOB,
+                server_url=PEER,
+                attempt=5,
+                started_at=datetime.now(UTC),
+                duration_ms=12,
+                outcome=AttemptOutcome.RETRYABLE,
+                error_code="CONN_REFUSED",
+            )
+        )
+
+
+def test_deliveries_are_shown_counted_retried_and_dropped(command: Command) -> None:
+    """What other servers wrote reaches no terminal as it is."""
+    ids = on_the_node(lambda node: owe(node, 3))
+    on_the_node(lambda node: give_up(node, ids[:2], "TIMEOUT"))
+    shown = command("deliveries", "show", ids[0])
+    assert ("failed" in shown.stdout, "it  [31mfailed" in shown.stdout, "FEDERATE" in shown.stdout) == (
+        True,
+        True,
+        False,
+    )
+    stats = command("deliveries", "stats", "--json").json
+    assert isinstance(stats, dict)
+    assert (stats["open"], stats["failed"], stats["codes"]) == (1, 2, {"TIMEOUT": 2})
+    page = command("deliveries", "list", "--code", "TIMEOUT", "--limit", "1", "--json").json
+    assert isinstance(page, dict)
+    assert [each["id"] for each in page["deliveries"]] == [min(ids[:2])] == [page["after"]]
+
+    assert "1 deliveries are owed again" in command("deliveries", "retry", ids[0]).stdout
+    assert command("deliveries", "drop", "--code", "TIMEOUT", "--yes").stdout == "1 deliveries are dropped\n"
+    assert command("deliveries", "show", ids[1]).status == 1
+    assert command("deliveries", "drop", "--state", "open", "--all", "--yes", "--json").json == {
+        "dropped": 2,
+        "busy": 0,
+    }
+    assert command("deliveries", "drop", "--all", "--yes").status == 1
+
+
+@pytest.mark.parametrize("verb", ["retry", "drop"])
+def test_nothing_is_changed_in_bulk_unless_it_was_chosen(command: Command, verb: str) -> None:
+    """Neither without a choice nor, for what destroys, without anybody to ask."""
+    on_the_node(lambda node: owe(node, 1))
+    assert command("deliveries", verb).status == 2
+    assert command("deliveries", "drop", "--all").status == 1
+    stats = command("deliveries", "stats", "--json").json
+    assert isinstance(stats, dict)
+    assert stats["open"] == 1
+
+
+def test_the_blacklist_goes_out_and_comes_in(command: Command, node_environment: Mapping[str, str]) -> None:
+    """A dry run changes nothing; a bad row stops it all, with its line, unless it may be skipped."""
+    assert command("blacklist", "add", "evil.example", "--reason", "spam").status == 2
+    assert command("blacklist", "add", "https://evil.example", "--reason", "spam", "--for", "soon").status == 2
+    assert command("blacklist", "add", "https://evil.example", "--reason", "spam", "--for", "2d").status == 0
+    assert command("blacklist", "check", "evil.example").status == 1
+    assert command("blacklist", "export", "--output", "out.csv").status == 0
+    with open("out.csv", "a", encoding="utf-8") as file:
+        file.write("*.bad.example,spam,,\nnonsense,why,,\n")
+
+    assert command("blacklist", "import", "out.csv", "--dry-run", "--skip-bad").status == 0
+    refused = command("blacklist", "import", "out.csv")
+    assert (refused.status, "wrong: line 4: " in refused.stdout) == (1, True)
+    assert command("blacklist", "check", "x.bad.example").status == 0
+    done = command("blacklist", "import", "out.csv", "--skip-bad")
+    assert (done.status, "imported: 1 added, 0 changed, 1 as they were" in done.stdout) == (0, True)
+    assert command("blacklist", "check", "x.bad.example").status == 1
+    assert command("blacklist", "remove", "*.bad.example").status == 0
+    assert command("blacklist", "remove", "*.bad.example").status == 1
+
+
+def test_servers_are_listed_shown_and_forgotten(command: Command) -> None:
+    """Forgetting asks first; who is not there is told with status 1."""
+    on_the_node(lambda node: know(node, reason="TIMEOUT"))
+    assert PEER in command("servers", "list", "--unhealthy").stdout
+    assert PEER not in command("servers", "list", "--healthy").stdout
+    assert "TIMEOUT" in command("servers", "show", "peer.example").stdout
+    assert command("servers", "forget", PEER).status == 1
+    assert command("servers", "forget", PEER, "--yes").status == 0
+    for verb in (["show"], ["probe"], ["forget", "--yes"]):
+        assert command("servers", *verb, PEER).status == 1
+
+
+def test_queues_are_paused_resumed_and_cleaned(command: Command) -> None:
+    """By the short name or the whole one; an unknown one is told with those there are."""
+    on_the_node(lambda node: owe(node, 1))
+    assert command("queues", "pause", "delivery").status == 0
+    assert on_the_node(claimed) == 0
+    assert command("queues", "resume", "federation-delivery").status == 0
+    assert on_the_node(claimed) == 1
+    assert command("queues", "clean", "--yes", "--json").json == dict.fromkeys(
+        ["federation-delivery", "federation-health-check", "federation-discovery", "federation-tasks"], 0
+    )
+    unknown = command("queues", "pause", "mail")
+    assert (unknown.status, "federation-tasks" in unknown.stderr) == (2, True)
+
+
+async def claimed(node: Federation) -> int:
+    await node.delivery_queue.start()
+    return len(await node.delivery_queue.storage.claim("w", leases={"*": timedelta(minutes=1)}, limit=10))
+
+
+def test_recurring_work_runs_when_asked(command: Command) -> None:
+    """And says how it went."""
+    run = command("scheduler", "run", "purge", "--json").json
+    assert isinstance(run, dict)
+    assert (run["outcome"], run["detail"]["deliveries"]) == ("done", 0)
+    assert " done " in command("scheduler", "list").stdout
+    unknown = command("scheduler", "run", "nothing")
+    assert (unknown.status, "outbox-sweep" in unknown.stderr) == (2, True)

@@ -1,0 +1,123 @@
+"""`federation doctor`: green on a fresh node, and on a sick one what is wrong and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from db import DeliveryJob, RunOutcome, SchedulerJob
+from federation.admin.doctor import Finding, Verdict, examine, worst
+from federation.app import Federation
+from federation.settings import Settings
+from tests.federation.cli.conftest import Command
+from tests.misbehaving import respond
+from tests.peer import Peer
+from tests.servers import free_port
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Commands in an empty folder."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "federation", *arguments],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """After `federation init` in an empty folder there is no warning and no failure."""
+    assert fresh("init", "--url", f"http://127.0.0.1:{free_port()}").returncode == 0
+    done = fresh("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok", "note"}
+    document = json.loads(fresh("doctor", "--json").stdout)
+    verdicts = {each["check"]: each["verdict"] for each in document["findings"]}
+    assert verdicts == {
+        "settings": "ok",
+        "keys": "ok",
+        "database": "ok",
+        "queues": "ok",
+        "clock": "ok",
+        "scheduler": "note",
+        "backlog": "ok",
+        "/discover": "note",
+    }
+
+
+def test_an_empty_folder_lacks_everything(empty_environment: Path, command_anywhere: Command) -> None:
+    """Each missing setting is a failure of its own, and the status is 1."""
+    done = command_anywhere("doctor", "--json")
+    assert done.status == 1
+    assert isinstance(done.json, dict)
+    assert {each["found"].partition(":")[0] for each in done.json["findings"]} >= {
+        "BETTER_AUTH_URL",
+        "FEDERATION_PRIVATE_KEY",
+    }
+
+
+async def finding(check: str) -> Finding:
+    return next(each for each in await examine() if each.check == check)
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_our_own_discover_must_show_our_key(monkeypatch: pytest.MonkeyPatch, peer: Peer) -> None:
+    """Another node's is a failure, an error a warning; a node that is not started is neither."""
+    monkeypatch.setenv("BETTER_AUTH_URL", peer.url)
+    assert (await finding("/discover")).verdict is Verdict.FAILURE
+    settings = Settings.load()
+    peer.keys = settings.own_keys() or peer.keys
+    assert (await finding("/discover")).verdict is Verdict.OK
+    peer.server.routes["/discover"] = respond(502)
+    assert (await finding("/discover")).verdict is Verdict.WARNING
+    monkeypatch.setenv("BETTER_AUTH_URL", f"http://127.0.0.1:{free_port()}")
+    assert (await finding("/discover")).verdict is Verdict.NOTE
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_a_queue_that_is_down_and_tables_that_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are failures; the other checks are made all the same."""
+    monkeypatch.setenv("BETTER_AUTH_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
+    findings = {each.check: each for each in await examine()}
+    assert findings["queues"].verdict is findings["database"].verdict is Verdict.FAILURE
+    assert "federation upgrade" in findings["database"].found
+    assert findings["/discover"].verdict is Verdict.NOTE
+    assert worst([*findings.values()]) is Verdict.FAILURE
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_an_old_backlog_and_failed_recurring_work_are_warnings() -> None:
+    """With what to look at."""
+    long_ago = datetime.now(UTC) - timedelta(hours=3)
+    node = Federation(Settings.load())
+    async with node.database.transaction() as session:
+        session.add(DeliveryJob(target_url="t", payload="{}", created_at=long_ago))
+        session.add(
+            SchedulerJob(
+                name="purge", started_at=datetime.now(UTC), outcome=RunOutcome.FAILED, detail='{"error": "DataError"}'
+            )
+        )
+    await node.close()
+    backlog, scheduler = await finding("backlog"), await finding("scheduler")
+    assert (backlog.verdict, "180 min" in backlog.found) == (Verdict.WARNING, True)
+    assert (scheduler.verdict, "purge (DataError)" in scheduler.found) == (Verdict.WARNING, True)

@@ -1,0 +1,57 @@
+"""What the command loads, how it helps, and what a shell may complete."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.federation.cli.conftest import Command
+
+ROOT = Path(__file__).parents[3]
+HEAVY = {"sqlalchemy", "aiohttp", "alembic", "nacl", "structlog", "rich", "bullmq", "redis", "apscheduler"}
+PROGRAM = """
+import sys
+from federation.cli import main
+main(sys.argv[1:])
+print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+NOUNS = ["servers", "deliveries", "blacklist", "queues", "scheduler", "workers", "node", "db", "keys"]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["deliveries", "drop", "-h"]], ids=" ".join)
+def test_help_loads_no_part_of_the_application(arguments: list[str]) -> None:
+    """It is shown at once, and so is what a shell completes."""
+    done = run(*arguments)
+    assert done.returncode == 0
+    assert "Usage: federation" in done.stdout
+    assert not HEAVY & set(done.stderr.split())
+
+
+def test_a_shell_completes_commands() -> None:
+    """Those of the application, by what bash asks."""
+    asked = {"_FEDERATION_COMPLETE": "complete_bash", "COMP_WORDS": "federation de", "COMP_CWORD": "1"}
+    done = run(**asked)
+    assert done.stdout.split() == ["deliveries"]
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_every_noun_lists_its_commands(command: Command, noun: str) -> None:
+    """And each of these says what it does in a sentence that is shown in full."""
+    listed = command(noun, "--help").stdout.partition("Commands:\n")[2]
+    commands = [line for line in listed.splitlines() if line.strip()]
+    assert commands
+    assert not [line for line in commands if line.endswith("...")]

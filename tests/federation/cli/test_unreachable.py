@@ -1,0 +1,73 @@
+"""Commands whose database or queue does not answer: one line, status 2, no traceback, no password."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.federation.cli.conftest import Command
+from tests.servers import free_port
+
+MIGRATIONS = Path(__file__).parents[3] / "db" / "migrations" / "versions"
+
+HEAD = max(file.name[1:5] for file in MIGRATIONS.glob("v*.py"))
+READING = [
+    ["servers", "list"],
+    ["why", "peer.example"],
+    ["deliveries", "stats"],
+    ["blacklist", "check", "peer.example"],
+    ["scheduler", "run", "purge"],
+]
+QUEUEING = [["queues", "stats"], ["queues", "pause"], ["workers", "list"], ["queues", "clean", "--yes"]]
+
+
+def one_line(command: Command, arguments: list[str]) -> str:
+    done = command(*arguments)
+    assert (done.status, done.stdout) == (2, "")
+    assert done.stderr.startswith("federation: ")
+    assert done.stderr.count("\n") == 1
+    assert "s3cret" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("arguments", [*READING, *QUEUEING], ids=" ".join)
+def test_a_dead_database_is_told(command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://u:s3cret@127.0.0.1:{free_port()}/x")
+    assert "the database cannot be used" in one_line(command, arguments)
+
+
+@pytest.mark.parametrize("setting", ["REDIS_URL", "QUEUE_URL"])
+@pytest.mark.parametrize("arguments", QUEUEING, ids=" ".join)
+def test_a_dead_redis_is_told(
+    command: Command, arguments: list[str], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(setting, f"redis://:s3cret@127.0.0.1:{free_port()}")
+    assert "the queue federation-delivery cannot be used" in one_line(command, arguments)
+
+
+@pytest.mark.parametrize("arguments", [*READING, *QUEUEING], ids=" ".join)
+def test_a_database_not_upgraded_is_told_with_what_to_do(
+    command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
+    assert "run `federation upgrade`" in one_line(command, arguments)
+    check = command("db", "check", "--json")
+    assert (check.status, check.json) == (1, {"current": None, "expected": HEAD, "up_to_date": False})
+
+
+def test_upgrading_makes_it_well(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
+    assert command("db", "upgrade").status == 0
+    assert command("db", "check").status == 0
+    assert command("queues", "stats").status == 0
+
+
+def test_a_database_of_a_newer_version_is_worked_with(command: Command, database_file: Path) -> None:
+    """Its columns are all there: a process that has not been updated yet goes on."""
+    connection = sqlite3.connect(database_file)
+    connection.execute("UPDATE federation_alembic_version SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+    assert command("deliveries", "stats").status == 0
