@@ -42,8 +42,8 @@ def write_outputs(
     hears what is being computed.
 
     `server_daily` and `server_scorecard` are kept in memory (on disk where that is short) until all is written, because
-    other frames are computed from them. They hold a row per server and day or window, never one per attempt; nothing
-    that grows with the attempts is kept.
+    other frames are computed from them, and then released, whoever began to keep them. They hold a row per server and
+    day or window, never one per attempt; nothing that grows with the attempts is kept.
 
     Raises:
         OSError: another run is writing to `directory`, or the disk refuses; every day is whole.
@@ -140,12 +140,12 @@ def _staging(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _kept(*frames: DataFrame) -> Iterator[None]:
-    """These frames are computed once, even where others are made of them; one that was kept already stays so."""
-    ours = [frame for frame in frames if not frame.is_cached]
-    for frame in ours:
-        frame.persist(StorageLevel.MEMORY_AND_DISK)
+    """These frames are computed once, even where others are made of them."""
+    for frame in frames:
+        if not frame.is_cached:
+            frame.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield
     finally:
-        for frame in ours:
+        for frame in frames:
             frame.unpersist()

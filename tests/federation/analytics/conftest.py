@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from federation.analytics.sinks import write_outputs
+from tests.federation.analytics.story import WINDOW, make_outputs
+
 HERE = Path(__file__).parent
 
 
@@ -34,3 +37,11 @@ def spark() -> Iterator[SparkSession]:
     session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the results of the whole story; not to be written to."""
+    out = tmp_path_factory.mktemp("results")
+    write_outputs(make_outputs(spark), out, WINDOW)
+    return out
