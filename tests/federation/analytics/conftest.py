@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 
 from federation.analytics.errors import JavaNotFound
 from federation.analytics.session import find_java, open_session
+from federation.analytics.sinks import write_outputs
+from tests.federation.analytics.story import WINDOW, make_outputs
 
 HERE = Path(__file__).parent
 
@@ -52,3 +54,11 @@ def sqlite_only(database_file: Path) -> str:
 def postgres_only(migrated_postgres_url: str) -> str:
     """URL of a migrated, otherwise empty PostgreSQL database."""
     return migrated_postgres_url
+
+
+@pytest.fixture(scope="session")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the results of the whole story; not to be written to."""
+    out = tmp_path_factory.mktemp("results")
+    write_outputs(make_outputs(spark), out, WINDOW)
+    return out
