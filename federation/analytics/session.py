@@ -27,6 +27,9 @@ _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
+JVM_OPTIONS: Final = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC"
+"""Of a driver on this machine; one who sets others adds to them."""
+
 # The JVM of a driver is started with these: they cannot be set later.
 _LOCAL: Final = {
     "spark.driver.memory": "1g",
@@ -34,7 +37,7 @@ _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC",
+    "spark.driver.extraJavaOptions": JVM_OPTIONS,
     "spark.executorEnv.PYTHONPATH": str(_ROOT),
 }
 _EVERYWHERE: Final = {

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import find_java, open_session
+from federation.analytics.session import JVM_OPTIONS, find_java, open_session
 from federation.analytics.sinks import write_outputs
 from tests.federation.analytics.story import WINDOW, make_outputs
 
@@ -39,7 +39,10 @@ def java() -> Path:
 @pytest.fixture(scope="session")
 def spark(java: Path) -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it."""
-    session = open_session("local[2]", name="tests", settings={"spark.sql.shuffle.partitions": "4"})
+    # For hundreds of small queries a thorough JIT compiler is more work than what it compiles.
+    brief = f"{JVM_OPTIONS} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {"spark.sql.shuffle.partitions": "4", "spark.driver.extraJavaOptions": brief}
+    session = open_session("local[2]", name="tests", settings=settings)
     yield session
     session.stop()
 
