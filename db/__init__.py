@@ -1,5 +1,6 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
+from db.analytics import RelayCandidate, ServerScorecard
 from db.columns import FederationTable, HostTable, new_id
 from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob, DeliveryPayload
 from db.follows import Follow
@@ -30,12 +31,14 @@ __all__ = [
     "Follow",
     "HostTable",
     "Post",
+    "RelayCandidate",
     "RotateChallengeToken",
     "RunOutcome",
     "SchedulerJob",
     "Server",
     "ServerHealth",
     "ServerHealthEvent",
+    "ServerScorecard",
     "User",
     "create_host_tables",
     "new_id",

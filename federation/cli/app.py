@@ -13,9 +13,9 @@ from typing import Annotated, Final
 
 import typer
 
-from federation.cli import blacklist, database, deliveries, keys, queues, running, scheduler, servers
+from federation.cli import analytics, blacklist, database, deliveries, keys, queues, running, scheduler, servers
 from federation.cli.doctor import doctor
-from federation.cli.problems import explain, fail
+from federation.cli.problems import complete
 from federation.cli.session import LogLevel, set_log_level
 
 EPILOG: Final = (
@@ -55,18 +55,13 @@ app.add_typer(queues.app, name="queues")
 app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(database.app, name="db")
 app.add_typer(keys.app, name="keys")
-# `analytics` belongs here: a module of its own beside these, whose commands import federation.analytics when they run.
+app.command("analytics", context_settings=analytics.SETTINGS, add_help_option=False)(analytics.analytics)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; returns if all went well, else ends the process with its status."""
     try:
-        app(args=arguments, prog_name="federation")
+        complete(lambda: app(args=arguments, prog_name="federation"))
     except SystemExit as end:
         if end.code:
             raise
-    except Exception as error:
-        lines = explain(error)
-        if not lines:
-            raise
-        fail(*lines)

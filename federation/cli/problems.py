@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 NOT_FOUND: Final = 1
@@ -14,6 +15,10 @@ _EXTRAS: Final = {
     "prometheus_client": "metrics",
     "redis": "bullmq",
     "bullmq": "bullmq",
+    "psycopg": "postgres",
+    "py4j": "analytics",
+    "pyarrow": "analytics",
+    "pyspark": "analytics",
 }
 """Which extra has the package that is missing."""
 
@@ -24,12 +29,27 @@ def fail(*lines: str, status: int = USAGE_ERROR) -> NoReturn:
     sys.exit(status)
 
 
+def complete(action: Callable[[], object]) -> None:
+    """It is done; where it cannot be, the process ends with 2 and what to do on stderr, or 130 after Ctrl-C."""
+    try:
+        action()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        lines = explain(error)
+        if not lines:
+            raise
+        fail(*lines)
+
+
 def explain(error: BaseException) -> list[str]:
     """What to tell who started this, nothing for what only a traceback explains."""
     # Here, because a command that succeeds need not load what could have failed.
     from alembic.util import CommandError
     from sqlalchemy.exc import SQLAlchemyError
 
+    from db.url import DatabaseUrlError
+    from federation.analytics.errors import AnalyticsError
     from federation.errors import ConfigurationError, Unreachable
     from federation.protocol.errors import UrlError
     from workers import StorageError, WorkersError
@@ -44,7 +64,7 @@ def explain(error: BaseException) -> list[str]:
             return ["this node's settings need attention:", *error.problems]
         case StorageError():
             return [str(error), "`federation upgrade` makes the tables a queue in a database needs"]
-        case UrlError() | WorkersError() | CommandError() | Unreachable():
+        case UrlError() | WorkersError() | CommandError() | Unreachable() | AnalyticsError() | DatabaseUrlError():
             return [str(error)]
         case OSError():
             return [str(error) or "something did not answer in time"]

@@ -28,10 +28,12 @@ from workers.storage.sql import SqlStorage
 
 _OURS = {
     "blacklist_revision",
-    "scheduler_jobs",
     "delivery_attempts",
     "delivery_payloads",
+    "relay_candidates",
+    "scheduler_jobs",
     "server_health_events",
+    "server_scorecards",
     "federation_alembic_version",
 }
 

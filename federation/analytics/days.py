@@ -1,0 +1,41 @@
+"""Times and UTC days, whatever the session's time zone is."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from federation.analytics.frames import Window
+
+DAY = timedelta(days=1)
+
+
+def midnight(day: date) -> datetime:
+    """The first moment of a UTC day."""
+    return datetime.combine(day, time(), UTC)
+
+
+def is_within(column: str, window: Window) -> Column:
+    """Whether a time lies in the window; as two comparisons with constants, which readers of files can prune by."""
+    return (F.col(column) >= F.lit(midnight(window.since))) & (F.col(column) < F.lit(midnight(window.until)))
+
+
+def utc_day(moment: str | Column) -> Column:
+    """The UTC day of a time. `to_date` would take the session's time zone."""
+    seconds = F.unix_seconds(F.col(moment) if isinstance(moment, str) else moment)
+    return F.date_from_unix_date(F.floor(seconds / DAY.total_seconds()).cast("int"))
+
+
+def start_of(day: str) -> Column:
+    """The first moment of a UTC day in a column."""
+    return F.timestamp_seconds(F.unix_date(F.col(day)).cast("long") * int(DAY.total_seconds()))
+
+
+def seconds_between(begin: Column, end: Column) -> Column:
+    """How long it is from `begin` to `end`, negative if `end` is earlier."""
+    return (F.unix_micros(end) - F.unix_micros(begin)) / 1_000_000

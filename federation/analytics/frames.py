@@ -1,0 +1,250 @@
+"""The shapes of what the analytics read and write: explicit schemas, and frames under their names.
+
+Input columns are nullable throughout, whatever the database promises: exports are files, and files may hold anything.
+Times are instants (Spark's `timestamp`), days are UTC days; durations are milliseconds where the column says `_ms`,
+seconds where it says `_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+_TEXT: Final = StringType()
+_COUNT: Final = LongType()
+_NUMBER: Final = IntegerType()
+_RATIO: Final = DoubleType()
+_TIME: Final = TimestampType()
+_DAY: Final = DateType()
+_COUNTS: Final = MapType(_TEXT, _COUNT, valueContainsNull=False)
+_TEXTS: Final = ArrayType(_TEXT, containsNull=False)
+
+
+def _schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind, nullable=True) for name, kind in columns.items()])
+
+
+ATTEMPTS: Final = _schema(
+    id=_COUNT,
+    delivery_id=_TEXT,
+    job_name=_TEXT,
+    method=_TEXT,
+    server_url=_TEXT,
+    attempt=_NUMBER,
+    started_at=_TIME,
+    duration_ms=_NUMBER,
+    outcome=_TEXT,
+    error_code=_TEXT,
+    http_status=_NUMBER,
+    relayed_by=_TEXT,
+    request_bytes=_NUMBER,
+    response_bytes=_NUMBER,
+)
+"""`delivery_attempts`, one row per attempt."""
+
+SERVERS: Final = _schema(
+    id=_TEXT,
+    url=_TEXT,
+    public_key=_TEXT,
+    encryption_public_key=_TEXT,
+    last_seen=_TIME,
+    created_at=_TIME,
+    updated_at=_TIME,
+    is_healthy=BooleanType(),
+    health_check_attempts=_NUMBER,
+    unhealthy_reason=_TEXT,
+)
+"""`server_registry`, as it stood when it was read."""
+
+BLACKLIST: Final = _schema(id=_TEXT, server_url=_TEXT, created_at=_TIME, reason=_TEXT)
+"""`blacklisted_servers`, as it stood when it was read."""
+
+HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to_state=_TEXT, reason=_TEXT, at=_TIME)
+"""`server_health_events`, one row per change of a server's health."""
+
+SERVER_DAILY: Final = _schema(
+    server_url=_TEXT,
+    day=_DAY,
+    attempts=_COUNT,
+    delivered=_COUNT,
+    retryable=_COUNT,
+    permanent=_COUNT,
+    parked=_COUNT,
+    errors=_COUNTS,
+    relayed_share=_RATIO,
+    request_bytes=_COUNT,
+    response_bytes=_COUNT,
+    availability=_RATIO,
+    p50_ms=_NUMBER,
+    p95_ms=_NUMBER,
+    p99_ms=_NUMBER,
+)
+"""One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent; parked is apart.
+
+`errors` counts attempts by error code. Ratios are 0 to 1, null where nothing was attempted.
+"""
+
+SERVER_SCORECARD: Final = _schema(
+    server_url=_TEXT,
+    window_days=_NUMBER,
+    as_of=_DAY,
+    attempts=_COUNT,
+    delivered=_COUNT,
+    availability=_RATIO,
+    score=_RATIO,
+    p95_ms=_NUMBER,
+    failures=_NUMBER,
+    mttf_s=_RATIO,
+    mttr_s=_RATIO,
+    longest_outage_s=_RATIO,
+    trend=_TEXT,
+    trend_change=_RATIO,
+    state=_TEXT,
+    state_since=_TIME,
+    top_error=_TEXT,
+    action=_TEXT,
+    reasons=_TEXTS,
+)
+"""One row per known server and window (7 and 30 days up to and including `as_of`)."""
+
+NETWORK_SUMMARY: Final = _schema(
+    day=_DAY,
+    servers_known=_COUNT,
+    servers_healthy=_COUNT,
+    servers_new=_COUNT,
+    servers_lost=_COUNT,
+    attempts=_COUNT,
+    delivered=_COUNT,
+    success_rate=_RATIO,
+    top10_share=_RATIO,
+    p50_ms=_NUMBER,
+    p95_ms=_NUMBER,
+    errors=_COUNTS,
+)
+"""One row per UTC day of the window, also of days without attempts."""
+
+KEY_ANOMALIES: Final = _schema(
+    as_of=_DAY,
+    kind=_TEXT,
+    key_kind=_TEXT,
+    fingerprint=_TEXT,
+    server_urls=_TEXTS,
+    detail=_TEXT,
+)
+"""Suspicious keys: `kind` is an `AnomalyKind`, `key_kind` signing or encryption, `fingerprint` the key's SHA-256 in hex
+(null for a key that is malformed)."""
+
+RELAY_CANDIDATES: Final = _schema(
+    as_of=_DAY,
+    rank=_NUMBER,
+    server_url=_TEXT,
+    score=_RATIO,
+    availability=_RATIO,
+    p95_ms=_NUMBER,
+    last_seen=_TIME,
+)
+"""Peers a delivery could go through, the best first (rank 1)."""
+
+QUARANTINE: Final = _schema(source=_TEXT, reason=_TEXT, day=_DAY, row=_TEXT)
+"""Rows that were set aside: `source` is the input's name, `row` its JSON, `day` its UTC day where it has one."""
+
+
+class AnomalyKind(StrEnum):
+    """What is wrong with a key."""
+
+    SHARED = "shared"
+    CHANGED = "changed"
+    MALFORMED = "malformed"
+
+
+class Action(StrEnum):
+    """What an operator is advised to do about a server."""
+
+    KEEP = "keep"
+    WATCH = "watch"
+    PARK = "park"
+    PRUNE = "prune"
+    REVIEW = "review-for-blacklist"
+
+
+class Trend(StrEnum):
+    """Where a server's availability goes: the second half of the window against the first."""
+
+    IMPROVING = "improving"
+    STABLE = "stable"
+    WORSENING = "worsening"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The UTC days `since` up to, not including, `until`; `as_of`, the last of them, dates scorecards and rankings.
+
+    Raises:
+        ValueError: `until` is not after `since`.
+    """
+
+    since: date
+    until: date
+
+    def __post_init__(self) -> None:
+        if self.until <= self.since:
+            raise ValueError(f"a window ends after it begins: {self.until} is not after {self.since}")
+
+    @property
+    def as_of(self) -> date:
+        return self.until - timedelta(days=1)
+
+    @property
+    def days(self) -> Iterator[date]:
+        return (self.since + timedelta(days=number) for number in range((self.until - self.since).days))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What is read: frames of the schemas above, unchecked.
+
+    `attempts` may hold more than the window asks for. `earlier_servers` is the registry as an earlier run saw it, None
+    on the first run; `server_daily` are the stored days that need no recomputation, None when all are in `attempts`.
+    """
+
+    attempts: DataFrame
+    servers: DataFrame
+    blacklist: DataFrame
+    health_events: DataFrame
+    earlier_servers: DataFrame | None = None
+    server_daily: DataFrame | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What is computed, each of its schema above."""
+
+    server_daily: DataFrame
+    server_scorecard: DataFrame
+    network_summary: DataFrame
+    key_anomalies: DataFrame
+    relay_candidates: DataFrame
+    quarantine: DataFrame

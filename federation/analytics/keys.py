@@ -1,0 +1,121 @@
+"""Suspicious keys in the registry.
+
+- malformed: a key that is not the strict base64 of 32 bytes.
+- shared: a key that more than one server has, in either kind, or that one server has as both kinds: a key pair is of
+  one server and for one use.
+- changed: a key that is another than in the earlier registry, other than by a rotation. A rotation proves both old
+  keys, replaces both, and keeps the row. So it is an anomaly when one key of a row changed alone, when another row
+  (another id) took a URL with other keys, and when a key went from one URL to another that did not have it.
+
+Malformed keys are nobody's: they are not compared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
+
+from federation.analytics.frames import KEY_ANOMALIES, AnomalyKind, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KEY: Final = "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="
+"""Strict base64 of 32 bytes: the last letter carries four bits, the other two are zero."""
+
+SIGNING: Final = "signing"
+ENCRYPTION: Final = "encryption"
+BOTH: Final = "signing and encryption"
+_KINDS: Final = {SIGNING: "public_key", ENCRYPTION: "encryption_public_key"}
+
+
+def key_anomalies(servers: DataFrame, *, earlier: DataFrame | None, window: Window) -> DataFrame:
+    """One row per key that is malformed, shared or changed outside a rotation; see `KEY_ANOMALIES`.
+
+    `earlier` is the registry as an earlier run saw it; without it no change can be told.
+    """
+    keys = _keys(servers)
+    found = _malformed(keys).unionByName(_shared(_sound(keys)))
+    if earlier is not None:
+        found = found.unionByName(_changed(servers, earlier)).unionByName(_moved(keys, _keys(earlier)))
+    return found.withColumn("as_of", F.lit(window.as_of)).to(KEY_ANOMALIES)
+
+
+def _keys(servers: DataFrame) -> DataFrame:
+    """One row per server and kind of key."""
+    both = F.array(
+        *(F.struct(F.lit(kind).alias("key_kind"), F.col(name).alias("key")) for kind, name in _KINDS.items())
+    )
+    return servers.select("url", F.inline(both))
+
+
+def _sound(keys: DataFrame) -> DataFrame:
+    return keys.where(_is_sound("key"))
+
+
+def _malformed(keys: DataFrame) -> DataFrame:
+    bad = keys.where(~F.coalesce(_is_sound("key"), F.lit(False)))
+    detail = F.concat(F.lit("its "), F.col("key_kind"), F.lit(" key is not the base64 of 32 bytes"))
+    return _anomaly(bad, AnomalyKind.MALFORMED, F.array("url"), detail, fingerprint=F.lit(None).cast("string"))
+
+
+def _shared(keys: DataFrame) -> DataFrame:
+    users = keys.groupBy("key").agg(
+        F.sort_array(F.collect_set("url")).alias("urls"),
+        F.array_join(F.reverse(F.sort_array(F.collect_set("key_kind"))), " and ").alias("key_kind"),
+        F.count("*").alias("uses"),
+    )
+    others = F.format_string("%d servers have the same %s key", F.size("urls"), "key_kind")
+    detail = F.when(F.size("urls") > 1, others).otherwise("one key serves for signing and for encryption")
+    return _anomaly(users.where(F.col("uses") > 1), AnomalyKind.SHARED, F.col("urls"), detail)
+
+
+def _changed(servers: DataFrame, earlier: DataFrame) -> DataFrame:
+    before = earlier.select("url", F.col("id").alias("old_id"), *(F.col(n).alias(f"old_{n}") for n in _KINDS.values()))
+    same_row = F.col("id").eqNullSafe(F.col("old_id"))
+    changed = {kind: ~F.col(name).eqNullSafe(F.col(f"old_{name}")) for kind, name in _KINDS.items()}
+    alone = changed[SIGNING] != changed[ENCRYPTION]
+    rows = servers.join(before, "url").where(F.when(same_row, alone).otherwise(changed[SIGNING] | changed[ENCRYPTION]))
+    kind = (
+        F.when(changed[SIGNING] & changed[ENCRYPTION], BOTH)
+        .when(changed[SIGNING], SIGNING)
+        .otherwise(F.lit(ENCRYPTION))
+    )
+    key = F.when(changed[SIGNING], F.col("public_key")).otherwise(F.col("encryption_public_key"))
+    detail = F.when(
+        same_row, F.concat(F.lit("its "), kind, F.lit(" key changed alone: a rotation changes both"))
+    ).otherwise("its registry row was replaced by another with other keys: a rotation keeps the row")
+    shaped = rows.select("url", kind.alias("key_kind"), key.alias("key"), detail.alias("why"))
+    return _anomaly(shaped, AnomalyKind.CHANGED, F.array("url"), F.col("why"))
+
+
+def _moved(keys: DataFrame, earlier: DataFrame) -> DataFrame:
+    """Keys that a URL has now and had not, while another had them and has not now."""
+    has, had = _sound(keys).select("key", "url").distinct(), _sound(earlier).select("key", "url").distinct()
+    gained, lost = has.join(had, ["key", "url"], "left_anti"), had.join(has, ["key", "url"], "left_anti")
+    moves = gained.join(lost.withColumnRenamed("url", "from_url"), "key").join(
+        _sound(keys).select("key", "url", "key_kind"), ["key", "url"]
+    )
+    detail = F.format_string("a key of %s became the %s key of %s", "from_url", "key_kind", "url")
+    return _anomaly(moves, AnomalyKind.CHANGED, F.sort_array(F.array("url", "from_url")), detail)
+
+
+def _anomaly(
+    rows: DataFrame, kind: AnomalyKind, urls: Column, detail: Column, *, fingerprint: Column | None = None
+) -> DataFrame:
+    return rows.select(
+        F.lit(kind.value).alias("kind"),
+        "key_kind",
+        (_fingerprint("key") if fingerprint is None else fingerprint).alias("fingerprint"),
+        F.array_compact(urls).alias("server_urls"),  # which says in the type that none is null
+        detail.alias("detail"),
+    )
+
+
+def _is_sound(column: str) -> Column:
+    return F.col(column).rlike(rf"^{KEY}\z")
+
+
+def _fingerprint(column: str) -> Column:
+    return F.when(_is_sound(column), F.sha2(F.unbase64(F.col(column)), 256))

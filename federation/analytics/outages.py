@@ -1,0 +1,111 @@
+"""Outages: what the events of a server's health say about when it was down.
+
+A server's events are taken in the order of their ids: they are written one at a time per server, so ids tell what came
+after what even where a clock was set back. An outage begins with the first event to `unhealthy` and ends with the next
+one to `healthy`; repeats change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
+
+from db import ServerHealth
+from federation.analytics.days import seconds_between
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame
+
+
+def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> DataFrame:
+    """Every outage of a known server that began before `until`: `server_url`, `began_at`, `ended_at`.
+
+    `began_at` is null where that is not on record, `ended_at` where the outage was not over at `until`; none ends
+    before it began. The registry has the last word: where it knows a server to be healthy, an outage the events leave
+    open ended when the server was last seen; where it knows one to be down and the events do not, it is down since
+    then.
+    """
+    recorded = _recorded(events.where(F.col("at") < F.lit(until)))
+    known = servers.select(F.col("url").alias("server_url"), "is_healthy", "last_seen")
+    ended = F.coalesce("ended_at", F.when(F.col("is_healthy"), F.col("last_seen")))
+    of_known = recorded.join(known, "server_url").select(
+        "server_url",
+        "began_at",
+        # `greatest` passes over nulls, but an outage without an end must stay without one.
+        F.when(ended.isNotNull(), F.greatest(ended, F.col("began_at"))).alias("ended_at"),
+    )
+    sick = known.where(~F.col("is_healthy") & (F.col("last_seen") < F.lit(until)))
+    unrecorded = sick.join(recorded.where(F.col("ended_at").isNull()), "server_url", "left_anti").select(
+        "server_url", F.col("last_seen").alias("began_at"), F.lit(None).cast("timestamp").alias("ended_at")
+    )
+    over = F.when(F.col("ended_at") < F.lit(until), F.col("ended_at"))
+    return of_known.unionByName(unrecorded).withColumn("ended_at", over)
+
+
+def _recorded(events: DataFrame) -> DataFrame:
+    """Outages as the events alone tell them, one per change to `unhealthy`."""
+    in_order = Over.partitionBy("server_url").orderBy("id")
+    state_before = F.coalesce(F.lag("to_state").over(in_order), F.col("from_state"))
+    first = F.row_number().over(in_order) == 1
+    changes = (
+        events.withColumn("_before", state_before)
+        .withColumn("_first", first)
+        .where(F.col("to_state") != F.col("_before"))
+    )
+    following = F.lead("at").over(in_order)
+    down = F.col("to_state") == ServerHealth.UNHEALTHY.value
+    # A record that begins with a recovery tells of an outage before it.
+    spans = changes.select(
+        "server_url",
+        F.when(down, F.struct(F.col("at").alias("began_at"), following.alias("ended_at")))
+        .when(F.col("_first"), F.struct(F.lit(None).cast("timestamp").alias("began_at"), F.col("at").alias("ended_at")))
+        .alias("_outage"),
+    )
+    return spans.where(F.col("_outage").isNotNull()).select("server_url", "_outage.*")
+
+
+def outage_figures(windows: DataFrame, outages: DataFrame) -> DataFrame:
+    """Per server and window what its outages come to. `windows` has `server_url`, `window_days`, `begins_at`,
+    `ends_at`.
+
+    - `failures`: outages that began in the window.
+    - `mttf_s`, mean time to failure: time up in the window / failures; null without a failure.
+    - `mttr_s`, mean time to repair: mean length of the outages that ended in the window, from where they began, be it
+      before the window; null without one. One whose beginning is not on record has no length and is left out.
+    - `longest_outage_s`: of the outages that touch the window, from where it began to where it ended or, at most, to
+      the window's end; one that began unrecorded counts from the window's begin. 0 without an outage.
+    - `uptime`: the share of the window in which the server was up; null for a window without length.
+    """
+    began = F.coalesce("began_at", "begins_at")
+    ended = F.coalesce("ended_at", "ends_at")
+    began_inside = F.col("began_at") >= F.col("begins_at")
+    ended_inside = F.col("ended_at") >= F.col("begins_at")
+    down = seconds_between(F.greatest(began, F.col("begins_at")), ended)
+    touches = (began < F.col("ends_at")) & (ended >= F.col("begins_at"))
+    key = ["server_url", "window_days", "begins_at", "ends_at"]
+    sums = (
+        windows.join(outages, "server_url")
+        .where(touches)
+        .groupBy(*key)
+        .agg(
+            F.count_if(began_inside).cast("int").alias("failures"),
+            F.sum(down).alias("down_s"),
+            F.avg(F.when(ended_inside, seconds_between(F.col("began_at"), F.col("ended_at")))).alias("mttr_s"),
+            F.max(seconds_between(began, ended)).alias("longest_outage_s"),
+        )
+    )
+    length = seconds_between(F.col("begins_at"), F.col("ends_at"))
+    up = F.greatest(length - F.coalesce("down_s", F.lit(0.0)), F.lit(0.0))
+    return windows.join(sums, key, "left").select(
+        "server_url",
+        "window_days",
+        F.coalesce("failures", F.lit(0)).alias("failures"),
+        F.when(F.col("failures") > 0, up / F.col("failures")).alias("mttf_s"),
+        "mttr_s",
+        F.coalesce("longest_outage_s", F.lit(0.0)).alias("longest_outage_s"),
+        F.when(length > 0, up / length).alias("uptime"),
+    )

@@ -1,0 +1,85 @@
+"""How rows are set aside: with the first reason that holds, and never silently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
+
+from federation.analytics.days import utc_day
+from federation.analytics.frames import QUARANTINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+_FIRST_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
+_LAST_TIME: Final = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+class Reason(StrEnum):
+    """Why a row is set aside."""
+
+    NO_ID = "no id"
+    NO_TIME = "no time"
+    FUTURE_TIME = "time in the future"
+    MALFORMED_URL = "malformed URL"
+    MALFORMED_RELAY_URL = "malformed URL of the relay"
+    NO_DURATION = "no duration"
+    NEGATIVE_DURATION = "negative duration"
+    NEGATIVE_SIZE = "negative size"
+    UNKNOWN_OUTCOME = "unknown outcome"
+    UNKNOWN_CODE = "unknown error code"
+    CODE_CONTRADICTS = "outcome contradicts the error code"
+    STATUS_CONTRADICTS = "outcome contradicts the HTTP status"
+    NO_STATE = "no state"
+    UNKNOWN_STATE = "unknown state"
+    NO_CHANGE = "no change of state"
+    DUPLICATED_ID = "duplicated id"
+    DUPLICATED_URL = "duplicated URL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The rows of one input: `good` ones go on, `bad` ones are of the schema `QUARANTINE`."""
+
+    good: DataFrame
+    bad: DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is wrong with a row where `holds` is true; null counts as false."""
+
+    reason: Reason
+    holds: Column
+
+
+def first_reason(faults: Iterable[Fault]) -> Column:
+    """The reason of the first fault that holds, null for a good row."""
+    return F.coalesce(*(F.when(fault.holds, F.lit(fault.reason.value)) for fault in faults))
+
+
+def without_copies(reason: Column, *, key: str, order: Sequence[str | Column], copy: Reason) -> Column:
+    """`reason`, and `copy` for good rows that share `key` with a good one before them in `order`."""
+    number = F.row_number().over(Over.partitionBy(reason.isNull(), key).orderBy(*order))
+    return F.coalesce(reason, F.when(number > 1, F.lit(copy.value)))
+
+
+def set_aside(source: str, rows: DataFrame, schema: StructType, *, reason: str | Column, time: str) -> DataFrame:
+    """`rows` as they are kept in quarantine; `time` names the column their day is taken from."""
+    # A Python date ends with the year 9999, and so does what a directory can be named after.
+    is_a_date = F.col(time).between(F.lit(_FIRST_TIME), F.lit(_LAST_TIME))
+    whole = F.to_json(F.struct(*schema.fieldNames()), {"timeZone": "UTC", "ignoreNullFields": "false"})
+    return rows.select(
+        F.lit(source).alias("source"),
+        (F.col(reason) if isinstance(reason, str) else reason).alias("reason"),
+        F.when(is_a_date, utc_day(time)).alias("day"),
+        whole.alias("row"),
+    ).to(QUARANTINE)

@@ -1,0 +1,67 @@
+"""One Spark for all tests of the analytics: a JVM takes seconds to start, and half a gigabyte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from federation.analytics.errors import JavaNotFound
+from federation.analytics.session import JVM_OPTIONS, find_java, open_session
+from federation.analytics.sinks import write_outputs
+from tests.federation.analytics.story import WINDOW, make_outputs
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker of xdist runs them all (`--dist loadgroup`), so that one JVM does."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            # The first of them waits for the JVM, which is slow to warm up on a busy machine.
+            item.add_marker(pytest.mark.timeout(300))
+            # py4j leaves the closing of its sockets to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(scope="session")
+def java() -> Path:
+    """The Java that Spark runs on; without one the test is not run, and says so."""
+    try:
+        return find_java()
+    except JavaNotFound as error:
+        pytest.skip(f"NOT RUN: {error}")
+
+
+@pytest.fixture(scope="session")
+def spark(java: Path) -> Iterator[SparkSession]:
+    """This machine's Spark; do not stop it."""
+    # For hundreds of small queries a thorough JIT compiler is more work than what it compiles.
+    brief = f"{JVM_OPTIONS} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {"spark.sql.shuffle.partitions": "4", "spark.driver.extraJavaOptions": brief}
+    session = open_session("local[2]", name="tests", settings=settings)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def sqlite_only(database_file: Path) -> str:
+    """URL of a migrated, otherwise empty SQLite database."""
+    return f"sqlite:///{database_file}"
+
+
+@pytest.fixture
+def postgres_only(migrated_postgres_url: str) -> str:
+    """URL of a migrated, otherwise empty PostgreSQL database."""
+    return migrated_postgres_url
+
+
+@pytest.fixture(scope="session")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the results of the whole story; not to be written to."""
+    out = tmp_path_factory.mktemp("results")
+    write_outputs(make_outputs(spark), out, WINDOW)
+    return out

@@ -1,0 +1,123 @@
+"""From a database to the report: the same twice, and the same a day at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import create_engine, text
+
+from db.url import parse_url
+from federation.analytics import pipeline
+from federation.analytics.errors import AnalyticsError
+from federation.analytics.export import export
+from federation.analytics.frames import Window
+from federation.analytics.results import DAILY, DATED
+from federation.analytics.source import SourceTables
+from tests.federation.analytics.history import DAY, attempt, attempts, fill, moment
+
+NOW = moment(3, 1)
+WINDOW = Window(since=DAY, until=DAY + timedelta(days=3))
+
+
+ROWS = [
+    *(
+        {**row, "outcome": "retryable", "error_code": "TIMEOUT", "http_status": None} if row["id"] % 7 == 0 else row
+        for row in attempts(30, 3)
+    ),
+    attempt(500, moment(1), duration_ms=-5),
+]
+"""Three days of attempts, some failed and one impossible."""
+
+
+def exported(spark: SparkSession, database_url: str, directory: Path) -> Path:
+    fill(database_url, ROWS)
+    export(SourceTables(spark=spark, url=database_url), directory, now=NOW, until=WINDOW.until)
+    return directory
+
+
+def contents(out: Path) -> dict[str, list[object]]:
+    """Every result's rows by file, in their order."""
+    return {
+        f"{result.name}/{file.parent.name}": pyarrow.parquet.ParquetFile(file).read().to_pylist()
+        for result in (*DAILY, *DATED)
+        for file in sorted((out / result.name).glob("*/*.parquet"))
+    }
+
+
+def counts(summary: dict[str, object]) -> tuple[int, int, int]:
+    """Attempts, deliveries and rows set aside."""
+    totals, quarantine = summary["totals"], summary["quarantine"]
+    assert isinstance(totals, dict)
+    assert isinstance(quarantine, dict)
+    return totals["attempts"], totals["delivered"], quarantine["rows"]
+
+
+def published(url: str) -> tuple[int, ...]:
+    """Scorecards in the database, and the servers they are of."""
+    engine = create_engine(parse_url(url))
+    with engine.connect() as connection:
+        row = connection.execute(text("SELECT count(*), count(DISTINCT server_url) FROM server_scorecards")).one()
+    engine.dispose()
+    return tuple(row)
+
+
+def test_postgres_gets_scorecards_of_its_own_tables(spark: SparkSession, postgres_only: str, tmp_path: Path) -> None:
+    """Two for each server; every attempt is counted or set aside."""
+    exports, out = exported(spark, postgres_only, tmp_path / "exports"), tmp_path / "out"
+    assert counts(pipeline.run(spark, exports, out, WINDOW, database=postgres_only, now=NOW)) == (90, 78, 1)
+    assert published(postgres_only) == (6, 3)
+
+
+def test_a_run_repeats_and_goes_on(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """The last day alone, with what is stored of those before, makes what a run over all makes; once more, the same."""
+    exports, whole, daily = exported(spark, sqlite_only, tmp_path / "exports"), tmp_path / "whole", tmp_path / "daily"
+    summary = pipeline.run(spark, exports, whole, WINDOW, database=sqlite_only, now=NOW)
+    assert (counts(summary), published(sqlite_only)) == ((90, 78, 1), (6, 3))
+    assert summary == json.loads((whole / "summary.json").read_text())
+    expected = contents(whole)
+
+    shutil.copytree(whole, daily)
+    for result in DATED:
+        shutil.rmtree(daily / result.name)
+    for result in DAILY:
+        shutil.rmtree(daily / result.name / f"day={WINDOW.as_of}")
+    last = Window(since=WINDOW.as_of, until=WINDOW.until)
+    pipeline.run(spark, exports, daily, last, database=sqlite_only, now=NOW)
+    found = contents(daily)
+    quarantine = f"quarantine/as_of={WINDOW.as_of}"  # of the day that was looked at
+    assert {**found, quarantine: None} == {**expected, quarantine: None}
+    pipeline.run(spark, exports, daily, last, database=sqlite_only, now=NOW)
+    assert contents(daily) == found
+    assert published(sqlite_only) == (6, 3)
+
+
+def test_the_window_is_by_default_what_was_exported(tmp_path: Path) -> None:
+    """At most the last 30 days of it; a window of no day is refused."""
+    for day in range(40):
+        (tmp_path / "attempts" / f"day={DAY + timedelta(days=day)}").mkdir(parents=True)
+    end = DAY + timedelta(days=40)
+    assert pipeline.window_of(tmp_path, None, None) == Window(since=end - timedelta(days=30), until=end)
+    early = DAY + timedelta(days=2)
+    assert pipeline.window_of(tmp_path, None, early) == Window(since=DAY, until=early)
+    with pytest.raises(AnalyticsError, match="the first exported day is 2025-03-01"):
+        pipeline.window_of(tmp_path, None, DAY)
+
+
+def test_a_report_of_nothing_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """With what makes results."""
+    with pytest.raises(AnalyticsError, match=r"there are no results in .*`federation analytics run`"):
+        pipeline.report(spark, tmp_path, None)
+
+
+def test_an_empty_database_has_an_empty_report(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """It says that there was nothing, and is no error."""
+    done = export(SourceTables(spark=spark, url=sqlite_only), tmp_path / "exports", now=NOW)
+    summary = pipeline.run(spark, tmp_path / "exports", tmp_path / "out", done.window, now=NOW)
+    assert counts(summary) == (0, 0, 0)
+    assert (tmp_path / "out" / "report.html").exists()
