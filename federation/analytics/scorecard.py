@@ -180,8 +180,9 @@ def _rows_with(codes: Iterable[str]) -> Column:
 
 
 def _latency() -> Column:
-    span = SLOWEST_MS - FAST_MS
-    return F.greatest(F.least((SLOWEST_MS - F.col("p95_ms")) / span, F.lit(1.0)), F.lit(0.0))
+    p95, span = F.col("p95_ms"), SLOWEST_MS - FAST_MS
+    # `least` and `greatest` pass over nulls, but an unknown latency is not a good one.
+    return F.when(p95.isNotNull(), F.greatest(F.least((SLOWEST_MS - p95) / span, F.lit(1.0)), F.lit(0.0)))
 
 
 def score() -> Column:
