@@ -1,5 +1,6 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
+from db.analytics import RelayCandidate, ServerScorecard
 from db.columns import FederationTable, HostTable, new_id
 from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob
 from db.follows import Follow
@@ -20,10 +21,12 @@ __all__ = [
     "Follow",
     "HostTable",
     "Post",
+    "RelayCandidate",
     "RotateChallengeToken",
     "Server",
     "ServerHealth",
     "ServerHealthEvent",
+    "ServerScorecard",
     "User",
     "create_host_tables",
     "new_id",

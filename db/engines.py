@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
 _BUSY_TIMEOUT = timedelta(seconds=30)
 _CONNECT_TIMEOUT = timedelta(seconds=10)
@@ -60,6 +60,33 @@ def migration_engine(url: URL) -> Engine:
         _enable_write_ahead_log(engine)
         return engine
     return create_engine(url, hide_parameters=True, connect_args=_postgres_arguments())
+
+
+def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT) -> Engine:
+    """A synchronous engine whose connections refuse to write, for long reads outside the application's pools.
+
+    Each connection is opened when it is asked for and closed when it is given back. A PostgreSQL server that vanishes
+    is noticed within a minute.
+    """
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, hide_parameters=True, poolclass=NullPool, connect_args=_sqlite_arguments())
+        _prepare_reader(engine)
+        return engine
+    arguments = {
+        "connect_timeout": max(2, int(connect_timeout.total_seconds())),
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+    }
+    engine = create_engine(
+        url,
+        hide_parameters=True,
+        poolclass=NullPool,
+        connect_args=arguments,
+        execution_options={"postgresql_readonly": True},
+    )
+    _shorten_errors(engine)
+    return engine
 
 
 def _sqlite_engine(url: URL, *, connections: int) -> AsyncEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -14,6 +14,9 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.migrate import upgrade
+from db.url import DatabaseUrlError
+from federation.analytics.cli import add_commands
+from federation.analytics.errors import AnalyticsError
 from federation.errors import ConfigurationError
 from federation.logs import configure_logging
 from federation.protocol.errors import UrlError
@@ -28,12 +31,30 @@ from workers.storage.sql import SqlStorage
 ENV_FILE: Final = Path(".env")
 USAGE_ERROR: Final = 2
 
+_EXTRAS: Final = {
+    "bullmq": "bullmq",
+    "fastapi": "node",
+    "prometheus_client": "metrics",
+    "psycopg": "postgres",
+    "py4j": "analytics",
+    "pyarrow": "analytics",
+    "pyspark": "analytics",
+    "redis": "bullmq",
+    "uvicorn": "node",
+}
+"""The extra that brings a module."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; ends the process with 0, or with 2 and what to do on stderr."""
     options = _parser().parse_args(arguments)
+    complete(lambda: options.command(options))
+
+
+def complete(action: Callable[[], None]) -> None:
+    """It is done; where it cannot be, the process ends with 2 and what to do on stderr."""
     try:
-        options.command(options)
+        action()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -69,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     node = commands.add_parser("node", help="the inbound side").add_subparsers(required=True, metavar="COMMAND")
     serve = node.add_parser("serve", help="serve until stopped")
     serve.set_defaults(command=lambda options: _run(options, workers=False, node=True))
+
+    add_commands(commands)
     return parser
 
 
@@ -122,16 +145,12 @@ def _explain(error: BaseException) -> list[str]:
             return ["this node's settings need attention:", *error.problems]
         case StorageError():
             return [str(error), "`federation upgrade` makes the tables a queue in a database needs"]
-        case UrlError() | WorkersError() | OSError() | CommandError():
+        case UrlError() | WorkersError() | OSError() | CommandError() | AnalyticsError() | DatabaseUrlError():
             return [str(error)]
         case SQLAlchemyError():
             return [f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?"]
-        case ModuleNotFoundError(name="fastapi" | "uvicorn"):
-            return ["this needs more packages: pip install 'federation-delivery[node]'"]
-        case ModuleNotFoundError(name="prometheus_client"):
-            return ["this needs more packages: pip install 'federation-delivery[metrics]'"]
-        case ModuleNotFoundError(name="redis" | "bullmq"):
-            return ["this needs more packages: pip install 'federation-delivery[bullmq]'"]
+        case ModuleNotFoundError(name=name) if name in _EXTRAS:
+            return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
         case _:
             return []
 

@@ -26,7 +26,13 @@ from db.url import parse_url
 from tests.db.original import TABLES, create_original
 from workers.storage.sql import SqlStorage
 
-_OURS = {"delivery_attempts", "server_health_events", "federation_alembic_version"}
+_OURS = {
+    "delivery_attempts",
+    "relay_candidates",
+    "server_health_events",
+    "server_scorecards",
+    "federation_alembic_version",
+}
 
 _CATALOG = (
     """SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default
@@ -167,7 +173,7 @@ def test_upgrading_again_changes_nothing(database_url: str) -> None:
         upgrade(database_url)
         with engine.begin() as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM blacklisted_servers").scalar() == 1
-            assert connection.exec_driver_sql("SELECT version_num FROM federation_alembic_version").all() == [("0002",)]
+            assert connection.exec_driver_sql("SELECT version_num FROM federation_alembic_version").all() == [("0003",)]
 
 
 def test_tables_of_the_host_application_and_its_alembic_history_are_left_alone(database_url: str) -> None:
@@ -213,7 +219,7 @@ def test_processes_that_upgrade_at_once_all_succeed(database_url: str) -> None:
     errors = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], errors
     with engine_on(database_url) as engine, engine.begin() as connection:
-        assert connection.exec_driver_sql("SELECT version_num FROM federation_alembic_version").all() == [("0002",)]
+        assert connection.exec_driver_sql("SELECT version_num FROM federation_alembic_version").all() == [("0003",)]
 
 
 async def test_an_upgrade_waits_for_a_writer_of_a_file_not_yet_in_wal_mode(sqlite_url: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+
+from federation.analytics.errors import JavaNotFound
+from federation.analytics.session import find_java, open_session
+from federation.analytics.sinks import write_outputs
+from tests.federation.analytics.story import WINDOW, make_outputs
 
 HERE = Path(__file__).parent
 
@@ -24,18 +28,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def java() -> Path:
+    """The Java that Spark runs on; without one the test is not run, and says so."""
+    try:
+        return find_java()
+    except JavaNotFound as error:
+        pytest.skip(f"NOT RUN: {error}")
+
+
+@pytest.fixture(scope="session")
+def spark(java: Path) -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it."""
-    if shutil.which("java") is None:
-        pytest.skip("NOT RUN: Spark needs Java 17 or newer, and there is no `java` on PATH")
-    settings = {
-        "spark.driver.memory": "1g",
-        "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    session = SparkSession.builder.master("local[2]").appName("tests").config(map=settings).getOrCreate()
+    session = open_session("local[2]", name="tests", settings={"spark.sql.shuffle.partitions": "4"})
     yield session
     session.stop()
+
+
+@pytest.fixture
+def sqlite_only(database_file: Path) -> str:
+    """URL of a migrated, otherwise empty SQLite database."""
+    return f"sqlite:///{database_file}"
+
+
+@pytest.fixture
+def postgres_only(migrated_postgres_url: str) -> str:
+    """URL of a migrated, otherwise empty PostgreSQL database."""
+    return migrated_postgres_url
+
+
+@pytest.fixture(scope="session")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the results of the whole story; not to be written to."""
+    out = tmp_path_factory.mktemp("results")
+    write_outputs(make_outputs(spark), out, WINDOW)
+    return out

@@ -1,0 +1,157 @@
+"""`federation analytics …`. Spark is imported when such a command runs, never before."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from federation.analytics.errors import AnalyticsError
+from federation.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from federation.analytics.export import Export, Tables
+
+_DATABASE: Final = "postgresql://… or sqlite:///… (default: DATABASE_URL, which keeps a password out of `ps`)"
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The parser knows `analytics export`."""
+    analytics = commands.add_parser("analytics", help="scorecards and reports of servers, with Spark")
+    parsers = analytics.add_subparsers(required=True, metavar="COMMAND")
+
+    export = parsers.add_parser("export", help="write the database's tables as Parquet, attempts by UTC day")
+    _add_window(export)
+    export.add_argument("--database", metavar="URL", help=_DATABASE)
+    _add_output(export, "exports")
+    _add_jdbc(export)
+    _add_spark(export)
+    export.set_defaults(command=_export)
+
+
+def tell(text: str) -> None:
+    """Progress, for whoever watches a terminal."""
+    if sys.stderr.isatty():
+        print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)  # noqa: T201 - a command's progress
+
+
+def _add_window(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--since", type=_day, metavar="DAY", help="first UTC day, as 2025-01-31, today or yesterday")
+    parser.add_argument("--until", type=_day, metavar="DAY", help="the UTC day after the last")
+
+
+def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="OUT", help=f"directory of {content}; made if need be"
+    )
+
+
+def _add_jdbc(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jdbc",
+        nargs="?",
+        const="",
+        metavar="JAR",
+        help="read through JDBC, with the driver in JAR, or one that Spark has already",
+    )
+
+
+def _add_spark(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a summary as JSON")
+    parser.add_argument(
+        "--master", help="Spark's master (default: spark-submit's, else this machine with all its cores)"
+    )
+
+
+def _day(text: str) -> date:
+    today = datetime.now(UTC).date()
+    named = {"today": today, "yesterday": today - timedelta(days=1), "tomorrow": today + timedelta(days=1)}
+    try:
+        return named.get(text) or date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day as 2025-01-31, today or yesterday") from None
+
+
+def _export(options: argparse.Namespace) -> None:
+    from federation.analytics.export import export
+
+    _check_order(options)
+    database = _database(options)
+    with _session(options, database) as spark:
+        tables = _tables(options, spark, database)
+        done = export(tables, options.out, since=options.since, until=options.until, told=tell)
+    _print(options, _counted(done), _export_lines(done, options.out))
+
+
+def _check_order(options: argparse.Namespace) -> None:
+    if options.since and options.until and options.until <= options.since:
+        raise AnalyticsError(
+            f"--until {options.until} is not after --since {options.since}; it is the day after the last"
+        )
+
+
+def _database(options: argparse.Namespace) -> str:
+    return options.database or Settings.load().database_url.get_secret_value()
+
+
+@contextmanager
+def _session(options: argparse.Namespace, database: str | None) -> Iterator[SparkSession]:
+    """What can be told at once is told before the seconds that Spark takes to start."""
+    from federation.analytics.database import check_database
+    from federation.analytics.session import open_session
+
+    jar = getattr(options, "jdbc", None)
+    if jar and not Path(jar).is_file():
+        raise AnalyticsError(f"--jdbc: there is no file {jar}; it is the jar of the database's driver")
+    if database is not None:
+        check_database(database)
+    tell("starting Spark")
+    spark = open_session(options.master, settings={"spark.jars": jar} if jar else None)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _tables(options: argparse.Namespace, spark: SparkSession, database: str) -> Tables:
+    from federation.analytics.jdbc import JdbcTables
+    from federation.analytics.source import SourceTables
+
+    made = SourceTables if options.jdbc is None else JdbcTables
+    return made(spark=spark, url=database)
+
+
+def _counted(done: Export) -> dict[str, object]:
+    return {
+        "since": done.window.since.isoformat(),
+        "until": done.window.until.isoformat(),
+        "attempts": {day.isoformat(): count for day, count in done.attempts.items()},
+        "undated_attempts": done.undated,
+        "kept_days": [day.isoformat() for day in done.kept],
+        **done.snapshots,
+    }
+
+
+def _export_lines(done: Export, out: Path) -> list[str]:
+    total = sum(done.attempts.values())
+    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in done.snapshots.items())
+    lines = [f"{total:,} attempts from {done.window.since} to {done.window.as_of}, {counts}: {out}"]
+    if not total:
+        lines.append("there were no attempts on these days")
+    if done.undated:
+        lines.append(f"{done.undated:,} attempts have an impossible time; each run sets them aside and counts them")
+    lines += [f"{day}: the database holds fewer attempts than were exported; the export is kept" for day in done.kept]
+    return lines
+
+
+def _print(options: argparse.Namespace, summary: dict[str, object], lines: list[str]) -> None:
+    """On stdout: the result of a command."""
+    print(json.dumps(summary, indent=2) if options.json else "\n".join(lines))  # noqa: T201 - the command's result

@@ -1,0 +1,55 @@
+"""HTML and SVG from Python calls: what is not made by `tag` is text and is escaped, so nothing has to remember to.
+
+Server URLs, error codes and reasons come from the network: they may hold tags, quotes, control characters and marks
+that turn the direction of writing.
+"""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+from typing import Final
+
+_INVISIBLE: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_VOID: Final = {"meta", "br"}
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Content = Markup | str | None
+
+
+def tag(name: str, /, *children: Content, **attributes: str | float | None) -> Markup:
+    """One element. An attribute's `_` is written `-` and a trailing one is dropped (`class_`); None leaves it out."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_escaped(_number(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{join(*children)}</{name}>")
+
+
+def join(*children: Content) -> Markup:
+    """One after the other; None is nothing."""
+    return Markup(
+        "".join(each if isinstance(each, Markup) else _escaped(each) for each in children if each is not None)
+    )
+
+
+def short(text: str, limit: int = 90) -> str:
+    """The text, cut where it is longer than anybody reads."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _number(value: str | float | None) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _escaped(text: str) -> str:
+    return html.escape("".join("\ufffd" if unicodedata.category(each) in _INVISIBLE else each for each in text))

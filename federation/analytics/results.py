@@ -1,0 +1,96 @@
+"""Where results lie on disk, and reading them back.
+
+`OUT/<name>/<day or as_of>=YYYY-MM-DD/data.parquet`: one file per partition, because replacing one file is the only
+step that POSIX makes atomic whole; a directory can only be emptied and filled again. Each file is sorted, so the same
+results are the same rows in the same order. Driver and executors must see OUT under the same path (a disk or a mount).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from federation.analytics import frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import date
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+DATA_FILE: Final = "data.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One of the outputs: its directory, its partition column, and the order of its rows within a partition."""
+
+    name: str
+    schema: StructType
+    partition: str
+    order: tuple[str, ...]
+
+    def file(self, out: Path, date_: date) -> Path:
+        return out / self.name / f"{self.partition}={date_.isoformat()}" / DATA_FILE
+
+
+SERVER_DAILY: Final = Result(
+    name="server_daily", schema=frames.SERVER_DAILY, partition="day", order=("day", "server_url")
+)
+NETWORK_SUMMARY: Final = Result(name="network_summary", schema=frames.NETWORK_SUMMARY, partition="day", order=("day",))
+SERVER_SCORECARD: Final = Result(
+    name="server_scorecard",
+    schema=frames.SERVER_SCORECARD,
+    partition="as_of",
+    order=("server_url", "window_days"),
+)
+KEY_ANOMALIES: Final = Result(
+    name="key_anomalies",
+    schema=frames.KEY_ANOMALIES,
+    partition="as_of",
+    order=("kind", "key_kind", "fingerprint", "detail", "server_urls"),
+)
+RELAY_CANDIDATES: Final = Result(
+    name="relay_candidates", schema=frames.RELAY_CANDIDATES, partition="as_of", order=("rank", "server_url")
+)
+QUARANTINE: Final = Result(
+    name="quarantine", schema=frames.QUARANTINE, partition="as_of", order=("source", "reason", "day", "row")
+)
+
+DAILY: Final = (SERVER_DAILY, NETWORK_SUMMARY)
+DATED: Final = (SERVER_SCORECARD, KEY_ANOMALIES, RELAY_CANDIDATES, QUARANTINE)
+
+
+def local(path: Path) -> str:
+    """The path as Spark shall read it, also where its default file system is another one."""
+    return f"file://{path.absolute()}"
+
+
+def read_days(spark: SparkSession, out: Path, result: Result, days: Iterable[date]) -> DataFrame:
+    """The rows of those `days` that are stored; of the others nothing."""
+    files = [local(file) for day in days if (file := result.file(out, day)).exists()]
+    if not files:
+        return spark.createDataFrame([], result.schema)
+    return _read(spark, out, result, files)
+
+
+def read_dated(spark: SparkSession, out: Path, result: Result, as_of: date) -> DataFrame:
+    """The rows dated `as_of`.
+
+    Raises:
+        FileNotFoundError: no run has written results of that day to `out`.
+    """
+    file = result.file(out, as_of)
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{file}: there are no results as of {as_of}; run `federation analytics run` for a window that ends with it"
+        )
+    return _read(spark, out, result, [local(file)])
+
+
+def _read(spark: SparkSession, out: Path, result: Result, files: list[str]) -> DataFrame:
+    root = local(out / result.name)
+    read = spark.read.schema(result.schema).option("basePath", root).parquet(*files)
+    return read.select(*result.schema.names)

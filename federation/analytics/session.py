@@ -1,0 +1,101 @@
+"""The Spark session every command runs in, and the Java under it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import SparkSession
+
+from federation.analytics.errors import JavaNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OLDEST_JAVA: Final = 17
+
+_INSTALL: Final = (
+    f"install Java {OLDEST_JAVA} or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless),"
+    " or point JAVA_HOME at one"
+)
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+
+# The JVM of a driver is started with these: they cannot be set later.
+_LOCAL: Final = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC",
+    "spark.executorEnv.PYTHONPATH": str(_ROOT),
+}
+_EVERYWHERE: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A task that writes a few days side by side need not sort its rows by day.
+    "spark.sql.maxConcurrentOutputFileWriters": "4",
+    # Each of those files buffers that much: a GiB of memory would not hold the default of 128 MiB for all.
+    "spark.hadoop.parquet.block.size": str(32 * 2**20),
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+
+
+def find_java() -> Path:
+    """The `java` Spark will start: of JAVA_HOME if that is set, else the first on PATH.
+
+    Raises:
+        JavaNotFound: there is none, it does not run, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if found is None:
+        raise JavaNotFound(f"Spark needs Java, and there is no `java` on PATH: {_INSTALL}")
+    try:
+        told = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - the operator's own Java
+    except (OSError, subprocess.SubprocessError):
+        place = f"JAVA_HOME={home} holds no Java that runs" if home else f"{found} does not run"
+        raise JavaNotFound(f"Spark needs Java, and {place}: {_INSTALL}") from None
+    version = _VERSION.search(told.stderr + told.stdout)
+    if version is None or int(version[1]) < OLDEST_JAVA:
+        named = version[1] if version else "of an unknown version"
+        raise JavaNotFound(f"Spark needs Java {OLDEST_JAVA} or newer, and {found} is Java {named}: {_INSTALL}")
+    return Path(found)
+
+
+def open_session(
+    master: str | None = None, *, name: str = "federation-analytics", settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session in UTC that keeps Spark's own log to warnings; stop it when done.
+
+    `master` None means what spark-submit was told, else this machine with all its cores. On this machine the driver has
+    1 GiB, set by `settings` ("spark.driver.memory") or not at all: a running JVM is not resized.
+
+    Raises:
+        JavaNotFound: see `find_java`; not asked where spark-submit has started the JVM already.
+    """
+    builder = SparkSession.builder.appName(name)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        find_java()
+        if master is None:
+            master = "local[*]"
+        if master.startswith("local"):
+            # Spark would start its Python workers with whatever `python3` is on PATH.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            builder = builder.config(map=dict(_LOCAL))
+    if master is not None:
+        builder = builder.master(master)
+    progress = "true" if sys.stderr.isatty() else "false"
+    builder = builder.config(map={**_EVERYWHERE, "spark.ui.showConsoleProgress": progress, **(settings or {})})
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN")
+    return session

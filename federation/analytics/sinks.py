@@ -1,0 +1,151 @@
+"""Writing the results: every day is replaced whole, or stays as it was.
+
+Theory of operation. All six frames are first computed into `OUT/.staging`, a name that no reader looks at; only then is
+one file after the other renamed over its predecessor. A run that fails or is killed before the renames leaves OUT as it
+was; one killed between two renames leaves some days old and some replaced, each of them whole, and running it again
+replaces the rest. A lock on OUT, which ends with its process, keeps a second run out, so whatever lies in `.staging`
+when a run begins is a dead one's and is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from federation.analytics.results import DAILY, DATED, Result, local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import date
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from federation.analytics.frames import Outputs, Window
+
+STAGING: Final = ".staging"
+
+
+def write_outputs(
+    outputs: Outputs, directory: Path, window: Window, *, told: Callable[[str], None] = lambda _: None
+) -> None:
+    """The days of `window` and what is dated its `as_of` hold exactly the rows of `outputs`; other days are untouched.
+
+    Rows of days outside the window are not written. A day without rows gets an empty file: it was looked at. `told`
+    hears what is being computed.
+
+    `server_daily` and `server_scorecard` are kept in memory (on disk where that is short) until all is written, because
+    other frames are computed from them, and then released, whoever began to keep them. They hold a row per server and
+    day or window, never one per attempt; nothing that grows with the attempts is kept.
+
+    Raises:
+        OSError: another run is writing to `directory`, or the disk refuses; every day is whole.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory), _staging(directory) as staging, _kept(outputs.server_daily, outputs.server_scorecard):
+        renames: list[tuple[Path, Path]] = []
+        for result in DAILY:
+            told(f"computing {result.name}")
+            frame: DataFrame = getattr(outputs, result.name)
+            staged = _stage_days(frame, result, window, staging / result.name)
+            renames += [(staged[day], result.file(directory, day)) for day in window.days]
+        for result in DATED:
+            told(f"computing {result.name}")
+            frame = getattr(outputs, result.name)
+            renames.append((_stage_dated(frame, result, staging), result.file(directory, window.as_of)))
+        told("putting the results in place")
+        for source, target in renames:
+            _replace(source, target)
+
+
+def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) -> dict[date, Path]:
+    inside = frame.to(result.schema).where(sf.col("day").between(sf.lit(window.since), sf.lit(window.as_of)))
+    by_day = inside.repartition(sf.col("day")).sortWithinPartitions(*result.order)
+    by_day.write.partitionBy("day").parquet(local(target))
+    written = {day: target / f"day={day.isoformat()}" for day in window.days}
+    staged = {day: _only_file(path) for day, path in written.items() if path.exists()}
+    missing = [day for day in window.days if day not in staged]
+    empty = _empty_files(frame.sparkSession, result, target, len(missing))
+    return staged | dict(zip(missing, empty, strict=True))
+
+
+def _stage_dated(frame: DataFrame, result: Result, staging: Path) -> Path:
+    target = staging / result.name
+    # Not coalesce(1), which would have one task compute all that comes before.
+    whole = frame.to(result.schema).drop(result.partition).repartition(1).sortWithinPartitions(*result.order)
+    whole.write.parquet(local(target))
+    return _only_file(target)
+
+
+def _empty_files(spark: SparkSession, result: Result, target: Path, count: int) -> Sequence[Path]:
+    if count == 0:
+        return []
+    schema = StructType([field for field in result.schema if field.name != result.partition])
+    directory = target / "empty"
+    spark.createDataFrame([], schema).write.parquet(local(directory))
+    original = _only_file(directory)
+    return [shutil.copyfile(original, directory / f"{number}.parquet") for number in range(count)]
+
+
+def _only_file(directory: Path) -> Path:
+    [file] = directory.glob("*.parquet")
+    return file
+
+
+def _replace(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sync(source)
+    source.replace(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(f"{directory}: another analytics run is writing here; wait until it has ended") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _staging(directory: Path) -> Iterator[Path]:
+    staging = directory / STAGING
+    if staging.exists():
+        shutil.rmtree(staging)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _kept(*frames: DataFrame) -> Iterator[None]:
+    """These frames are computed once, even where others are made of them."""
+    for frame in frames:
+        if not frame.is_cached:
+            frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield
+    finally:
+        for frame in frames:
+            frame.unpersist()

@@ -1,0 +1,101 @@
+"""Numbers and times as people read them. None is a dash: nothing was measured."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from typing import Final
+
+NOTHING: Final = "\u2013"
+_THIN: Final = "\u202f"  # a narrow space that does not break
+
+_STEPS: Final = ((timedelta(days=1), "d"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "min"))
+
+
+def count(number: int | None) -> str:
+    return NOTHING if number is None else f"{number:,}".replace(",", _THIN)
+
+
+def percent(ratio: float | None) -> str:
+    """With one decimal, and never rounded up to 100 or down to 0."""
+    if ratio is None:
+        return NOTHING
+    if 0 < ratio < 1:
+        ratio = min(max(ratio, 0.001), 0.999)
+    return f"{ratio * 100:.0f}{_THIN}%" if ratio in (0, 1) else f"{ratio * 100:.1f}{_THIN}%"
+
+
+def whole_percent(ratio: float) -> str:
+    """For the scale of a chart."""
+    return f"{ratio * 100:g}{_THIN}%"
+
+
+def points(change: float | None) -> str:
+    """The difference of two ratios."""
+    if change is None:
+        return NOTHING
+    rounded = round(change * 100, 1)
+    return "unchanged" if rounded == 0 else f"{'up' if rounded > 0 else 'down'} {abs(rounded):g} points"
+
+
+def growth(now: int, before: int) -> str:
+    """How much more it is than it was."""
+    if before == 0:
+        return "none before" if now else NOTHING
+    if now >= 3 * before:
+        return f"{now / before:.0f} times as many"
+    rounded = round((now / before - 1) * 100)
+    return "unchanged" if rounded == 0 else f"{'up' if rounded > 0 else 'down'} {abs(rounded)}{_THIN}%"
+
+
+def difference(now: int, before: int) -> str:
+    return _signed(now - before)
+
+
+def score(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.0f}"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}{_THIN}ms" if value < 1000 else f"{value / 1000:.1f}{_THIN}s".replace(".0", "")
+
+
+def day(value: date) -> str:
+    return f"{value.day}{_THIN}{value:%b}"
+
+
+def day_and_year(value: date) -> str:
+    return f"{day(value)} {value.year}"
+
+
+def moment(value: datetime) -> str:
+    return f"{day_and_year(value)}, {value:%H:%M}"
+
+
+def duration(value: timedelta) -> str:
+    """In its two largest units; less than a minute is `0 min`."""
+    parts = []
+    for step, unit in _STEPS:
+        whole, value = divmod(max(value, timedelta()), step)
+        parts.append((whole, unit))
+    first = next((place for place, (whole, _) in enumerate(parts) if whole), len(parts) - 1)
+    shown = [part for part in parts[first : first + 2] if part[0]] or [parts[-1]]
+    return " ".join(f"{whole}{_THIN}{unit}" for whole, unit in shown)
+
+
+def server(url: str) -> str:
+    """The URL without the scheme that nearly all have."""
+    return url.removeprefix("https://")
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
+def _signed(number: float) -> str:
+    return f"+{number:g}" if number > 0 else f"\u2212{-number:g}" if number < 0 else "±0"

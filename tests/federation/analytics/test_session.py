@@ -1,0 +1,82 @@
+"""The Java that Spark needs: found, or told in one line what to install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from federation.analytics.errors import JavaNotFound
+from federation.analytics.session import find_java
+
+
+@pytest.fixture
+def bin_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory of programs; JAVA_HOME is not set."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    return directory
+
+
+def put_java(directory: Path, text: str, status: int = 0) -> Path:
+    """A `java` that tells its version as real ones do: on stderr."""
+    program = directory / "java"
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit {status}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.1"])
+def test_a_java_that_is_new_enough_is_found(bin_directory: Path, version: str) -> None:
+    """On PATH, whatever else it prints."""
+    program = put_java(bin_directory, f'Picked up JAVA_TOOL_OPTIONS\nopenjdk version "{version}" 2025-04-15')
+    assert find_java() == program
+
+
+def test_java_home_comes_first(bin_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does for Spark."""
+    put_java(bin_directory, 'openjdk version "17.0.1"')
+    home = tmp_path / "home"
+    (home / "bin").mkdir(parents=True)
+    program = put_java(home / "bin", 'openjdk version "21.0.1"')
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert find_java() == program
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "problem"),
+    [
+        pytest.param('java version "1.8.0_402"', 0, "is Java 8:", id="8"),
+        pytest.param('openjdk version "11.0.22"', 0, "is Java 11:", id="11"),
+        pytest.param("hello", 0, "is Java of an unknown version", id="unknown"),
+        pytest.param("no runtime present", 1, "does not run", id="broken"),
+    ],
+)
+def test_an_unusable_java_is_told_with_what_to_install(
+    bin_directory: Path, text: str, status: int, problem: str
+) -> None:
+    """In one line."""
+    put_java(bin_directory, text, status)
+    with pytest.raises(JavaNotFound) as error:
+        find_java()
+    assert problem in str(error.value)
+    assert "install Java 17 or newer" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_java_at_all_is_told(bin_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when JAVA_HOME points nowhere."""
+    with pytest.raises(JavaNotFound, match="no `java` on PATH: install Java 17"):
+        find_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaNotFound, match=f"JAVA_HOME={tmp_path} holds no Java that runs: install Java 17"):
+        find_java()
+
+
+def test_the_session_computes_in_utc(spark: SparkSession) -> None:
+    """Whatever the machine's zone is, and says so in Parquet."""
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"
