@@ -107,6 +107,7 @@ def cards(spark: SparkSession) -> dict[tuple[str, int], Row]:
         outages=find_outages(frame(spark, HEALTH_EVENTS, EVENTS), servers, until=at("12-01 00:00")),
         anomalies=key_anomalies(servers, earlier=None, window=WINDOW),
         window=WINDOW,
+        until=at("12-01 00:00"),
     )
     assert columns(result.schema) == columns(SERVER_SCORECARD)
     return {(row["server_url"], row["window_days"]): row for row in result.collect()}
