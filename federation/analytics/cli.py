@@ -14,19 +14,35 @@ from federation.analytics.errors import AnalyticsError
 from federation.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
     from federation.analytics.export import Export, Tables
 
+EXPORTS: Final = "exports"
+"""Where in OUT a run exports the database to."""
+
 _DATABASE: Final = "postgresql://… or sqlite:///… (default: DATABASE_URL, which keeps a password out of `ps`)"
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The parser knows `analytics export`."""
+    """The parser knows `analytics run`, `analytics export` and `analytics report`."""
     analytics = commands.add_parser("analytics", help="scorecards and reports of servers, with Spark")
     parsers = analytics.add_subparsers(required=True, metavar="COMMAND")
+
+    run = parsers.add_parser(
+        "run",
+        help="compute everything and write the report",
+        description="Exports the database to OUT/exports, or reads DIR; computes; writes results and OUT/report.html.",
+    )
+    _add_window(run)
+    run.add_argument("--input", type=Path, metavar="DIR", help="read these exports, and export nothing")
+    run.add_argument("--database", metavar="URL", help=f"{_DATABASE}; with --input: only for the results, if at all")
+    _add_output(run, "results and report")
+    _add_jdbc(run)
+    _add_spark(run)
+    run.set_defaults(command=_run)
 
     export = parsers.add_parser("export", help="write the database's tables as Parquet, attempts by UTC day")
     _add_window(export)
@@ -35,6 +51,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_jdbc(export)
     _add_spark(export)
     export.set_defaults(command=_export)
+
+    report = parsers.add_parser("report", help="write the report again, from results that are there")
+    report.add_argument("--as-of", type=_day, metavar="DAY", help="the last day of the run (default: the latest)")
+    _add_output(report, "results and report")
+    _add_spark(report)
+    report.set_defaults(command=_report)
 
 
 def tell(text: str) -> None:
@@ -80,6 +102,26 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"{text!r} is no day as 2025-01-31, today or yesterday") from None
 
 
+def _run(options: argparse.Namespace) -> None:
+    from federation.analytics import pipeline
+    from federation.analytics.export import export
+    from federation.analytics.publish import require_publishable
+    from federation.analytics.read import require_exports
+
+    _check_order(options)
+    if options.input is not None:
+        require_exports(options.input)
+    database = options.database if options.input else _database(options)
+    with _session(options, database, ready=require_publishable) as spark:
+        exports = options.input or options.out / EXPORTS
+        if options.input is None:
+            tables = _tables(options, spark, _database(options))
+            export(tables, exports, since=options.since, until=options.until, told=tell)
+        window = pipeline.window_of(exports, options.since, options.until)
+        summary = pipeline.run(spark, exports, options.out, window, database=database, told=tell)
+    _print(options, summary, _lines(summary, options.out))
+
+
 def _export(options: argparse.Namespace) -> None:
     from federation.analytics.export import export
 
@@ -89,6 +131,14 @@ def _export(options: argparse.Namespace) -> None:
         tables = _tables(options, spark, database)
         done = export(tables, options.out, since=options.since, until=options.until, told=tell)
     _print(options, _counted(done), _export_lines(done, options.out))
+
+
+def _report(options: argparse.Namespace) -> None:
+    from federation.analytics import pipeline
+
+    with _session(options, None) as spark:
+        summary = pipeline.report(spark, options.out, options.as_of, told=tell)
+    _print(options, summary, _lines(summary, options.out))
 
 
 def _check_order(options: argparse.Namespace) -> None:
@@ -103,7 +153,9 @@ def _database(options: argparse.Namespace) -> str:
 
 
 @contextmanager
-def _session(options: argparse.Namespace, database: str | None) -> Iterator[SparkSession]:
+def _session(
+    options: argparse.Namespace, database: str | None, *, ready: Callable[[str], None] = lambda _: None
+) -> Iterator[SparkSession]:
     """What can be told at once is told before the seconds that Spark takes to start."""
     from federation.analytics.database import check_database
     from federation.analytics.session import open_session
@@ -113,6 +165,7 @@ def _session(options: argparse.Namespace, database: str | None) -> Iterator[Spar
         raise AnalyticsError(f"--jdbc: there is no file {jar}; it is the jar of the database's driver")
     if database is not None:
         check_database(database)
+        ready(database)
     tell("starting Spark")
     spark = open_session(options.master, settings={"spark.jars": jar} if jar else None)
     try:
@@ -149,6 +202,19 @@ def _export_lines(done: Export, out: Path) -> list[str]:
     if done.undated:
         lines.append(f"{done.undated:,} attempts have an impossible time; each run sets them aside and counts them")
     lines += [f"{day}: the database holds fewer attempts than were exported; the export is kept" for day in done.kept]
+    return lines
+
+
+def _lines(summary: dict[str, object], out: Path) -> list[str]:
+    totals, quarantine = summary["totals"], summary["quarantine"]
+    assert isinstance(totals, dict)
+    assert isinstance(quarantine, dict)
+    counts = f"{totals['attempts']:,} attempts at {totals['servers']:,} servers as of {summary['as_of']}"
+    lines = [f"{counts}: {out / 'report.html'}"]
+    if not totals["attempts"]:
+        lines.append("there were no attempts on these days")
+    if quarantine["rows"]:
+        lines.append(f"{quarantine['rows']:,} rows were set aside; {out / 'quarantine'} says why")
     return lines
 
 

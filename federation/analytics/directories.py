@@ -71,11 +71,6 @@ def replace_directory(fresh: Path, place: Path) -> None:
     _sync(place.parent)
 
 
-def local(path: Path) -> str:
-    """The path as Spark shall take it, also where its default file system is another one. Not quoted, as URLs are."""
-    return f"file://{path.absolute()}"
-
-
 def _clear(staging: Path, directory: Path) -> None:
     if not staging.exists():
         return

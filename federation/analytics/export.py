@@ -28,9 +28,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.analytics.database import FIRST_DAY, has_attempts, oldest_attempt
-from federation.analytics.directories import local, replace_directory, staging_in
+from federation.analytics.directories import replace_directory, staging_in
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.frames import Window
+from federation.analytics.results import local
 
 ATTEMPTS: Final = "attempts"
 SNAPSHOTS: Final = {

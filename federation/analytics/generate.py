@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from federation.analytics import frames
-from federation.analytics.directories import local, replace_directory, staging_in
+from federation.analytics.directories import replace_directory, staging_in
 from federation.analytics.errors import DirectoryUnusable
 from federation.analytics.export import ATTEMPTS, EARLIER_SERVERS
 from federation.analytics.made_attempts import make_attempts
 from federation.analytics.made_servers import make_blacklist, make_health_events, make_registry, make_servers
+from federation.analytics.results import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable

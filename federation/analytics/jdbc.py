@@ -11,8 +11,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
 
 from db.url import parse_url
-from federation.analytics.directories import local
 from federation.analytics.errors import DatabaseUnavailable, DriverNotFound
+from federation.analytics.results import local
 from federation.analytics.source import DEFAULT_PARTITIONS, TABLES
 
 if TYPE_CHECKING:

@@ -70,7 +70,9 @@ def _server(history: History) -> Column:
 
 def _error_code() -> Column:
     passing = _one_of("what", "TIMEOUT", "HTTP_500", "CONN_RESET", "HTTP_429")
-    final = _one_of("what", "NO_ACK", "NOT_JSON", "INVALID_ACK", "INVALID_PAYLOAD")
+    final = F.when(F.col("server") % 97 == 31, "INVALID_ACK").otherwise(
+        _one_of("what", "NO_ACK", "NOT_JSON", "INVALID_PAYLOAD")
+    )
     return (
         F.when(F.col("url").isNull(), "DISCOVERY")
         .when(F.col("blacklisted"), "BLACKLISTED")

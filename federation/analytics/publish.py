@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Insert, Table, delete, func, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from db import Database, FederationTable, RelayCandidate, ServerScorecard
+from federation.analytics.errors import AnalyticsError
 from federation.analytics.results import RELAY_CANDIDATES, SERVER_SCORECARD, read_dated
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _RELAYS: Final = FederationTable.metadata.tables[str(RelayCandidate.__tablename_
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class NotPublishable(Exception):
+class NotPublishable(AnalyticsError):
     """The database cannot take the results; the message says what to do."""
 
 

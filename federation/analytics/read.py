@@ -10,10 +10,10 @@ import pyarrow.parquet
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from federation.analytics import frames
-from federation.analytics.directories import local
 from federation.analytics.errors import DamagedExport, DirectoryUnusable
 from federation.analytics.export import ATTEMPTS, EARLIER_SERVERS, UNDATED
 from federation.analytics.frames import Inputs, Window
+from federation.analytics.results import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +33,7 @@ def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs
         DirectoryUnusable: there are no exports in `directory`.
         DamagedExport: a file is cut short or is not of the schema; the message names it.
     """
-    if not (directory / "servers").is_dir() and not (directory / ATTEMPTS).is_dir():
-        raise DirectoryUnusable(f"there are no exports in {directory}: {_WHAT_MAKES_THEM}")
+    require_exports(directory)
     root = directory / ATTEMPTS
     days = [root / f"day={day.isoformat()}" for day in window.days]
     earlier = directory / EARLIER_SERVERS
@@ -45,6 +44,16 @@ def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs
         health_events=_read(spark, frames.HEALTH_EVENTS, directory / "health_events"),
         earlier_servers=_read(spark, frames.SERVERS, earlier) if earlier.is_dir() else None,
     )
+
+
+def require_exports(directory: Path) -> None:
+    """There are exports in `directory`.
+
+    Raises:
+        DirectoryUnusable: there are none.
+    """
+    if not (directory / "servers").is_dir() and not (directory / ATTEMPTS).is_dir():
+        raise DirectoryUnusable(f"there are no exports in {directory}: {_WHAT_MAKES_THEM}")
 
 
 def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFrame:

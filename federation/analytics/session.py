@@ -46,6 +46,8 @@ _EVERYWHERE: Final = {
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Each of those files buffers that much: a GiB of memory would not hold the default of 128 MiB for all.
     "spark.hadoop.parquet.block.size": str(32 * 2**20),
+    # Files are named one by one; Spark would start a job to look at more than 32 of them.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 

@@ -1,0 +1,116 @@
+"""A run from exports to report: read, compute, write, publish, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from federation.analytics.compute import compute
+from federation.analytics.errors import AnalyticsError, first_cause
+from federation.analytics.export import exported_days
+from federation.analytics.find import find
+from federation.analytics.frames import Inputs, Window
+from federation.analytics.publish import publish
+from federation.analytics.read import read_exports
+from federation.analytics.report import render, write_page
+from federation.analytics.results import SERVER_DAILY, SERVER_SCORECARD, read_days
+from federation.analytics.sinks import write_outputs
+from federation.analytics.summary import summary_of, write_summary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+SCORED: Final = timedelta(days=30)
+"""How far back scorecards look."""
+
+Told = Callable[[str], None]
+
+
+def window_of(exports: Path, since: date | None, until: date | None) -> Window:
+    """The days of a run: by default the last 30 that have been exported.
+
+    Raises:
+        AnalyticsError: nothing is left between the two.
+    """
+    days = exported_days(exports)
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    end = until or (max(days) + timedelta(days=1) if days else tomorrow)
+    start = since or max([end - SCORED, *days[:1]])
+    if start >= end:
+        first = f"; the first exported day is {days[0]}" if days and since is None else ""
+        raise AnalyticsError(f"there is no day from {start} up to, not including, {end}{first}")
+    return Window(since=start, until=end)
+
+
+def run(
+    spark: SparkSession,
+    exports: Path,
+    out: Path,
+    window: Window,
+    *,
+    database: str | None = None,
+    now: datetime | None = None,
+    told: Told = lambda _: None,
+) -> dict[str, object]:
+    """`out` holds the results of `window`, its report and its summary, which is returned; `database` the scorecards.
+
+    Days that scorecards look back at before the window come from the results that `out` has of them.
+
+    Raises:
+        AnalyticsError, OSError: an input or the disk failed; every day in `out` is whole.
+    """
+    with _explained():
+        told(f"reading exports from {window.since} to {window.as_of}")
+        inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
+        write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
+        if database is not None:
+            told("publishing to the database")
+            published = publish(spark, out, window.as_of, database_url=database)
+            if published.newer is not None:
+                told(f"the database has results of {published.newer} already and keeps them")
+    return report(spark, out, window.as_of, told=told)
+
+
+def with_stored_days(spark: SparkSession, inputs: Inputs, out: Path, window: Window) -> Inputs:
+    """The inputs, with the daily rows that `out` has of days before the window."""
+    earlier = Window(since=min(window.until - SCORED, window.since - timedelta(days=1)), until=window.since)
+    stored = [day for day in earlier.days if SERVER_DAILY.file(out, day).exists()]
+    return replace(inputs, server_daily=read_days(spark, out, SERVER_DAILY, stored)) if stored else inputs
+
+
+def report(spark: SparkSession, out: Path, as_of: date | None, *, told: Told = lambda _: None) -> dict[str, object]:
+    """`out`/report.html and `out`/summary.json tell what `out` holds as of `as_of`, by default the latest run's.
+
+    Raises:
+        AnalyticsError, OSError: there are no results of that day.
+    """
+    with _explained():
+        told("writing the report")
+        findings = find(spark, out, as_of or _latest(out))
+        write_page(render(findings, made_at=datetime.now(UTC)), out)
+        summary = summary_of(findings)
+        write_summary(summary, out)
+    return summary
+
+
+def _latest(out: Path) -> date:
+    days = sorted(path.name.partition("=")[2] for path in (out / SERVER_SCORECARD.name).glob("as_of=????-??-??"))
+    if not days:
+        raise AnalyticsError(f"there are no results in {out}; `federation analytics run` makes them")
+    return date.fromisoformat(days[-1])
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise AnalyticsError(f"Spark failed: {first_cause(error)}") from error
