@@ -122,14 +122,23 @@ def test_within_a_minute_a_reader_knows_who_is_sick_since_when_why_and_what_to_d
     assert "WHERE server_url = 'https://spam.example'" in next(cards["spam.example"].all("code")).text
 
 
+def test_a_server_that_is_sick_on_and_off_shows_how_often(findings: Findings) -> None:
+    """Its last day was a good one, so there is no day since when; days without attempts count neither way."""
+    server = replace(findings.attention[-1], since=None, daily=(None, 0.2, 0.95, 0.89, 1.0))
+    page = read_page(render(replace(findings, attention=(server,)), made_at=MADE_AT))
+    [card] = page.all("li", style="patient")
+    assert next(card.all("h4")).text == "slow.example on 2 of 4 days"
+
+
 def test_a_failure_of_this_node_itself_is_told_first(findings: Findings) -> None:
     """So is half of the network being sick at once, which is hardly the network's fault."""
     days = (*findings.days[:-1], replace(findings.days[-1], servers_healthy=12))
-    ill = replace(findings, days=days, error_totals={**findings.error_totals, "DATABASE": 7})
+    ill = replace(findings, days=days, error_totals={**findings.error_totals, "DATABASE": 10_000})
     alerts = [alert.text for alert in read_page(render(ill, made_at=MADE_AT)).all("p", style="alert")]
-    assert alerts[0].startswith("This node itself failed attempts. DATABASE (7): this node's database failed")
+    assert alerts[0].startswith("This node itself failed attempts. DATABASE (10\u202f000): this node's database failed")
     assert alerts[1].startswith("More than half of all servers are sick at once.")
-    assert not list(read_page(render(findings, made_at=MADE_AT)).all("p", style="alert"))
+    few = replace(findings, error_totals={**findings.error_totals, "DATABASE": 7})
+    assert not list(read_page(render(few, made_at=MADE_AT)).all("p", style="alert"))
 
 
 def test_a_strangers_text_stays_text(findings: Findings) -> None:
