@@ -17,14 +17,14 @@ Attempts that failed through our own fault count neither way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from db import ServerHealth
-from federation.analytics.days import DAY, midnight, seconds_between, utc_day
-from federation.analytics.frames import Action, Trend, Window
+from federation.analytics.days import DAY, seconds_between, utc_day
+from federation.analytics.frames import Action, Trend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,9 +55,9 @@ class Finding:
     texts: Column
 
 
-def advise(figures: DataFrame, window: Window) -> DataFrame:
-    """`figures` with `action` and `reasons`."""
-    findings = sorted(_findings(window), key=lambda finding: _GRAVITY.index(finding.action))
+def advise(figures: DataFrame, *, until: datetime) -> DataFrame:
+    """`figures` with `action` and `reasons`, as of `until`."""
+    findings = sorted(_findings(until), key=lambda finding: _GRAVITY.index(finding.action))
     is_refused = F.col("state") == BLACKLISTED
     gravest = F.coalesce(*(F.when(finding.holds, F.lit(finding.action.value)) for finding in findings))
     texts = F.flatten(F.array_compact(F.array(*(F.when(finding.holds, finding.texts) for finding in findings))))
@@ -69,9 +69,9 @@ def advise(figures: DataFrame, window: Window) -> DataFrame:
     )
 
 
-def _findings(window: Window) -> Iterator[Finding]:
+def _findings(until: datetime) -> Iterator[Finding]:
     yield from _key_findings()
-    yield from _down_findings(window)
+    yield from _down_findings(until)
     yield from _delivery_findings()
     failures = F.format_string(
         "went down %d times in %d days, for %s at the longest",
@@ -90,10 +90,10 @@ def _key_findings() -> Iterator[Finding]:
     yield _finding(Action.REVIEW, F.col("forged") >= FORGED_ANSWERS, forged)
 
 
-def _down_findings(window: Window) -> Iterator[Finding]:
+def _down_findings(until: datetime) -> Iterator[Finding]:
     """One text, whatever follows from it: reasons are distinct."""
     down = F.col("state") == ServerHealth.UNHEALTHY.value
-    seconds = seconds_between(F.col("state_since"), F.lit(midnight(window.until)))
+    seconds = seconds_between(F.col("state_since"), F.lit(until))
     error = F.coalesce("unhealthy_reason", "top_error")
     text = F.concat(
         F.coalesce(

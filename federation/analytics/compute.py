@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 
 from federation.analytics.checks import check_attempts, check_blacklist, check_health_events, check_servers
 from federation.analytics.daily import server_daily
-from federation.analytics.days import midnight
+from federation.analytics.days import end_of
 from federation.analytics.frames import Inputs, Outputs, Window
 from federation.analytics.keys import key_anomalies
 from federation.analytics.network import network_summary
@@ -32,6 +32,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
     goes, because several outputs read them; the attempts are not.
     """
     now = now or datetime.now(UTC)
+    until = end_of(window, now=now)
     attempts = check_attempts(inputs.attempts, window=window, now=now)
     servers = check_servers(inputs.servers, now=now)
     blacklist = check_blacklist(inputs.blacklist)
@@ -39,7 +40,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
 
     daily = server_daily(attempts.good).persist()
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
-    outages = find_outages(events.good, servers.good, until=midnight(window.until))
+    outages = find_outages(events.good, servers.good, until=until)
     anomalies = key_anomalies(servers.good, earlier=inputs.earlier_servers, window=window)
     scorecard = server_scorecard(
         known_days,
@@ -48,6 +49,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
         outages=outages,
         anomalies=anomalies,
         window=window,
+        until=until,
     ).persist()
     return Outputs(
         server_daily=daily,

@@ -20,6 +20,11 @@ def midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
+def end_of(window: Window, *, now: datetime) -> datetime:
+    """When the window ends, or `now` where that is earlier: nobody has been down tomorrow."""
+    return min(midnight(window.until), now)
+
+
 def is_within(column: str, window: Window) -> Column:
     """Whether a time lies in the window; as two comparisons with constants, which readers of files can prune by."""
     return (F.col(column) >= F.lit(midnight(window.since))) & (F.col(column) < F.lit(midnight(window.until)))

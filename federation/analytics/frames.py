@@ -103,7 +103,8 @@ SERVER_DAILY: Final = _schema(
 )
 """One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent; parked is apart.
 
-`errors` counts attempts by error code. Ratios are 0 to 1, null where nothing was attempted.
+`errors` counts attempts by error code. Ratios are 0 to 1, null where nothing was attempted; `relayed_share` is of the
+delivered, null where nothing was.
 """
 
 SERVER_SCORECARD: Final = _schema(
@@ -127,7 +128,10 @@ SERVER_SCORECARD: Final = _schema(
     action=_TEXT,
     reasons=_TEXTS,
 )
-"""One row per known server and window (7 and 30 days up to and including `as_of`)."""
+"""One row per known server and window (7 and 30 days up to and including `as_of`).
+
+`state` is healthy, unhealthy or blacklisted. Null: a ratio of nothing, a mean over no outage, a time not on record.
+"""
 
 NETWORK_SUMMARY: Final = _schema(
     day=_DAY,
@@ -143,7 +147,7 @@ NETWORK_SUMMARY: Final = _schema(
     p95_ms=_NUMBER,
     errors=_COUNTS,
 )
-"""One row per UTC day of the window, also of days without attempts."""
+"""One row per UTC day of the window, also of days without attempts. Percentiles need the attempts themselves."""
 
 KEY_ANOMALIES: Final = _schema(
     as_of=_DAY,
@@ -227,7 +231,8 @@ class Inputs:
     """What is read: frames of the schemas above, unchecked.
 
     `attempts` may hold more than the window asks for. `earlier_servers` is the registry as an earlier run saw it, None
-    on the first run; `server_daily` are the stored days that need no recomputation, None when all are in `attempts`.
+    on the first run; `server_daily` are stored days, as a rule those before the window, that scorecards look back at: a
+    day that `attempts` have, too, is taken from there.
     """
 
     attempts: DataFrame

@@ -26,11 +26,12 @@ def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> D
 
     `began_at` is null where that is not on record, `ended_at` where the outage was not over at `until`; none ends
     before it began. The registry has the last word: where it knows a server to be healthy, an outage the events leave
-    open ended when the server was last seen; where it knows one to be down and the events do not, it is down since
-    then.
+    open ended when the server was last seen; where it knows one to be down and no event says so, it has been since its
+    row was last written, at the latest. Events after `until` matter only to this.
     """
-    recorded = _recorded(events.where(F.col("at") < F.lit(until)))
-    known = servers.select(F.col("url").alias("server_url"), "is_healthy", "last_seen")
+    recorded = _recorded(events)
+    marked_at = F.coalesce("updated_at", "last_seen").alias("marked_at")
+    known = servers.select(F.col("url").alias("server_url"), "is_healthy", "last_seen", marked_at)
     ended = F.coalesce("ended_at", F.when(F.col("is_healthy"), F.col("last_seen")))
     of_known = recorded.join(known, "server_url").select(
         "server_url",
@@ -38,12 +39,13 @@ def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> D
         # `greatest` passes over nulls, but an outage without an end must stay without one.
         F.when(ended.isNotNull(), F.greatest(ended, F.col("began_at"))).alias("ended_at"),
     )
-    sick = known.where(~F.col("is_healthy") & (F.col("last_seen") < F.lit(until)))
-    unrecorded = sick.join(recorded.where(F.col("ended_at").isNull()), "server_url", "left_anti").select(
-        "server_url", F.col("last_seen").alias("began_at"), F.lit(None).cast("timestamp").alias("ended_at")
+    unrecorded = (
+        known.where(~F.col("is_healthy"))
+        .join(recorded.where(F.col("ended_at").isNull()), "server_url", "left_anti")
+        .select("server_url", F.col("marked_at").alias("began_at"), F.lit(None).cast("timestamp").alias("ended_at"))
     )
-    over = F.when(F.col("ended_at") < F.lit(until), F.col("ended_at"))
-    return of_known.unionByName(unrecorded).withColumn("ended_at", over)
+    begun = of_known.unionByName(unrecorded).where(F.col("began_at").isNull() | (F.col("began_at") < F.lit(until)))
+    return begun.withColumn("ended_at", F.when(F.col("ended_at") < F.lit(until), F.col("ended_at")))
 
 
 def _recorded(events: DataFrame) -> DataFrame:

@@ -33,7 +33,7 @@ HALF_LIFE: Final = timedelta(days=3)
 def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFrame, window: Window) -> DataFrame:
     """One row per candidate, ranked from 1 by score, by URL where scores are equal; see `RELAY_CANDIDATES`."""
     fit = (F.col("state") == ServerHealth.HEALTHY.value) & (F.col("action") != Action.REVIEW.value)
-    trusted = scorecard.where((F.col("window_days") == RELAY_WINDOW_DAYS) & fit).select("server_url")
+    trusted = scorecard.where((F.col("window_days") == RELAY_WINDOW_DAYS) & fit).select("server_url", "state")
     seen = servers.select(F.col("url").alias("server_url"), F.col("last_seen").alias("registry_seen"))
     rows = (
         _direct(daily, window)
@@ -48,8 +48,9 @@ def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFra
         )
         .withColumn("score", _score(window))
     )
-    # One partition: candidates are no more than servers.
-    rank = F.row_number().over(Over.partitionBy("as_of").orderBy(F.desc("score"), "server_url"))
+    # All are in one state, so this is one partition, which Spark warns of where none is named: candidates are no more
+    # than servers.
+    rank = F.row_number().over(Over.partitionBy("state").orderBy(F.desc("score"), "server_url"))
     return rows.withColumn("rank", rank).to(RELAY_CANDIDATES)
 
 

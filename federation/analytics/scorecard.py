@@ -31,6 +31,7 @@ from federation.delivery.codes import FORGERIES, OWN_FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
 
     from pyspark.sql import Column, DataFrame
 
@@ -50,12 +51,13 @@ def server_scorecard(
     outages: DataFrame,
     anomalies: DataFrame,
     window: Window,
+    until: datetime,
 ) -> DataFrame:
-    """One row per server known before the window's end and per `WINDOW_DAYS`; see `SERVER_SCORECARD`.
+    """One row per server known before `until` and per `WINDOW_DAYS`; see `SERVER_SCORECARD`.
 
     `daily` holds every day of the longest of them, stored or fresh; days without a row are days without attempts.
+    `until` is when the window ends, or the present where that is earlier.
     """
-    until = midnight(window.until)
     known = servers.where(F.col("created_at") < F.lit(until)).withColumnRenamed("url", "server_url")
     windows = known.select("server_url", "created_at", _each_of(WINDOW_DAYS).alias("window_days")).select(
         "server_url",
@@ -76,7 +78,7 @@ def server_scorecard(
         .withColumns({"latency": _latency(), "trend_change": _trend_change(), "as_of": F.lit(window.as_of)})
         .withColumns({"score": score(), "trend": _trend()})
     )
-    return advise(figures, window).to(SERVER_SCORECARD)
+    return advise(figures, until=until).to(SERVER_SCORECARD)
 
 
 def daily_in_windows(daily: DataFrame, window: Window, lengths: Iterable[int] = WINDOW_DAYS) -> DataFrame:
@@ -180,8 +182,9 @@ def _rows_with(codes: Iterable[str]) -> Column:
 
 
 def _latency() -> Column:
-    span = SLOWEST_MS - FAST_MS
-    return F.greatest(F.least((SLOWEST_MS - F.col("p95_ms")) / span, F.lit(1.0)), F.lit(0.0))
+    p95, span = F.col("p95_ms"), SLOWEST_MS - FAST_MS
+    # `least` and `greatest` pass over nulls, but an unknown latency is not a good one.
+    return F.when(p95.isNotNull(), F.greatest(F.least((SLOWEST_MS - p95) / span, F.lit(1.0)), F.lit(0.0)))
 
 
 def score() -> Column:
