@@ -76,7 +76,8 @@ _HTTP: Final[Mapping[str, Meaning]] = {
 _UNKNOWN: Final = Meaning(text="a code this version does not know", look=Look.ATTEMPTS)
 
 _INSTRUCTIONS: Final[Mapping[Action, str]] = {
-    Action.REVIEW: "Read what they did lately, then decide: a row in blacklisted_servers refuses a server for good.",
+    Action.REVIEW: "Read what became of attempts at them, and below which keys are suspicious; then decide: a row"
+    " in blacklisted_servers refuses a server for good.",
     Action.PARK: "They are down. Tell their operators, and hold back what can wait: deliveries to them fail. A command"
     " shows whether one is back.",
     Action.WATCH: "Nothing to do yet; ask the operator of one that gets worse. A command shows what we see of it.",
@@ -118,8 +119,8 @@ def _command(look: Look, url: str) -> str | None:
             asked = f"openssl s_client -connect {peer} -servername {shlex.quote(host)} </dev/null"
             return f"{asked} | openssl x509 -noout -subject -issuer -dates"
         case Look.ATTEMPTS:
-            columns = "started_at, outcome, error_code, http_status"
-            where = f"WHERE server_url = '{url}' ORDER BY started_at DESC LIMIT 20;"
+            columns = "outcome, error_code, count(*), max(started_at)"
+            where = f"WHERE server_url = '{url}' GROUP BY outcome, error_code;"
             return f"SELECT {columns} FROM delivery_attempts {where}"  # noqa: S608 - shown, not run; the URL is plain
         case Look.DISCOVER:
             written = "'%{http_code} after %{time_total} s\\n'"

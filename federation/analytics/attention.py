@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from federation.analytics import wording
 from federation.analytics.advice import command, instruction, meaning
 from federation.analytics.charts import strip, strip_title
+from federation.analytics.findings import BAD_DAY
 from federation.analytics.frames import Action
 from federation.analytics.markup import Markup, join, short, tag
 from federation.analytics.tables import Column, table
@@ -58,16 +59,16 @@ def _group(action: Action, findings: Findings) -> Iterator[Markup]:
 
 def _patient(server: Server, findings: Findings) -> Markup:
     told = [wording.sentence("; ".join(short(reason, 200) for reason in server.reasons))]
-    if server.top_error is not None:
+    if server.top_error is not None and server.action is not Action.REVIEW:
         told.append(f"{short(server.top_error, 40)}: {meaning(server.top_error).text}")
     helpful = command(server.action, server.url, server.top_error)
     plain = tag("p", "Its address is not a plain one: no command is offered.", class_="soft small")
-    since = tag("span", f"since {_since(server.since, findings)}", class_="soft") if server.since else None
+    since = f"since {_since(server.since, findings)}" if server.since else _on_and_off(server)
     return tag(
         "li",
         tag(
             "div",
-            tag("h4", short(wording.server(server.url)), " ", since),
+            tag("h4", short(wording.server(server.url)), " ", tag("span", since, class_="soft")),
             tag("p", *(f"{sentence}. " for sentence in told if sentence)),
             tag("code", helpful) if helpful else plain,
             class_="told",
@@ -101,10 +102,17 @@ def _since(since: Since, findings: Findings) -> str:
     return f"{when} or earlier ({lasted} at least)" if since.at_least else f"{when} ({lasted})"
 
 
+def _on_and_off(server: Server) -> str:
+    """How often a server was sick that is not, or not known to be, sick without a break until now."""
+    known = [ratio for ratio in server.daily if ratio is not None]
+    bad = sum(ratio < BAD_DAY for ratio in known)
+    return f"on {bad} of {wording.plural(len(known), 'day')}" if bad else wording.NOTHING
+
+
 def _lines(servers: Sequence[Server], findings: Findings) -> Markup:
     columns: list[Column[Server]] = [
         Column("Server", lambda server: short(wording.server(server.url), 60)),
-        Column("Since", lambda server: _since(server.since, findings) if server.since else wording.NOTHING),
+        Column("Since", lambda server: _since(server.since, findings) if server.since else _on_and_off(server)),
         Column("Most often", lambda server: short(server.top_error or wording.NOTHING, 40)),
         Column("30 days", lambda server: strip(strip_title(server.daily), server.daily)),
         Column("Got through, 7 days", lambda server: _share(server), number=True),

@@ -23,7 +23,8 @@ _DEFINITIONS: Final = (
     (
         "Since",
         "For an unhealthy server, when it became so. For any other, the first of the days on end, up to its last day"
-        f" with attempts, on which less than {percent(BAD_DAY)} got through.",
+        f" with attempts, on which less than {percent(BAD_DAY)} got through; where its last day was a good one,"
+        " how many of its days were not.",
     ),
     (
         "p50, p95",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from federation.analytics.findings import Anomaly, Findings, Relay, Server, SetAside
 
 _SICK_NETWORK: Final = 0.5
+_OWN_SHARE: Final = 0.01
 
 
 def everything(findings: Findings) -> Iterator[Markup]:
@@ -80,7 +81,7 @@ def _tiles(findings: Findings) -> Markup:
             "Need attention",
             wording.count(sum(urgent.values())),
             ", ".join(f"{wording.count(number)} to {NAMES[action]}" for action, number in urgent.items()) or "none",
-            bad=bool(urgent),
+            bad=bool(urgent.get(Action.REVIEW) or urgent.get(Action.PARK)),
         ),
         _health(findings),
         _tile(f"Got through, {spell}", wording.percent(now.success_rate), wording.points(comparison.change)),
@@ -117,7 +118,7 @@ def _health(findings: Findings) -> Markup:
 def _alerts(findings: Findings) -> Iterator[Markup]:
     """What is wrong on this side, which no list of servers would show."""
     ours = {code: number for code, number in findings.error_totals.items() if meaning(code).ours}
-    if ours:
+    if sum(ours.values()) >= _OWN_SHARE * max(sum(findings.error_totals.values()), 1):
         told = "; ".join(f"{code} ({wording.count(number)}): {meaning(code).text}" for code, number in ours.items())
         yield tag("p", tag("b", "This node itself failed attempts. "), f"{told}. See its log.", class_="alert")
     if findings.days and findings.days[-1].servers_healthy < _SICK_NETWORK * findings.days[-1].servers_known:
@@ -149,7 +150,7 @@ def _relays(findings: Findings) -> Markup:
     if not findings.relays:
         return tag("p", "No server qualifies as a relay.", class_="intro")
     columns: list[Column[Relay]] = [
-        Column("Rank", lambda relay: wording.count(relay.rank), number=True),
+        Column("Rank", lambda relay: wording.count(relay.rank)),
         Column("Server", lambda relay: short(wording.server(relay.url))),
         Column("Score", lambda relay: wording.NOTHING if relay.score is None else f"{relay.score:.2f}", number=True),
         Column("Availability", lambda relay: wording.percent(relay.availability), number=True),
