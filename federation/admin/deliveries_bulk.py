@@ -10,10 +10,11 @@ under way, because the job of a failed row has ended; where somebody else set it
 adding it once more adds nothing.
 
 `drop` removes the job, then the row. A job that a worker is running stays, and so does its row: the delivery may be
-arriving at this moment, and what the attempt reports must find its row. Whether one is running is asked after the
-removal: from then on there is nothing left that could begin. Only the sweeper may add a job again, for a row that was
-never attempted and is not yet gone: so jobs that refer to a shared text, which the end of one row does not take away,
-are removed once more. Any other completes without sending when it finds its text gone.
+arriving at this moment, and what the attempt reports must find its row. Which are running is asked before and after the
+removal, so one that ends in between is not taken for one that never began. What a job could still come from are the
+sweeper, which adds those of rows never attempted, and an attempt that began and failed between two of these steps: so
+jobs of open rows that refer to a shared text, which the end of one row does not take away, are removed once more. Any
+other completes without sending when it finds its text gone.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ from federation.admin.deliveries import DeliveryState, Selection, count
 from federation.delivery.payloads import release
 from federation.delivery.sweeper import OwedRow
 from federation.queues import BullQueue
+from workers import JobState
 
 BATCH: Final = 5_000
+RUNNING_PAGE: Final = 1_000
+JOBS_AT_ONCE: Final = 1_000
+"""Added in one round trip: a statement of several thousand is slower."""
 
 Progress = Callable[[int], None]
 """Told how many rows more have been dealt with."""
@@ -94,9 +99,12 @@ class BulkDeliveries:
 
         async def drop_batch(ids: Sequence[str]) -> None:
             nonlocal dropped, busy
-            running = await self._remove_jobs(ids)
+            before = await self._running()
+            removed = await self._queue.storage.remove(ids)
+            running = (before | await self._running()).intersection(ids)
             busy += len(running)
-            dropped += await self._delete_rows([each for each in ids if each not in running], conditions)
+            idle = [each for each in ids if each not in running]
+            dropped += await self._delete_rows(idle, conditions, had_jobs=removed == len(idle))
             progress(len(ids))
 
         await self._each_batch(conditions, drop_batch)
@@ -137,29 +145,38 @@ class BulkDeliveries:
         )
         async with self._database.transaction() as session:
             rows = [OwedRow(**row._mapping) for row in await (await session.connection()).execute(reopened)]
-        if rows:
-            await self._queue.add_bulk([row.job() for row in rows])
+        for start in range(0, len(rows), JOBS_AT_ONCE):
+            await self._queue.add_bulk([row.job() for row in rows[start : start + JOBS_AT_ONCE]])
         return len(rows)
 
-    async def _remove_jobs(self, ids: Sequence[str]) -> set[str]:
-        """The jobs are gone but for those that are running, which are told."""
-        if await self._queue.storage.remove(ids) == len(ids):
-            return set()
-        return {job.id for job in await self._queue.storage.status(ids) if job is not None}
+    async def _running(self) -> set[str]:
+        """The jobs that are at a worker: as many as all workers together hold."""
+        page = await self._queue.manage.list(JobState.PROCESSING, limit=RUNNING_PAGE)
+        found = {job.id for job in page.jobs}
+        while page.cursor is not None:
+            page = await self._queue.manage.list(JobState.PROCESSING, cursor=page.cursor, limit=RUNNING_PAGE)
+            found.update(job.id for job in page.jobs)
+        return found
 
-    async def _delete_rows(self, ids: Sequence[str], conditions: Sequence[ColumnElement[bool]]) -> int:
+    async def _delete_rows(
+        self, ids: Sequence[str], conditions: Sequence[ColumnElement[bool]], *, had_jobs: bool
+    ) -> int:
+        """The rows are gone, if they still meet the conditions; `had_jobs`: the jobs of all of them were removed."""
         gone = (
             delete(DeliveryJob)
             .where(col(DeliveryJob.id).in_(ids), *conditions)
-            .returning(col(DeliveryJob.id), col(DeliveryJob.payload_id), _COULD_BE_SWEPT)
+            .returning(
+                col(DeliveryJob.id),
+                col(DeliveryJob.payload_id),
+                col(DeliveryJob.settled_at),
+                col(DeliveryJob.last_attempted_at),
+            )
         )
         async with self._database.transaction() as session:
             rows = (await (await session.connection()).execute(gone)).all()
-            await release(session, [payload_id for _, payload_id, _ in rows])
-        again = [row_id for row_id, payload_id, could_be_swept in rows if payload_id is not None and could_be_swept]
+            await release(session, [row.payload_id for row in rows])
+        shared = [row for row in rows if row.payload_id is not None and row.settled_at is None]
+        again = [row.id for row in shared if row.last_attempted_at is None or not had_jobs]
         if again:
             await self._queue.storage.remove(again)
         return len(rows)
-
-
-_COULD_BE_SWEPT: Final = col(DeliveryJob.settled_at).is_(None) & col(DeliveryJob.last_attempted_at).is_(None)

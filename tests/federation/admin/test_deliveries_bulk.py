@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -104,6 +105,26 @@ async def test_what_a_worker_is_just_trying_is_not_dropped(desk: Desk, bulk: Bul
     assert set(await desk.rows()) == {ids[2]}
     assert await desk.states(*ids) == [None, None, JobState.PROCESSING, *[None] * 4]
     assert (await desk.queue.storage.renew([claim])).lost == {}
+
+
+async def test_a_job_that_the_sweeper_adds_meanwhile_is_removed(desk: Desk, bulk: BulkDeliveries) -> None:
+    """Between the removal of the job and that of the row: its shared text is still there, so it would be sent."""
+    ids = await desk.owe(PEER, OTHER, shared=True)
+    await desk.unqueue(*ids)
+    sweeper = OutboxSweeper(desk.database, desk.queue, min_age=timedelta(0))
+    storage = desk.queue.storage
+    remove, swept = storage.remove, list[int]()
+
+    async def remove_and_sweep(ids: Sequence[str]) -> int:
+        removed = await remove(ids)
+        if not swept:
+            swept.append((await sweeper.sweep()).added)
+        return removed
+
+    storage.remove = remove_and_sweep  # type: ignore[assignment, method-assign] # the race, at its worst moment
+    assert await bulk.drop(Selection(server_url=PEER)) == Dropped(dropped=1, busy=0)
+    assert swept == [1]
+    assert await desk.states(*ids) == [None, JobState.QUEUED]
 
 
 @pytest.mark.parametrize(

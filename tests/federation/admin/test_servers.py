@@ -1,0 +1,120 @@
+"""The registry at an administrator's hand, with a peer that answers; and what is said of servers that do not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select, update
+from sqlmodel import col
+
+from db import Follow, Server
+from federation.admin import blacklist, servers
+from federation.admin.why import explain
+from federation.app import Federation
+from federation.protocol.errors import UrlError
+from federation.servers.registry import KnownServer
+from tests.misbehaving import respond
+from tests.peer import Peer, acquaint
+
+
+async def row_of(node: Federation, url: str) -> servers.ServerRow:
+    row = await servers.show(node.database, url)
+    assert row is not None
+    return row
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("peer.example", "https://peer.example"),
+        ("HTTP://Peer.example:80/x", "http://peer.example"),
+        ("peer.example:8443", "https://peer.example:8443"),
+    ],
+)
+def test_a_server_may_be_named_by_its_host(text: str, url: str) -> None:
+    """As a tired operator types it."""
+    assert servers.server_url(text) == url
+
+
+def test_what_names_no_server_is_refused() -> None:
+    with pytest.raises(UrlError):
+        servers.server_url("no server")
+
+
+async def test_a_look_heals_a_server_that_is_well(federation: Federation, peer: Peer) -> None:
+    """And one that fails changes nothing: the planned probes go on as they were."""
+    await acquaint(federation, peer)
+    await federation.registry.mark_unhealthy(peer.url, "TIMEOUT")
+    peer.server.routes["/discover"], answer = respond(500), peer.server.routes["/discover"]
+    before = await row_of(federation, peer.url)
+    assert "status 500" in str(await servers.probe(federation, before))
+    assert await row_of(federation, peer.url) == before
+
+    peer.server.routes["/discover"] = answer
+    assert await servers.probe(federation, before) is None
+    assert (await row_of(federation, peer.url)).is_healthy
+
+
+async def test_a_blacklisted_server_is_not_looked_at(federation: Federation, peer: Peer) -> None:
+    """Not even by an administrator: it hears nothing of us."""
+    await acquaint(federation, peer)
+    row = await row_of(federation, peer.url)
+    await blacklist.add(federation.database, peer.url, reason="spam")
+    federation.registry.forget(peer.url)
+    assert "blacklisted" in str(await servers.probe(federation, row))
+    assert peer.discoveries == []
+
+
+async def test_forgetting_a_server_takes_its_follows(federation: Federation, peer: Peer) -> None:
+    """They are counted first; others stay."""
+    await acquaint(federation, peer)
+    now = datetime.now(UTC)
+    async with federation.database.transaction() as session:
+        for number, url in enumerate((peer.url, peer.url, None)):
+            follow = Follow(follower_id=f"a{number}", following_id="b", created_at=now, follower_server_url=url)
+            session.add(follow)
+    assert await servers.count_follows(federation.database, peer.url) == 2
+    assert [await servers.forget(federation.database, peer.url) for _ in range(2)] == [True, False]
+    async with federation.database.read() as session:
+        assert (await session.execute(select(col(Follow.follower_id)))).scalars().all() == ["a2"]
+
+
+async def test_servers_come_in_pages(federation: Federation) -> None:
+    """By URL, each once."""
+    for number in range(5):
+        await federation.registry.register(
+            url=f"https://{number}.example", public_key=f"p{number}", encryption_public_key=f"e{number}"
+        )
+    seen: list[str] = []
+    after = None
+    while True:
+        page = await servers.list_servers(federation.database, limit=2, after=after)
+        seen += [server.url for server in page.servers]
+        if (after := page.after) is None:
+            break
+    assert seen == [f"https://{number}.example" for number in range(5)]
+
+
+async def test_the_next_probe_of_a_long_outage_is_the_schedulers(federation: Federation, peer: Peer) -> None:
+    """Its date is the plan's; where a failure forbids direct probes, too."""
+    await acquaint(federation, peer)
+    for code, failed in (("TIMEOUT", 7), ("DNS_BLOCKED", 0)):
+        await federation.registry.mark_unhealthy(peer.url, code)
+        seen_at = datetime.now(UTC) - timedelta(minutes=1)
+        async with federation.database.transaction() as session:
+            values = {"health_check_attempts": failed, "updated_at": seen_at}
+            await session.execute(update(Server).where(col(Server.url) == peer.url).values(values))
+        explanation = await explain(federation, peer.url)
+        known = KnownServer(
+            url=peer.url,
+            public_key="",
+            encryption_public_key="",
+            is_healthy=False,
+            health_check_attempts=failed,
+            unhealthy_reason=code,
+        )
+        assert explanation.next_probe is not None
+        assert explanation.next_probe.at == federation.probe_plan.due_at(known, seen_at)
+        assert not explanation.next_probe.queued
+        assert any("is the scheduler's" in sentence for sentence in explanation.sentences())
