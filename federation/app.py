@@ -46,6 +46,7 @@ from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
 from federation.servers.relay_peers import RelayPeers
+from federation.servers.relay_ranking import RelayRanking
 from federation.setting_types import plain
 from federation.settings import Settings
 from workers import Storage
@@ -96,7 +97,10 @@ class Federation:
         self.registry = Registry(
             self.database, schedule_health_check=self.schedule_health_check, blacklist=self.blacklist
         )
-        self.relay_peers = RelayPeers(self.database, self.registry, self.client, own_url=self.own_url or "")
+        self.relay_ranking = RelayRanking(self.database)
+        self.relay_peers = RelayPeers(
+            self.database, self.registry, self.client, own_url=self.own_url or "", ranking=self.relay_ranking
+        )
         self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy, relay=self._relay())
         self.discovery = Discovery(own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry)
         self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
@@ -261,6 +265,7 @@ class Federation:
                 stack.push_async_callback(self.task_marks.close)
             stack.push_async_callback(self.client.close)
             stack.push_async_callback(self.discovery.close)
+            stack.push_async_callback(self.relay_ranking.close)
             stack.push_async_callback(self.relay_peers.close)
             stack.push_async_callback(self.tasks_queue.stop)
             stack.push_async_callback(self.discovery_queue.stop)

@@ -95,6 +95,8 @@ class Settings(BaseSettings):
     """How often the scheduler looks for servers that are due a probe."""
     federation_outbox_interval: Duration = timedelta(seconds=30)
     """How often the scheduler looks for deliveries without a job, and how old they have to be."""
+    federation_analytics_out: Path | None = None
+    """The directory of the nightly analytics' results; unset, none are computed."""
     federation_lease: Duration = timedelta(seconds=30)
     federation_grace: Duration = timedelta(seconds=20)
     federation_per_server: Annotated[int, Field(ge=1, le=1000)] = 3

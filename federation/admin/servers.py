@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Select, delete, func, or_, select
 from sqlmodel import col
 
-from db import Database, Follow, Server, ServerHealth, ServerHealthEvent
+from db import Database, Follow, Server, ServerHealth, ServerHealthEvent, ServerScorecard
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import KnownServer
 
@@ -36,6 +36,19 @@ class ServerRow:
     def known(self) -> KnownServer:
         """What deliveries know of it."""
         return KnownServer(**{column.name: getattr(self, column.name) for column in fields(KnownServer)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorecard:
+    """What the analytics say of a server, of `window_days` days up to and including `as_of`."""
+
+    window_days: int
+    as_of: date
+    score: float | None
+    availability: float | None
+    trend: str | None
+    action: str
+    reasons: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +108,17 @@ async def health_events(database: Database, url: str, *, limit: int = 5) -> Sequ
     )
     async with database.read() as session:
         return [HealthEvent(at=at, state=state, reason=reason) for at, state, reason in await session.execute(query)]
+
+
+async def scorecards(database: Database, urls: Sequence[str], *, window_days: int = 7) -> dict[str, Scorecard]:
+    """The latest scorecards of these servers; none before the analytics have run."""
+    columns = (getattr(ServerScorecard, column.name) for column in fields(Scorecard))
+    query = select(col(ServerScorecard.server_url), *columns).where(
+        col(ServerScorecard.server_url).in_(urls), col(ServerScorecard.window_days) == window_days
+    )
+    async with database.read() as session:
+        found = [dict(row._mapping) for row in await session.execute(query)]
+    return {row.pop("server_url"): Scorecard(**row) for row in found}
 
 
 async def probe(federation: Federation, server: ServerRow) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from federation.admin import blacklist, deliveries, servers
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
-from federation.admin.servers import HealthEvent, ServerRow
+from federation.admin.servers import HealthEvent, Scorecard, ServerRow
 from federation.health.schedule import health_check_id
 from federation.http.threat_policy import get_threat_policy
 from federation.reach import connect
@@ -47,6 +47,7 @@ class Explanation:
     since: datetime | None
     events: Sequence[HealthEvent]
     rules: Sequence[Entry]
+    scorecard: Scorecard | None
     backlog: DeliveryStats
     attempts: Sequence[AttemptRow]
     next_probe: NextProbe | None
@@ -61,6 +62,7 @@ class Explanation:
         """The same for people, the most important first."""
         yield from (self._rule(rule) for rule in self.rules)
         yield from self._health()
+        yield from self._scorecard()
         yield from self._backlog()
         yield from (self._attempt(attempt) for attempt in self.attempts)
 
@@ -90,6 +92,14 @@ class Explanation:
         when = f"in {_ago(left)}" if left > timedelta(0) else "due now"
         by = "is in the queue" if self.next_probe.queued else "is the scheduler's"
         return f"{failed}the next one is {when} ({_moment(self.next_probe.at)}) and {by}."
+
+    def _scorecard(self) -> Iterator[str]:
+        card = self.scorecard
+        if card is None:
+            return
+        score = "not known" if card.score is None else f"{card.score:.0f} of 100"
+        why = f": {'; '.join(card.reasons)}" if card.reasons else ""
+        yield f"Its score of the {card.window_days} days up to {card.as_of} is {score}; advice: {card.action}{why}."
 
     def _backlog(self) -> Iterator[str]:
         backlog = self.backlog
@@ -126,6 +136,7 @@ async def explain(federation: Federation, url: str) -> Explanation:
         since=since,
         events=events,
         rules=await blacklist.check(database, url),
+        scorecard=(await servers.scorecards(database, [url])).get(url),
         backlog=await deliveries.stats(database, Selection(server_url=url), servers=1),
         attempts=await deliveries.last_attempts(database, url),
         next_probe=await _next_probe(federation, server),

@@ -12,6 +12,8 @@ from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
 
 if TYPE_CHECKING:
+    from db import Database
+    from federation.admin.servers import Scorecard, ServerPage
     from federation.app import Federation
 
 app = group("The servers we know: list, show, discover, probe, forget.")
@@ -29,18 +31,35 @@ def list_servers(
     """List servers, by URL."""
     from federation.admin import servers
 
-    page = with_database(lambda database: servers.list_servers(database, healthy=healthy, limit=limit, after=after))
+    async def look(database: Database) -> tuple[ServerPage, dict[str, Scorecard]]:
+        page = await servers.list_servers(database, healthy=healthy, limit=limit, after=after)
+        return page, await servers.scorecards(database, [each.url for each in page.servers])
+
+    page, cards = with_database(look)
     if as_json:
-        print_json(page)
+        print_json({"servers": page.servers, "after": page.after, "scorecards": cards})
         return
-    columns = ("URL", "HEALTHY", "REASON", "FAILED PROBES", "LAST SEEN")
+    columns = ("URL", "HEALTHY", "REASON", "FAILED PROBES", "LAST SEEN", "SCORE", "ADVICE")
     rows = (
-        (each.url, each.is_healthy, each.unhealthy_reason, each.health_check_attempts, each.last_seen)
+        (
+            each.url,
+            each.is_healthy,
+            each.unhealthy_reason,
+            each.health_check_attempts,
+            each.last_seen,
+            *_advice(cards.get(each.url)),
+        )
         for each in page.servers
     )
     print_table(columns, rows)
     if page.after:
         print_lines([f"more: --after {page.after}"])
+
+
+def _advice(card: Scorecard | None) -> tuple[int | None, str | None]:
+    if card is None:
+        return None, None
+    return None if card.score is None else round(card.score), card.action
 
 
 @app.command("show")

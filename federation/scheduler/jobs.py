@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from federation.scheduler.analytics import NightlyAnalytics
 from federation.scheduler.purge import Purge
 from federation.scheduler.runner import RecurringJob
 from workers import Queue
@@ -22,7 +23,7 @@ PAUSE: Final = timedelta(milliseconds=5)
 def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
     """The recurring jobs of this node, by name."""
     settings = federation.settings
-    return (
+    jobs = [
         RecurringJob(
             name="outbox-sweep",
             does="adds the jobs of deliveries that are owed and have none",
@@ -54,7 +55,18 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
                 ]
             ),
         ),
-    )
+    ]
+    if settings.federation_analytics_out is not None:
+        jobs.append(
+            RecurringJob(
+                name="analytics",
+                does="computes scorecards, relay ranking and report, once a day",
+                interval=timedelta(minutes=20),
+                run=NightlyAnalytics(settings.federation_analytics_out),
+                timeout=timedelta(hours=6),
+            )
+        )
+    return tuple(jobs)
 
 
 def _outbox_sweep(federation: Federation) -> Callable[[], Awaitable[Mapping[str, object]]]:

@@ -26,6 +26,10 @@ JITTER: Final = 0.1
 """Of the interval, at each run: processes that started together spread out."""
 
 
+class JobFailed(Exception):
+    """Raised by a job that could not do its work, with a message that may be stored and logged."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurringJob:
     """Work to be done every `interval`. `run` may be repeated and cut off anywhere; it returns what to log of it."""
@@ -96,6 +100,8 @@ class JobRunner:
             if renewals.done() and not renewals.cancelled():
                 return RunOutcome.LOST, {"error": "another process took the job over"}
             raise
+        except JobFailed as failure:
+            return RunOutcome.FAILED, {"error": str(failure)}
         except Exception as error:
             log.exception("scheduler_job_failed", job=job.name)
             return RunOutcome.FAILED, {"error": type(error).__name__}

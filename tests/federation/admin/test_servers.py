@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlmodel import col
 
-from db import Follow, Server
+from db import Follow, Server, ServerScorecard
 from federation.admin import blacklist, servers
 from federation.admin.why import explain
 from federation.app import Federation
@@ -118,3 +118,28 @@ async def test_the_next_probe_of_a_long_outage_is_the_schedulers(federation: Fed
         assert explanation.next_probe.at == federation.probe_plan.due_at(known, seen_at)
         assert not explanation.next_probe.queued
         assert any("is the scheduler's" in sentence for sentence in explanation.sentences())
+
+
+async def test_what_the_analytics_say_of_a_server_is_told(federation: Federation) -> None:
+    """The scorecard of seven days, with its advice and reasons; nothing where there is none."""
+    url = "https://judged.example"
+    async with federation.database.transaction() as session:
+        session.add(
+            ServerScorecard(
+                server_url=url,
+                window_days=7,
+                as_of=datetime(2026, 1, 2, tzinfo=UTC).date(),
+                generation=1,
+                attempts=10,
+                delivered=4,
+                score=43.2,
+                trend="worsening",
+                action="watch",
+                reasons=["under 90 % delivered"],
+            )
+        )
+    cards = await servers.scorecards(federation.database, [url, "https://unjudged.example"])
+    assert list(cards) == [url]
+    told = list((await explain(federation, url)).sentences())
+    assert "Its score of the 7 days up to 2026-01-02 is 43 of 100; advice: watch: under 90 % delivered." in told
+    assert not any("score" in each for each in (await explain(federation, "https://unjudged.example")).sentences())

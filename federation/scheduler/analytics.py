@@ -1,0 +1,87 @@
+"""The nightly run of the analytics: a process of its own, so that neither Java nor its memory is in the workers'."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from federation.scheduler.runner import JobFailed
+
+AFTER_MIDNIGHT: Final = timedelta(minutes=15)
+"""Attempts reach the database up to a second late; clocks of several machines differ."""
+STOPS_WITHIN: Final = timedelta(seconds=10)
+MAX_LINE_CHARACTERS: Final = 300
+
+
+class NightlyAnalytics:
+    """Runs `federation analytics run --out OUT` once the last UTC day is over; asking again does nothing until then."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+
+    async def __call__(self) -> Mapping[str, object]:
+        """The results in OUT are of yesterday or later.
+
+        Raises:
+            JobFailed: the process did not end well; says its status and last line.
+        """
+        yesterday = (datetime.now(UTC) - AFTER_MIDNIGHT).date() - timedelta(days=1)
+        computed = _computed(self._out / "summary.json")
+        if computed is not None and computed >= yesterday:
+            return {"as_of": computed.isoformat(), "ran": False}
+        since = [] if computed is None else ["--since", computed.isoformat()]
+        await self._run("analytics", "run", "--out", str(self._out), *since, "--until", "today")
+        return {"as_of": yesterday.isoformat(), "ran": True}
+
+    async def _run(self, *arguments: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "federation", *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            last = await _last_line(process)
+            status = await process.wait()
+        finally:
+            await _end(process)
+        if status:
+            raise JobFailed(f"the analytics ended with status {status}: {last}")
+
+
+def _computed(summary: Path) -> date | None:
+    """The last day that was computed, None if none was."""
+    try:
+        return date.fromisoformat(json.loads(summary.read_text(encoding="utf-8"))["as_of"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+async def _last_line(process: asyncio.subprocess.Process) -> str:
+    """Of what the process says on stderr; nothing of it is kept but this."""
+    assert process.stderr is not None
+    last = b""
+    while chunk := await process.stderr.read(4_096):
+        last = (last + chunk)[-4_096:]
+    return (last.decode(errors="replace").strip().splitlines() or [""])[-1].strip()[:MAX_LINE_CHARACTERS]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The process has ended, by force if it must."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOPS_WITHIN.total_seconds()):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
