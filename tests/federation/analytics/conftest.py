@@ -16,6 +16,7 @@ from tests.federation.analytics.story import WINDOW, make_outputs
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker of xdist runs them all (`--dist loadgroup`), so that one JVM does."""
     for item in items:
