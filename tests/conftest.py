@@ -8,11 +8,26 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.servers import ValkeyProcess, postgres, valkey
 
 # The conformance suite is a library: without this its bare asserts would say nothing. Before anybody imports it.
 pytest.register_assert_rewrite("workers.testing")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """With `-n`: each test goes to whichever worker is free, but all that need Spark to one, so that one JVM runs."""
+    return SparkTogether(config, log)
+
+
+class SparkTogether(LoadScopeScheduling):
+    """What `--dist loadgroup` is for, which pytest 9.2 and xdist 3.8 do not do together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/federation/analytics/") else nodeid
 
 
 @pytest.fixture(scope="session")
