@@ -69,7 +69,7 @@ class Tables(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What lies in the directory after an export; attempts by day, of the days of `window` alone."""
+    """What lies in the directory after an export; `attempts` by day, of those days of `window` that have some."""
 
     window: Window
     attempts: dict[date, int]
@@ -173,12 +173,13 @@ def _place_attempts(fresh: Path, directory: Path, window: Window) -> Export:
     kept = []
     for day in window.days:
         name = f"day={day.isoformat()}"
-        counts[day], before = count_rows(fresh / name), count_rows(directory / ATTEMPTS / name)
-        if counts[day] < before:
-            counts[day] = before
+        count, before = count_rows(fresh / name), count_rows(directory / ATTEMPTS / name)
+        if count < before:
             kept.append(day)
-        elif counts[day]:
+        elif count:
             replace_directory(fresh / name, directory / ATTEMPTS / name)
+        if count or before:
+            counts[day] = max(count, before)
     undated = count_rows(fresh / UNDATED)
     if undated:
         replace_directory(fresh / UNDATED, directory / ATTEMPTS / UNDATED)

@@ -24,7 +24,6 @@ _INSTALL: Final = (
     " or point JAVA_HOME at one"
 )
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 JVM_OPTIONS: Final = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC"
@@ -38,7 +37,6 @@ _LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.extraJavaOptions": JVM_OPTIONS,
-    "spark.executorEnv.PYTHONPATH": str(_ROOT),
 }
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",

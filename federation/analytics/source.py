@@ -26,11 +26,12 @@ from pyspark.sql.types import StructType
 from sqlalchemy import ColumnElement, Connection, Select, case, column, func, label, type_coerce
 from sqlalchemy.types import NullType
 
-import db.engines
-import db.url
-from federation.analytics import arrow_columns, pushdown
+# By name, not by module: what is named travels to the executors, a module would have to be there.
+from db.engines import reading_engine
+from db.url import parse_url
+from federation.analytics.arrow_columns import to_batch
 from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS
-from federation.analytics.pushdown import Bound
+from federation.analytics.pushdown import Bound, between, can_push, condition
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,14 @@ BATCH_ROWS: Final = 20_000
 
 DEFAULT_PARTITIONS: Final = 8
 
+_SHIPPED: Final = (
+    "db.engines",
+    "db.url",
+    "federation.analytics.arrow_columns",
+    "federation.analytics.pushdown",
+    __name__,
+)
+_REGISTERED: Final = "spark.federation.source.registered"
 _EARLIEST: Final = datetime(1, 1, 1)  # noqa: DTZ001 - the database's times are UTC without a zone
 _LATEST: Final = datetime(9999, 12, 31)  # noqa: DTZ001 - as above
 
@@ -101,7 +110,7 @@ class TableReader(DataSourceReader):
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         if "url" not in options:
             raise ValueError("option `url` is missing: the database, as sqlite:///file.db or postgresql://host/name")
-        self._url: URL = db.url.parse_url(options["url"])
+        self._url: URL = parse_url(options["url"])
         self._table = _table(options)
         self._name = options["table"]
         self._schema = schema
@@ -120,7 +129,7 @@ class TableReader(DataSourceReader):
         That is everything on SQLite, whose columns hold what they like: there the database is asked for no less.
         """
         for each in filters:
-            pushed = pushdown.can_push(each, self._schema)
+            pushed = can_push(each, self._schema)
             if pushed:
                 self._filters.append(each)
             if not pushed or not self._is_typed:
@@ -142,22 +151,22 @@ class TableReader(DataSourceReader):
         with self._connected() as connection:
             streaming = connection.execution_options(stream_results=True, max_row_buffer=BATCH_ROWS)
             for rows in streaming.execute(self._select(partition)).partitions(BATCH_ROWS):
-                yield arrow_columns.to_batch(rows, fields)
+                yield to_batch(rows, fields)
 
     @property
     def _is_typed(self) -> bool:
         return self._url.get_backend_name() != "sqlite"
 
     def _connected(self) -> Connection:
-        return db.engines.reading_engine(self._url).connect()
+        return reading_engine(self._url).connect()
 
     def _select(self, part: Part) -> Select[*tuple[object, ...]]:
         chosen = sqlalchemy.table(self._name, *(column(name) for name in self._table.schema.names))
         wanted = [self._raw(name) for name in self._schema.names]
         query = sqlalchemy.select(*wanted).select_from(chosen)
         if part.column is not None:
-            query = query.where(*pushdown.between(part.column, part.low, part.high, typed=self._is_typed))
-        return query.where(*(pushdown.condition(each, typed=self._is_typed) for each in self._filters))
+            query = query.where(*between(part.column, part.low, part.high, typed=self._is_typed))
+        return query.where(*(condition(each, typed=self._is_typed) for each in self._filters))
 
     def _raw(self, name: str) -> ColumnElement[object]:
         """The value as the driver hands it over; a time of PostgreSQL that no datetime can hold is null."""
@@ -183,7 +192,7 @@ class TableReader(DataSourceReader):
         since, until = self._since, self._until
         if since is None or until is None:
             chosen = sqlalchemy.table(self._name, column(time, sqlalchemy.DateTime()))
-            within = pushdown.between(time, since, until, typed=self._is_typed)
+            within = between(time, since, until, typed=self._is_typed)
             ends = sqlalchemy.select(func.min(chosen.c[time]), func.max(chosen.c[time])).where(*within)
             try:
                 first, last = connection.execute(ends).one()
@@ -225,8 +234,11 @@ class SourceTables:
 
 def register(spark: SparkSession) -> None:
     """`spark.read.format("federation")` works in this session."""
-    for module in (db.url, db.engines, arrow_columns, pushdown, sys.modules[__name__]):
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call] # it is not typed
+    if spark.conf.get(_REGISTERED, "") == "true":
+        return
+    for name in _SHIPPED:
+        cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call] # it is not typed
+    spark.conf.set(_REGISTERED, "true")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(FederationSource)
 

@@ -9,12 +9,14 @@ import sys
 from datetime import date
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics.generate import generate
 from federation.analytics.made_servers import History
 from federation.cli import main
+from tests.federation.analytics.history import attempts, fill
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,6 +86,30 @@ def test_a_missing_java_is_told(
     assert "install Java 17 or newer" in stderr
     assert len(stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_exports_what_one_machine_does(java: Path, sqlite_only: str, tmp_path: Path) -> None:
+    """Two executors, processes of their own, read the tables: they are handed the code that does."""
+    fill(sqlite_only, attempts(20, 3))
+    # Executors keep their logs in Spark's own directory: this test's is a copy of links.
+    spark_home, installed = tmp_path / "spark", Path(pyspark.__file__).parent
+    spark_home.mkdir()
+    for name in ("bin", "jars", "python"):
+        (spark_home / name).symlink_to(installed / name)
+    out, master = tmp_path / "exports", "local-cluster[2,1,1024]"
+    arguments = ["analytics", "export", "--database", sqlite_only, "--out", str(out), "--master", master, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "federation", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_HOME": str(spark_home)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["attempts"] == {f"2025-03-0{day}": 20 for day in (1, 2, 3)}
+    executors = [path.parent.name for path in (spark_home / "work").glob("app-*/*/stderr")]
+    assert sorted(executors) == ["0", "1"]
 
 
 def test_the_script_makes_results_of_exports(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import subprocess
 import sys
-import time
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attem
 from tests.servers import free_port
 
 NOW = moment(2, 15)
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def days(*numbers: int) -> list[date]:
@@ -180,43 +180,64 @@ def test_a_directory_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monke
         assert (tmp_path / "a" / "second").exists()
 
 
-KILLED_WRITER = """
-import sys, time
+KILLED_AT_EVERY_STEP = """
+import os, signal, sys
 from pathlib import Path
 from federation.analytics.directories import replace_directory, staging_in
-root = Path(sys.argv[1])
-for generation in range(1000000):
+
+root, left = Path(sys.argv[1]), 0
+days = [root / "attempts" / name for name in ("day=1", "day=2")]
+
+def count_down(event, _arguments):
+    global left
+    if left and event.startswith(("os.", "open", "shutil.", "ctypes.dlsym")):
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def export(generation):
     with staging_in(root) as staging:
-        for day in ("day=1", "day=2"):
-            fresh = staging / "attempts" / day
+        for day in days:
+            fresh = staging / "attempts" / day.name
             fresh.mkdir(parents=True)
             for number in range(3):
-                (fresh / f"{number}-{generation}").write_text(str(generation))
-        for day in ("day=1", "day=2"):
-            replace_directory(staging / "attempts" / day, root / "attempts" / day)
-    if generation == 3:
-        print("going", flush=True)
+                (fresh / f"{number}-{generation}").write_text("")
+        for day in days:
+            replace_directory(staging / "attempts" / day.name, day)
+
+def generation_of(day):
+    numbers, generations = zip(*(name.split("-") for name in sorted(os.listdir(day))))
+    assert numbers == ("0", "1", "2") and len(set(generations)) == 1, sorted(os.listdir(day))
+    return int(generations[0])
+
+sys.addaudithook(count_down)
+export(0)
+for step in range(1, 1000):
+    child = os.fork()
+    if not child:
+        left = step
+        export(step)
+        os._exit(0)
+    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    for day in days:
+        assert not day.exists() or generation_of(day) in (step - 1, step), step
+    with staging_in(root) as staging:
+        assert not list(staging.iterdir())
+    assert all(day.exists() for day in days), step
+    export(step)
+    if not killed:
+        break
+print(step)
 """
 
 
 def test_a_killed_run_leaves_no_half_day(tmp_path: Path) -> None:
-    """`kill -9` at any moment: each day is of one generation, and the next run clears what is left."""
-    for delay in range(6):
-        writer = subprocess.Popen([sys.executable, "-c", KILLED_WRITER, str(tmp_path)], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        until = time.monotonic() + delay * 0.0013
-        while time.monotonic() < until:
-            pass
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        for day in ("day=1", "day=2"):
-            files = sorted(path.name.partition("-") for path in (tmp_path / "attempts" / day).iterdir())
-            assert [number for number, _, _ in files] == ["0", "1", "2"]
-            assert len({generation for _, _, generation in files}) == 1
-    with staging_in(tmp_path) as staging:
-        assert list(staging.iterdir()) == []
+    """`kill -9` before each of its steps: every day is of one generation, and the next run clears what is left."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
 
 
 def test_an_unreachable_database_is_told_at_once(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
@@ -14,7 +17,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNotNull, L
 from pyspark.sql.types import StructType
 
 from federation.analytics import frames, source
-from federation.analytics.source import TABLES, Part, TableReader, read_table, register
+from federation.analytics.source import TABLES, FederationSource, Part, TableReader, read_table, register
 from tests.federation.analytics.history import SERVERS, attempt, attempts, execute, fill, moment
 
 ATTEMPTS = "delivery_attempts"
@@ -163,6 +166,24 @@ def test_a_time_without_end_is_null(postgres_only: str) -> None:
             1: moment(0, 0),
             2: None,
         }
+
+
+READS_WITHOUT_US = """
+import pickle, sys
+sys.modules.update(dict.fromkeys(("federation", "db", "sqlmodel")))
+source = pickle.load(sys.stdin.buffer)
+reader = source.reader(source.schema())
+print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)))
+"""
+
+
+def test_executors_need_nothing_of_ours(spark: SparkSession, database_url: str) -> None:
+    """What reads comes along: a process that can import neither `federation` nor `db` reads the table."""
+    register(spark)
+    fill(database_url, attempts(10, 2))
+    shipped = cloudpickle.dumps(FederationSource({"url": database_url, "table": ATTEMPTS}))
+    done = subprocess.run([sys.executable, "-c", READS_WITHOUT_US], input=shipped, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"20\n"), done.stderr
 
 
 @pytest.mark.parametrize(
