@@ -65,7 +65,8 @@ def benchmark(options: argparse.Namespace) -> None:
             if not (exports / "attempts").exists():
                 make_exports(exports, attempts=attempts, servers=options.servers)
             for engine in options.engines:
-                runs = [child(engine, exports, Path(scratch) / f"{engine}-{run}") for run in range(options.repeat)]
+                results = [Path(scratch) / f"{engine}-{attempts}-{run}" for run in range(options.repeat)]
+                runs = [child(engine, exports, each) for each in results]
                 rows.append({"engine": engine, "attempts": attempts, **median(runs)})
                 show(rows[-1])
     add_growth(rows)
@@ -89,7 +90,8 @@ def child(engine: str, exports: Path, results: Path) -> dict[str, Any]:
     if finished.returncode:
         if engine == "spark":
             raise SystemExit(f"spark failed:\n{finished.stderr[-4000:]}")
-        return {"failed": finished.stderr.strip().rpartition("\n")[2][:200] or f"exit {finished.returncode}"}
+        errors = [line for line in finished.stderr.splitlines() if "Error" in line or "Exception" in line]
+        return {"failed": errors[-1][:120] if errors else f"exit {finished.returncode}"}
     return {"seconds": seconds, **json.loads(finished.stdout)}
 
 
@@ -168,7 +170,7 @@ def run_duckdb(exports: Path, results: Path) -> dict[str, float]:
     import duckdb
 
     results.mkdir(parents=True)
-    limits = {"threads": "2", "memory_limit": "700MB", "temp_directory": str(results / "spilled")}
+    limits = {"threads": "2", "memory_limit": "900MB", "temp_directory": str(results / "spilled")}
     with duckdb.connect(config=limits) as connection:
         connection.execute(f"""
             COPY (
