@@ -25,7 +25,7 @@ _EXTRAS: Final = {
 
 def fail(*lines: str, status: int = USAGE_ERROR) -> NoReturn:
     """The process ends with `status` and these lines on stderr."""
-    print("federation:", *lines, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201
+    print("federation:", *lines, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201 - what this is for
     sys.exit(status)
 
 
