@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -115,7 +116,7 @@ def test_why_tells_what_stands_in_the_way(command: Command) -> None:
     assert "It is blacklisted by *.peer.example for good: spam." in told
     assert "It is unhealthy since" in told
     assert "because of CONN_REFUSED: nothing listens on its port" in told
-    assert "0 probes have failed so far; the next one is in 4 min" in told
+    assert re.search("0 probes have failed so far; the next one is in [45] min", told)
     assert "2 deliveries are owed to it" in told
     assert "1 deliveries to it failed for good in the last days: 1 CONN_REFUSED." in told
     assert "CONN_REFUSED after 12 ms" in told

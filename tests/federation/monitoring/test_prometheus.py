@@ -196,7 +196,7 @@ async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database:
         session.add_all(
             [
                 delivery(),
-                delivery(created_at=NOW),
+                delivery(created_at=datetime.now(UTC)),
                 delivery(queued_at=old),
                 delivery(job_name=None, created_at=old - timedelta(days=1)),
                 delivery(last_attempted_at=old),
