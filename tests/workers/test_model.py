@@ -127,10 +127,15 @@ class FileMachine(StorageMachine):
         return OwnDirectory()
 
 
-@pytest.mark.parametrize("machine", [MemoryMachine, FileMachine, SqliteMachine])
+@pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine])
 def test_the_storage_follows_the_table(machine: type[StorageMachine]) -> None:
     """States, counts, attempts, tokens, results and order are those of the table after every call."""
     run_state_machine_as_test(machine, settings=QUICK)
+
+
+def test_files_follow_the_table() -> None:
+    """In fewer examples: every step waits for the disk."""
+    run_state_machine_as_test(FileMachine, settings=settings(QUICK, max_examples=30, phases=[Phase.generate]))
 
 
 def test_redis_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
