@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -15,6 +16,10 @@ from tests.servers import ValkeyProcess, postgres, valkey
 
 # The conformance suite is a library: without this its bare asserts would say nothing. Before anybody imports it.
 pytest.register_assert_rewrite("workers.testing")
+
+# The same tree gives the same answer each time. To look for something new: `pytest --hypothesis-profile=default`.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -285,7 +285,7 @@ class JobTable:
     def complete_from_outside(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
         """The job that had not ended has, by nobody's attempt."""
         self._take(job, Step.COMPLETE_FROM_OUTSIDE)
-        job.result = result
+        job.result, job.settled_by = result, None
         self._finish(job, now, job.new.keep_completed if keep is None else keep)
 
     def retry_later(self, job: Job, error: ErrorInfo, due: datetime) -> None:
@@ -366,7 +366,6 @@ class JobTable:
         """The job is out of its line, or its claim void, whose worker is told to look."""
         if job.state is JobState.PROCESSING:
             self._end_attempt(job, step)
-            job.settled_by = None
             self._publisher.publish(JobEventKind.CANCEL_REQUESTED, job.new.id)
             return
         self._step(job, step)

@@ -241,7 +241,8 @@ async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
     """Whatever it was doing: its result is there, waiters are told, and nobody runs it any more."""
     storage = await harness.open()
     await enqueue(storage, job("failing"))
-    await apply(storage, retried(await claim_one(storage), HOUR))
+    retry = retried(await claim_one(storage), HOUR)
+    await apply(storage, retry)
     await enqueue(storage, job("queued"), job("scheduled", delay=HOUR), job("prioritised", priority=5))
     for job_id, was in (
         ("failing", JobState.FAILING),
@@ -255,6 +256,7 @@ async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
         assert await storage.result(job_id) == JobOutcome(kind=OutcomeKind.COMPLETED, result=job_id.encode())
     assert await claim(storage, 5) == []
     assert (await storage.counts())[JobState.COMPLETED] == 4
+    assert await settle(storage, retry) == COMPLETED
 
 
 @case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
