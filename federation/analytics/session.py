@@ -26,8 +26,11 @@ _INSTALL: Final = (
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
-JVM_OPTIONS: Final = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC"
-"""Of a driver on this machine; one who sets others adds to them."""
+# The thorough compiler would make ten million attempts a third quicker, but a million slower by half, and the process
+# 70 MiB larger. The collector is the one with the least overhead on few cores.
+_JVM_OPTIONS: Final = (
+    f"-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC"
+)
 
 # The JVM of a driver is started with these: they cannot be set later.
 _LOCAL: Final = {
@@ -36,7 +39,7 @@ _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": JVM_OPTIONS,
+    "spark.driver.extraJavaOptions": _JVM_OPTIONS,
 }
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",

@@ -9,11 +9,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import JVM_OPTIONS, find_java, open_session
+from federation.analytics.session import find_java, open_session
 from federation.analytics.sinks import write_outputs
 from tests.federation.analytics.story import WINDOW, make_outputs
 
 HERE = Path(__file__).parent
+
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""For a few rows, compiling a query takes longer than running it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,12 +40,19 @@ def java() -> Path:
 @pytest.fixture(scope="session")
 def spark(java: Path) -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it."""
-    # For hundreds of small queries a thorough JIT compiler is more work than what it compiles.
-    brief = f"{JVM_OPTIONS} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    settings = {"spark.sql.shuffle.partitions": "4", "spark.driver.extraJavaOptions": brief}
-    session = open_session("local[2]", name="tests", settings=settings)
+    few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
+    session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
     yield session
     session.stop()
+
+
+@pytest.fixture
+def interpreted(tmp_path: Path) -> dict[str, str]:
+    """What makes a Spark in another process interpret its queries, too, as variables of its environment."""
+    directory = tmp_path / "spark-conf"
+    directory.mkdir()
+    (directory / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in INTERPRETED.items()))
+    return {"SPARK_CONF_DIR": str(directory)}
 
 
 @pytest.fixture

@@ -88,7 +88,9 @@ def test_a_missing_java_is_told(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cluster_exports_what_one_machine_does(java: Path, sqlite_only: str, tmp_path: Path) -> None:
+def test_a_cluster_exports_what_one_machine_does(
+    java: Path, sqlite_only: str, interpreted: dict[str, str], tmp_path: Path
+) -> None:
     """Two executors, processes of their own, read the tables: they are handed the code that does."""
     fill(sqlite_only, attempts(20, 3))
     # Executors keep their logs in Spark's own directory: this test's is a copy of links.
@@ -101,7 +103,7 @@ def test_a_cluster_exports_what_one_machine_does(java: Path, sqlite_only: str, t
     done = subprocess.run(
         [sys.executable, "-m", "federation", *arguments],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_HOME": str(spark_home)},
+        env={**os.environ, **interpreted, "PYTHONPATH": str(ROOT), "SPARK_HOME": str(spark_home)},
         capture_output=True,
         text=True,
         timeout=280,
@@ -112,7 +114,7 @@ def test_a_cluster_exports_what_one_machine_does(java: Path, sqlite_only: str, t
     assert sorted(executors) == ["0", "1"]
 
 
-def test_the_script_makes_results_of_exports(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_script_makes_results_of_exports(spark: SparkSession, interpreted: dict[str, str], tmp_path: Path) -> None:
     """In a process and a directory of its own: JSON on stdout, a report, and nothing on stderr but Java's greeting."""
     exports, out = tmp_path / "exports", tmp_path / "out"
     generate(spark, History(attempts=3000, servers=40, days=5, until=UNTIL), exports)
@@ -121,7 +123,7 @@ def test_the_script_makes_results_of_exports(spark: SparkSession, tmp_path: Path
     done = subprocess.run(
         [*script, "--input", str(exports), "--out", str(out), "--json", "--master", "local[1]"],
         cwd=tmp_path,
-        env=environment,
+        env={**environment, **interpreted},
         capture_output=True,
         text=True,
         timeout=280,

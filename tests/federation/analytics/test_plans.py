@@ -57,9 +57,10 @@ def write_attempts(spark: SparkSession, path: Path) -> None:
 @pytest.fixture(scope="module")
 def plans(spark: SparkSession, attempts: DataFrame) -> Iterator[dict[str, str]]:
     """The physical plan of each output, over the plans of what the session keeps."""
-    before = spark.conf.get("spark.sql.maxMetadataStringLength")
-    assert before is not None
-    spark.conf.set("spark.sql.maxMetadataStringLength", "10000")
+    settings = {"spark.sql.maxMetadataStringLength": "10000", "spark.sql.adaptive.enabled": "true"}
+    before = {name: spark.conf.get(name) or "" for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     outputs = compute(
         Inputs(
             attempts=attempts,
@@ -72,7 +73,8 @@ def plans(spark: SparkSession, attempts: DataFrame) -> Iterator[dict[str, str]]:
         now=NOW,
     )
     yield {name: plan_of(getattr(outputs, name)) for name in OUTPUTS}
-    spark.conf.set("spark.sql.maxMetadataStringLength", before)
+    for name, value in before.items():
+        spark.conf.set(name, value)
 
 
 def plan_of(output: DataFrame) -> str:

@@ -189,9 +189,10 @@ write_outputs(make_outputs(spark, SICK[:1], server_daily=late, quarantine=[]), p
 """
 
 
-def write_and_die(out: Path, *, after: int, log: Path) -> int:
+def write_and_die(out: Path, *, after: int, log: Path, variables: dict[str, str]) -> int:
     """How a process ended that writes `out` and is killed after that many files; its JVM is gone, too."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_DIRS": str(log.with_name("spark"))}
+    scratch = str(log.with_name("spark"))
+    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_DIRS": scratch}
     command = [sys.executable, "-c", CHILD, str(out), str(after)]
     with log.open("wb") as stream:
         child = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
@@ -204,11 +205,14 @@ def write_and_die(out: Path, *, after: int, log: Path) -> int:
 
 
 @pytest.mark.timeout(300)  # two JVMs
-def test_killed_between_two_files_every_day_is_the_old_or_the_new_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_between_two_files_every_day_is_the_old_or_the_new_one(
+    spark: SparkSession, interpreted: dict[str, str], tmp_path: Path
+) -> None:
     """The first day is replaced, the second not, neither is half; the next run tidies and completes it."""
     out = tmp_path / "out"
     write_outputs(make_outputs(spark, SICK[:1]), out, LAST_DAYS)
-    assert write_and_die(out, after=1, log=tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()[-2000:]
+    log = tmp_path / "log"
+    assert write_and_die(out, after=1, log=log, variables=interpreted) == -signal.SIGKILL, log.read_text()[-2000:]
     first, second = (urls(spark, out, SERVER_DAILY, day) for day in LAST_DAYS.days)
     assert (first, second) == (["https://late.example"], [SICK[0].url])
     assert read_dated(spark, out, QUARANTINE, AS_OF).count() == 5
