@@ -7,7 +7,6 @@ by the worker. A crash in between repeats the attempt: receivers know the activi
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,6 +28,7 @@ from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
 from federation.http.guard import AddressGuard
 from federation.http.response import Response
+from federation.logs import crash
 from federation.protocol.acks import Ack, find_ack, parse_ack_body
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers, parse_method
 from federation.protocol.errors import AckMissing, KeyMaterialError, NotJson, PayloadError, UrlError
@@ -327,13 +327,8 @@ def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
         return error
     if isinstance(error, SQLAlchemyError):
         return _database_trouble(error)
-    # A bug of ours: on record like any failure. Only its stack is logged: messages and variables may quote payloads.
-    log.error(
-        "delivery_attempt_crashed",
-        delivery_id=delivery_id,
-        error_type=type(error).__name__,
-        stack="".join(traceback.format_tb(error.__traceback__)),
-    )
+    # A bug of ours: on record like any failure.
+    log.error("delivery_attempt_crashed", delivery_id=delivery_id, **crash(error))
     return RetryableFailure("INTERNAL", f"the attempt broke off: {type(error).__name__}")
 
 
