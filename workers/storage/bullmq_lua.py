@@ -48,17 +48,26 @@ end
 """
 
 
+OLDEST_FIRST: Final = {
+    "getStateV2": ('rcall("LPOS", KEYS[5] , ARGV[1])', 'rcall("LPOS", KEYS[5], ARGV[1], "RANK", -1)'),
+    "removeJob": ('rcall("LREM", prefix .. "wait", 1, jobId)', 'rcall("LREM", prefix .. "wait", -1, jobId)'),
+}
+"""Waiting jobs are searched from the old end of their list, where a backlog is looked at and removed. From the other
+end each of a hundred thousand would be found behind all others. Same result; a text that is not there stays as it is.
+"""
+
+
 class Script:
     """One Lua file: its text, the SHA-1 it is called by, and how many keys it takes (the number in the file's name).
 
-    Lines of ours may come `before` it.
+    Lines of ours may come `before` it, and one call may be made `instead` of another.
     """
 
-    def __init__(self, name: str, before: str = "") -> None:
+    def __init__(self, name: str, before: str = "", instead: tuple[str, str] = ("", "")) -> None:
         found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
         if len(found) != 1:
             raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-        self.text: str = before + loadScript(found[0].name)
+        self.text: str = before + loadScript(found[0].name).replace(*instead)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.key_count = int(found[0].stem.rpartition("-")[2])
 
@@ -66,7 +75,8 @@ class Script:
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them."""
-    return {name: Script(name) for name in SCRIPTS} | {"continue": Script("moveToDelayed", BEFORE_CONTINUING)}
+    ours = {name: Script(name, instead=OLDEST_FIRST.get(name, ("", ""))) for name in SCRIPTS}
+    return ours | {"continue": Script("moveToDelayed", BEFORE_CONTINUING)}
 
 
 _pack = msgpack.Packer(use_bin_type=True).pack
