@@ -15,7 +15,6 @@ from workers import JobState
 from workers.jobs import Failed
 from workers.storage import bullmq_jobs
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq_lua import OLDEST_FIRST, Script, scripts
 from workers.storage.bullmq_server import Contended, Server
 
 PATIENCE = timedelta(seconds=5)
@@ -82,9 +81,37 @@ async def test_a_transaction_that_others_are_always_ahead_of_has_not_run(client:
     other.close()
 
 
-@pytest.mark.parametrize("name", OLDEST_FIRST)
-def test_waiting_jobs_are_searched_from_the_old_end(name: str) -> None:
-    """The installed package has the call that is replaced, once, and nothing else is."""
-    theirs, (replaced, ours) = Script(name).text, OLDEST_FIRST[name]
-    assert theirs.count(replaced) == 1
-    assert scripts()[name].text == theirs.replace(replaced, ours)
+async def test_what_is_left_of_a_backlog_keeps_its_order(storage: BullMQStorage, client: Any) -> None:
+    """Of 2 500 waiting jobs two in three are removed: nothing of them is left but an event for each."""
+    ids = [f"job-{number}" for number in range(2_500)]
+    await storage.enqueue([job(each) for each in ids])
+    gone, kept = [each for number, each in enumerate(ids) if number % 3], ids[::3]
+
+    assert await storage.remove([*gone, "nobody", gone[0]]) == len(gone)
+
+    base = f"bull:{storage.queue}:"
+    assert await client.lrange(f"{base}wait", 0, -1) == kept[::-1]
+    assert set(await client.keys(f"{base}job-*")) == {base + each for each in kept}
+    told = [fields for _, fields in await client.xrange(f"{base}events") if fields["event"] == "removed"]
+    assert sorted(fields["jobId"] for fields in told) == sorted(gone)
+    assert {fields["prev"] for fields in told} == {"wait"}
+    assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=3)] == kept[:3]
+
+
+@pytest.mark.parametrize("field", ["parentKey", "deid"])
+async def test_a_waiting_job_that_others_refer_to_is_removed_as_bullmq_does(
+    storage: BullMQStorage, client: Any, field: str
+) -> None:
+    """Its parent hears of it, and its deduplication key is free."""
+    await storage.enqueue([job("a")])
+    base = f"bull:{storage.queue}:"
+    await client.hset(f"{base}a", field, f"{base}parent" if field == "parentKey" else "key")
+    await client.hset(f"{base}parent", "name", "parent")
+    await client.sadd(f"{base}parent:dependencies", f"{base}a", f"{base}b")
+    await client.set(f"{base}de:key", "a")
+
+    assert await storage.remove(["a"]) == 1
+
+    assert await client.exists(f"{base}a") == 0
+    assert await client.scard(f"{base}parent:dependencies") == (1 if field == "parentKey" else 2)
+    assert await client.exists(f"{base}de:key") == (0 if field == "deid" else 1)
