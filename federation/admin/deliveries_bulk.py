@@ -19,11 +19,12 @@ other completes without sending when it finds its text gone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ARRAY, ColumnElement, Text, any_, delete, func, literal, select, type_coerce, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob
@@ -60,6 +61,14 @@ class Dropped:
 
 def _unwatched(_rows: int) -> None:
     pass
+
+
+def _is_among(ids: Sequence[str], dialect: str) -> ColumnElement[bool]:
+    """As `IN`, with all ids in one parameter: a statement of thousands takes longer to write than to run."""
+    if dialect == "postgresql":
+        return col(DeliveryJob.id) == any_(literal(list(ids), ARRAY(Text)))
+    listed = func.json_each(json.dumps(list(ids))).table_valued("value")
+    return col(DeliveryJob.id).in_(select(listed.c.value))
 
 
 class BulkDeliveries:
@@ -131,7 +140,7 @@ class BulkDeliveries:
         await self._queue.storage.remove(ids)
         reopened = (
             update(DeliveryJob)
-            .where(col(DeliveryJob.id).in_(ids), col(DeliveryJob.settled_at).is_not(None))
+            .where(col(DeliveryJob.settled_at).is_not(None))
             .values(
                 settled_at=None,
                 outcome=None,
@@ -144,7 +153,9 @@ class BulkDeliveries:
             .returning(*(getattr(DeliveryJob, column.name) for column in fields(OwedRow)))
         )
         async with self._database.transaction() as session:
-            rows = [OwedRow(**row._mapping) for row in await (await session.connection()).execute(reopened)]
+            connection = await session.connection()
+            found = await connection.execute(reopened.where(_is_among(ids, connection.dialect.name)))
+            rows = [OwedRow(**row._mapping) for row in found]
         for start in range(0, len(rows), JOBS_AT_ONCE):
             await self._queue.add_bulk([row.job() for row in rows[start : start + JOBS_AT_ONCE]])
         return len(rows)
@@ -162,18 +173,14 @@ class BulkDeliveries:
         self, ids: Sequence[str], conditions: Sequence[ColumnElement[bool]], *, had_jobs: bool
     ) -> int:
         """The rows are gone, if they still meet the conditions; `had_jobs`: the jobs of all of them were removed."""
+        # The times as they come, for whether there is one: SQLite 3.40 says of a row it deletes that nothing is null.
+        times = (type_coerce(col(each), Text) for each in (DeliveryJob.settled_at, DeliveryJob.last_attempted_at))
         gone = (
-            delete(DeliveryJob)
-            .where(col(DeliveryJob.id).in_(ids), *conditions)
-            .returning(
-                col(DeliveryJob.id),
-                col(DeliveryJob.payload_id),
-                col(DeliveryJob.settled_at),
-                col(DeliveryJob.last_attempted_at),
-            )
+            delete(DeliveryJob).where(*conditions).returning(col(DeliveryJob.id), col(DeliveryJob.payload_id), *times)
         )
         async with self._database.transaction() as session:
-            rows = (await (await session.connection()).execute(gone)).all()
+            connection = await session.connection()
+            rows = (await connection.execute(gone.where(_is_among(ids, connection.dialect.name)))).all()
             await release(session, [row.payload_id for row in rows])
         shared = [row for row in rows if row.payload_id is not None and row.settled_at is None]
         again = [row.id for row in shared if row.last_attempted_at is None or not had_jobs]
