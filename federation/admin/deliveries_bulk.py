@@ -1,8 +1,9 @@
 """Giving failed deliveries another chance, and giving deliveries up; a million of them, in batches.
 
-Theory of operation. Both walk the rows by id, each once, a batch at a time: no transaction is long, what is done stays
-done if the command is stopped, and repeating it does the rest. Jobs may live elsewhere than rows, so the order makes
-every interruption harmless.
+Theory of operation. Both walk the rows there are, each once, a batch at a time: no transaction is long, what is done
+stays done if the command is stopped, and repeating it does the rest. They go by id, and on SQLite in the order of the
+file: ids are random, and a batch of them would touch as many pages as rows. Jobs may live elsewhere than rows, so the
+order of steps makes every interruption harmless.
 
 `retry` removes the failed job, reopens the row, adds the job. After the first step the row still counts as failed.
 After the second it is owed, unattempted and without a job: just what the outbox sweeper looks for. No attempt can be
@@ -22,9 +23,22 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import ARRAY, ColumnElement, Text, any_, delete, func, literal, select, type_coerce, update
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Text,
+    any_,
+    delete,
+    func,
+    literal,
+    literal_column,
+    select,
+    type_coerce,
+    update,
+)
 from sqlmodel import col
 
 from db import Database, DeliveryJob
@@ -123,18 +137,20 @@ class BulkDeliveries:
         self, conditions: Sequence[ColumnElement[bool]], change: Callable[[Sequence[str]], Awaitable[None]]
     ) -> None:
         await self._queue.start()
-        ids: Sequence[str] = ("",)
-        while ids:
-            query = (
-                select(col(DeliveryJob.id))
-                .where(col(DeliveryJob.id) > ids[-1], *conditions)
-                .order_by(col(DeliveryJob.id))
-                .limit(self._batch)
-            )
+        made_before = col(DeliveryJob.created_at) <= datetime.now(UTC)
+        last: object = None
+        while True:
             async with self._database.read() as session:
-                ids = (await session.execute(query)).scalars().all()
-            if ids:
-                await change(ids)
+                is_sqlite = session.get_bind().dialect.name == "sqlite"
+                place: ColumnElement[object] = literal_column("rowid" if is_sqlite else "id")
+                query = select(col(DeliveryJob.id), place.label("place")).where(made_before, *conditions)
+                if last is not None:
+                    query = query.where(place > last)
+                rows = (await session.execute(query.order_by(place).limit(self._batch))).all()
+            if not rows:
+                return
+            last = rows[-1].place
+            await change([row.id for row in rows])
 
     async def _retry(self, ids: Sequence[str]) -> int:
         await self._queue.storage.remove(ids)
