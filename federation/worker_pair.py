@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from db import AttemptOutcome, new_id
 from federation.app import Federation
 from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
+from federation.logs import crash
 from federation.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
@@ -25,7 +26,7 @@ from federation.queues import (
 from federation.scheduler.jobs import recurring_jobs
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, Scheduler
-from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind
+from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
 from workers.storage.base import ANY_NAME
 
 log = structlog.get_logger(__name__)
@@ -183,7 +184,7 @@ def _log_end(task: asyncio.Task[None]) -> None:
     """A worker may run for weeks before anybody awaits it."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        log.error("worker_died", worker=task.get_name(), error_type=type(error).__name__, error=str(error))
+        log.error("worker_died", worker=task.get_name(), error=_message(error), **crash(error))
 
 
 class RowKeeper:
@@ -216,15 +217,15 @@ class RowKeeper:
     async def _delete(self, delivery_id: str) -> None:
         try:
             await self._ledger.gone(delivery_id)
-        except Exception:
-            log.exception("delivery_row_not_deleted", delivery_id=delivery_id)
+        except Exception as error:
+            log.error("delivery_row_not_deleted", delivery_id=delivery_id, **crash(error))
 
     async def _settle(self, delivery_id: str) -> None:
-        error = "its worker disappeared with it too often; look for a crash in the worker's log"
+        reason = "its worker disappeared with it too often; look for a crash in the worker's log"
         try:
-            await self._ledger.settled(delivery_id, outcome=AttemptOutcome.RETRYABLE, error=error, code=STALLED)
-        except Exception:
-            log.exception("delivery_row_not_settled", delivery_id=delivery_id)
+            await self._ledger.settled(delivery_id, outcome=AttemptOutcome.RETRYABLE, error=reason, code=STALLED)
+        except Exception as error:
+            log.error("delivery_row_not_settled", delivery_id=delivery_id, **crash(error))
 
 
 _LEVELS: Final = {
@@ -257,8 +258,13 @@ def log_event(event: WorkerEvent) -> None:
     if event.delay is not None:
         fields["next_attempt_in"] = round(event.delay.total_seconds(), 3)
     if event.error is not None:
-        fields |= {"error_type": type(event.error).__name__, "error": str(event.error)}
+        fields |= {"error_type": type(event.error).__name__, "error": _message(event.error, queue=event.queue)}
     getattr(log, level)(f"worker_{event.kind.value}", **fields)
+
+
+def _message(error: BaseException, *, queue: str | None = None) -> str | None:
+    """What the error says, if the text is ours: others may quote what was sent. A task's text is its application's."""
+    return str(error) if isinstance(error, WorkersError) or queue == TASKS_QUEUE_NAME else None
 
 
 def _destination(claim: Claim, error: BaseException | None) -> dict[str, object]:

@@ -7,7 +7,6 @@ by the worker. A crash in between repeats the attempt: receivers know the activi
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,6 +28,7 @@ from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
 from federation.http.guard import AddressGuard
 from federation.http.response import Response
+from federation.logs import crash
 from federation.protocol.acks import Ack, find_ack, parse_ack_body
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers, parse_method
 from federation.protocol.errors import AckMissing, KeyMaterialError, NotJson, PayloadError, UrlError
@@ -117,9 +117,19 @@ class DeliveryProcessor:
             async with self._slots.take(delivery.server_url, delivery.delivery_job_id):
                 await self._attempt(job, report)
         except Parked as parked:
+            await self._refuse_waiting(job, report)
             if self._slots.note_parked(delivery.server_url, delivery.delivery_job_id):
                 self._log(job, report, AttemptOutcome.PARKED, "PARKED", parked)
             raise
+
+    async def _refuse_waiting(self, job: Job, report: Report) -> None:
+        """A delivery that finds its server busy ends with a rule like any other: the server may hang for long."""
+        try:
+            await self._refuse_blacklisted(report.delivery)
+        except PermanentFailure as failure:
+            self._slots.forget_parked(report.delivery.delivery_job_id)
+            await self._fail(job, report, failure)
+            raise failure from None
 
     async def _parse(self, job: Job) -> FederationDeliveryJob:
         try:
@@ -143,12 +153,7 @@ class DeliveryProcessor:
             if not await self._ledger.gone(row, follow=follow):
                 log.info("follow_ack_unknown", delivery_id=row, server_url=report.delivery.server_url)
         except PermanentFailure as failure:
-            failure.method = report.method
-            self._log(job, report, AttemptOutcome.PERMANENT, failure.code, failure)
-            if failure.keep_row:
-                await self._ledger.settled(row, outcome=AttemptOutcome.PERMANENT, error=str(failure), code=failure.code)
-            else:
-                await self._ledger.gone(row)
+            await self._fail(job, report, failure)
             raise
         except Exception as error:
             trouble = _retryable(error, row)
@@ -160,6 +165,16 @@ class DeliveryProcessor:
                 raise
             raise trouble from None  # a stock worker stores the whole chain, whose messages may quote payloads
         self._log(job, report, AttemptOutcome.DELIVERED, None, None)
+
+    async def _fail(self, job: Job, report: Report, failure: PermanentFailure) -> None:
+        """The attempt is on record, and the row's fate committed."""
+        row = report.delivery.delivery_job_id
+        failure.method = report.method
+        self._log(job, report, AttemptOutcome.PERMANENT, failure.code, failure)
+        if failure.keep_row:
+            await self._ledger.settled(row, outcome=AttemptOutcome.PERMANENT, error=str(failure), code=failure.code)
+        else:
+            await self._ledger.gone(row)
 
     async def _give_up(self, row: str, failure: RetryableFailure) -> None:
         """The row is settled, if the database takes it: the job fails now in any case, and for its own reason."""
@@ -327,13 +342,8 @@ def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
         return error
     if isinstance(error, SQLAlchemyError):
         return _database_trouble(error)
-    # A bug of ours: on record like any failure. Only its stack is logged: messages and variables may quote payloads.
-    log.error(
-        "delivery_attempt_crashed",
-        delivery_id=delivery_id,
-        error_type=type(error).__name__,
-        stack="".join(traceback.format_tb(error.__traceback__)),
-    )
+    # A bug of ours: on record like any failure.
+    log.error("delivery_attempt_crashed", delivery_id=delivery_id, **crash(error))
     return RetryableFailure("INTERNAL", f"the attempt broke off: {type(error).__name__}")
 
 

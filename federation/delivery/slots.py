@@ -58,7 +58,7 @@ class ServerSlots:
             server.used += 1
         else:
             await self._wait(server, server_url)
-        self._forget_parked(delivery_id)
+        self.forget_parked(delivery_id)
         started = monotonic()
         try:
             yield
@@ -76,8 +76,16 @@ class ServerSlots:
         self._parked[delivery_id] = server_url
         self._parked_at[server_url] += 1
         if len(self._parked) > MAX_REMEMBERED:
-            self._forget_parked(next(iter(self._parked)))
+            self.forget_parked(next(iter(self._parked)))
         return True
+
+    def forget_parked(self, delivery_id: str) -> None:
+        """The delivery waits no more."""
+        server_url = self._parked.pop(delivery_id, None)
+        if server_url is not None:
+            self._parked_at[server_url] -= 1
+            if not self._parked_at[server_url]:
+                del self._parked_at[server_url]
 
     async def _wait(self, server: _Server, server_url: str) -> None:
         """Return with a slot handed over by an attempt that ended."""
@@ -116,13 +124,6 @@ class ServerSlots:
         self._slow[server_url] = None
         if len(self._slow) > MAX_REMEMBERED:
             self._slow.popitem(last=False)
-
-    def _forget_parked(self, delivery_id: str) -> None:
-        server_url = self._parked.pop(delivery_id, None)
-        if server_url is not None:
-            self._parked_at[server_url] -= 1
-            if not self._parked_at[server_url]:
-                del self._parked_at[server_url]
 
     def _park(self, server_url: str) -> Parked:
         seconds = min(max(1.0, self._parked_at[server_url] / RETURNS_PER_SECOND), LONGEST_PARKING_SECONDS)

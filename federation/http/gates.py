@@ -15,6 +15,7 @@ from federation.http.errors import NetworkError, RelayFailed
 from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
+from federation.logs import crash
 
 log = structlog.get_logger(__name__)
 
@@ -115,8 +116,8 @@ class FederationFetch:
     async def _record(self, server_url: str, code: NetworkErrorCode) -> None:
         try:
             await self._mark_unhealthy(server_url, code)
-        except Exception:
-            log.exception("server_mark_unhealthy_failed", server_url=server_url, code=code)
+        except Exception as error:
+            log.error("server_mark_unhealthy_failed", server_url=server_url, code=code, **crash(error))
 
     def _may_relay(self, error: NetworkError, remaining: timedelta) -> bool:
         allowed = get_threat_policy(error.code, self._policy_overrides).relay_eligible

@@ -23,6 +23,7 @@ from federation.http.gates import Fetched, OutboundRequest
 from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
+from federation.logs import crash
 from federation.monitoring.meter import NO_METER, Meter
 from federation.protocol.acks import find_ack, parse_ack_body
 from federation.protocol.errors import ProtocolError
@@ -148,8 +149,8 @@ class PeerRelay:
             return
         try:
             await self._registry.mark_unhealthy(peer, code)
-        except Exception:
-            log.exception("server_mark_unhealthy_failed", server_url=peer, code=code)
+        except Exception as error:
+            log.error("server_mark_unhealthy_failed", server_url=peer, code=code, **crash(error))
 
     def _let_rest(self, peer: str, response: Response) -> None:
         # A relay counts refused requests, too: asking on would keep it closed to us for ever.

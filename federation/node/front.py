@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -14,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from federation.logs import crash
 from federation.monitoring.meter import NO_METER, Meter
 from federation.node.admission import Admit, everybody
 from federation.node.blacklist import BlacklistGate
@@ -115,9 +115,7 @@ def _refused(request: Request, refusal: Refusal) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    # Frames, not messages: an exception's text may quote what was sent.
-    stack = "".join(traceback.format_tb(error.__traceback__))
-    log.error("inbound_failed", path=_path(request), error=type(error).__name__, stack=stack)
+    log.error("inbound_failed", path=_path(request), **crash(error))
     return Refusal(500, "Internal error", code="INTERNAL_SERVER_ERROR").response()
 
 

@@ -15,6 +15,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import RunOutcome
+from federation.logs import crash
 from federation.monitoring.meter import NO_METER, Meter
 from federation.scheduler.leases import Lease, Leases
 
@@ -103,7 +104,7 @@ class JobRunner:
         except JobFailed as failure:
             return RunOutcome.FAILED, {"error": str(failure)}
         except Exception as error:
-            log.exception("scheduler_job_failed", job=job.name)
+            log.error("scheduler_job_failed", job=job.name, **crash(error))
             return RunOutcome.FAILED, {"error": type(error).__name__}
         finally:
             work.cancel()

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
+from federation.logs import crash
 from federation.servers.blacklist import Blacklist
 from federation.servers.cache import LoadingCache
 
@@ -134,8 +135,8 @@ class Registry:
             log.warning("server_unhealthy", server_url=server_url, code=code)
         try:
             await self._schedule_health_check(server_url, 0)
-        except Exception:
-            log.exception("health_check_not_scheduled", server_url=server_url)
+        except Exception as error:
+            log.error("health_check_not_scheduled", server_url=server_url, **crash(error))
 
     async def count_failed_probe(self, url: str) -> int | None:
         """One more failed probe is counted, atomically; the new count, None if the server is gone or healthy."""

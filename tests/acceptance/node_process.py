@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -17,15 +19,16 @@ from tests.workers.manual import ROOT
 
 START_TIMEOUT_SECONDS = 30
 
-# What /etc/hosts would do, for one process: names under .test that it knows are on loopback, the others do not exist.
+# What /etc/hosts would do, for one node: names under .test that it knows are on loopback, the others do not exist.
 RESOLVE = """
 import os, socket
+from pathlib import Path
 
-known, resolve = os.environ["KNOWN_NAMES"].split(","), socket.getaddrinfo
+hosts, resolve = Path(os.environ["HOSTS_FILE"]), socket.getaddrinfo
 
 def getaddrinfo(host, *rest, **named):
     if isinstance(host, str) and host.endswith(".test"):
-        if host not in known:
+        if host not in hosts.read_text().split():
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         host = "127.0.0.1"
     return resolve(host, *rest, **named)
@@ -36,7 +39,10 @@ socket.getaddrinfo = getaddrinfo
 
 @dataclass(slots=True)
 class NodeProcess:
-    """`federation run` as `http://<name>.test:<port>`, with a directory of its own that holds its log."""
+    """`federation run` as `http://<name>.test:<port>`, with a directory of its own that holds its log.
+
+    With another `command` it is one of several processes of the node, each of them with a directory of its own.
+    """
 
     name: str
     keys: OwnKeys
@@ -44,6 +50,7 @@ class NodeProcess:
     database_url: str
     settings: Mapping[str, str] = field(default_factory=dict)
     knows: Collection[str] = ()
+    command: tuple[str, ...] = ("run",)
     port: int = field(default_factory=free_port)
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -64,7 +71,7 @@ class NodeProcess:
             "DEV_ALLOWED_HOSTNAMES": "127.0.0.1,a.test,b.test,c.test",
             "FEDERATION_PORT": str(self.port),
             "FEDERATION_DELIVERY_BACKOFF": "200ms",
-            "KNOWN_NAMES": ",".join(self.knows),
+            "HOSTS_FILE": str(self._hosts),
             "PYTHONPATH": f"{self.directory}:{ROOT}",
             **self.settings,
         }
@@ -78,18 +85,26 @@ class NodeProcess:
     def log(self) -> Path:
         return self.directory / "node.log"
 
+    def learn(self, *names: str) -> None:
+        """It resolves these names from now on, and no others."""
+        self.knows = names
+        written = self.directory / "hosts.new"
+        written.write_text("\n".join(names))
+        os.replace(written, self._hosts)
+
     def events(self, name: str) -> list[dict[str, object]]:
         """The lines of its log of this event."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
         return [line for line in lines if line["event"] == name]
 
     async def start(self) -> None:
-        """It serves, and its workers have said that they are ready."""
+        """It serves, and its workers have said that they are ready, as far as its command has them do so."""
         self.directory.mkdir(exist_ok=True)
+        self.learn(*self.knows)
         (self.directory / "sitecustomize.py").write_text(RESOLVE)
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "federation", "run"],
+                [sys.executable, "-m", "federation", "--log-level", "info", *self.command],
                 env=self.environment,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -97,7 +112,7 @@ class NodeProcess:
                 stderr=log,
             )
         async with asyncio.timeout(START_TIMEOUT_SECONDS):
-            while len(self.events("worker_ready")) < 3 or not await self._answers():
+            while len(self.events("worker_ready")) < self._workers or not await self._answers():
                 assert self._process.poll() is None, self.log.read_text()[-3000:]
                 await asyncio.sleep(0.05)
 
@@ -115,7 +130,27 @@ class NodeProcess:
             self._process.wait()
             self._process = None
 
+    def suspend(self) -> None:
+        """It does nothing until `resume`: its kernel takes connections, and nobody answers them."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def _hosts(self) -> Path:
+        return self.directory / "hosts"
+
+    @property
+    def _workers(self) -> int:
+        """Delivery, health check and discovery."""
+        return 0 if self.command[0] == "node" else 3
+
     async def _answers(self) -> bool:
+        if self.command[0] == "workers":
+            return True
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:

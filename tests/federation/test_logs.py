@@ -20,19 +20,41 @@ logging.getLogger("aiosqlite").warning("a warning")
 structlog.get_logger().debug("ours")
 secret = "the-secret"
 try:
-    raise LookupError("broke")
-except LookupError:
+    try:
+        raise ValueError("the-secret")
+    except ValueError as cause:
+        raise ExceptionGroup("the-secret", [LookupError("the-secret")]) from cause
+except ExceptionGroup:
     structlog.get_logger().exception("failed")
+    logging.getLogger("asyncio").exception("a library failed")
 """
 
 
 def test_libraries_do_not_say_what_they_do_even_at_debug() -> None:
-    """Drivers would log statements with their values; of an exception no variable is shown."""
+    """Drivers would log statements with their values; of an exception neither message nor variable is shown, whoever
+    logs it."""
     finished = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     lines = [json.loads(line) for line in finished.stderr.splitlines()]
-    assert [line["event"] for line in lines] == ["a warning", "ours", "failed"]
-    assert "LookupError" in lines[-1]["exception"]
+    assert [line["event"] for line in lines] == ["a warning", "ours", "failed", "a library failed"]
+    for line in lines[-2:]:
+        assert "line 16, in <module>\n" in line["exception"]
+        assert [each for each in line["exception"].splitlines() if each[0] != " "] == [
+            "ValueError",
+            "ExceptionGroup",
+            "LookupError",
+        ]
     assert "the-secret" not in finished.stderr
     assert finished.stdout == ""
+
+
+def test_a_person_sees_the_same_of_a_crash() -> None:
+    """On a terminal, too: the frames and the classes, and no message."""
+    program = f"import sys; sys.stderr.isatty = lambda: True\n{PROGRAM}"
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "LookupError\n" in finished.stderr
+    assert "a library failed" in finished.stderr
+    assert "the-secret" not in finished.stderr

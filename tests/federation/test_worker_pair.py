@@ -14,13 +14,13 @@ from structlog.testing import capture_logs
 from db import DeliveryJob, Server
 from federation.app import Federation
 from federation.settings import Settings
-from federation.worker_pair import FederationWorkers
+from federation.worker_pair import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import hang, respond
 from tests.peer import POSTS_PATH, Peer, acquaint
 from tests.servers import free_port
-from workers import JobState, StorageError
+from workers import JobState, StorageError, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
 PAYLOAD = (
@@ -150,6 +150,21 @@ async def test_a_job_that_is_no_delivery_is_logged_too(federation: Federation, w
         (failed,) = await until_logged(logs, "worker_failed")
     assert (failed["job_id"], failed["error_type"], failed.get("method")) == ("odd", "PermanentFailure", None)
     assert "s3cret" not in str(logs)
+
+
+@pytest.mark.parametrize(
+    ("error", "queue", "told"),
+    [
+        (ValueError("s3cret"), "federation-health-check", None),
+        (StorageError("no such table"), "federation-health-check", "no such table"),
+        (ValueError("no such shop"), "federation-tasks", "no such shop"),
+    ],
+)
+def test_only_words_of_ours_are_logged(error: Exception, queue: str, told: str | None) -> None:
+    """Another library's message may quote what was sent; of a task's errors the application's own words are."""
+    with capture_logs() as logs:
+        log_event(WorkerEvent(kind=WorkerEventKind.ERROR, queue=queue, worker_id="w", error=error))
+    assert [(entry["error_type"], entry["error"]) for entry in logs] == [(type(error).__name__, told)]
 
 
 async def test_a_parked_delivery_is_no_failing_one(make_settings: MakeSettings, peer: Peer) -> None:

@@ -48,25 +48,85 @@ end
 """
 
 
+REMOVE_WAITING: Final = """
+-- Remove waiting jobs that nothing else refers to: no flow, no job scheduler, no deduplication key, no claim.
+-- KEYS: wait, completed, failed, delayed, prioritized, events, meta. ARGV[1]: prefix of the jobs' keys.
+-- ARGV[2...]: ids. Answers those removed.
+-- BullMQ's removeJob searches the list for each job; this walks it once for all, from the old end.
+local call, PAGE, GONE = redis.call, 1000, ''
+
+local function is_plain(id)
+  local job = ARGV[1] .. id
+  local found = call('HMGET', job, 'timestamp', 'rjk', 'parentKey', 'deid')
+  if not found[1] or found[2] or found[3] or found[4] then
+    return false
+  end
+  for at = 2, 5 do
+    if call('ZSCORE', KEYS[at], id) then
+      return false
+    end
+  end
+  return call('EXISTS', job .. ':lock', job .. ':dependencies', job .. ':processed', job .. ':failed',
+    job .. ':unsuccessful') == 0
+end
+
+local wanted, left = {}, 0
+for at = 2, #ARGV do
+  if not wanted[ARGV[at]] and is_plain(ARGV[at]) then
+    wanted[ARGV[at]], left = true, left + 1
+  end
+end
+
+local removed, stop = {}, call('LLEN', KEYS[1])
+while left > 0 and stop > 0 do
+  local start = math.max(stop - PAGE, 0)
+  local page = call('LRANGE', KEYS[1], start, stop - 1)
+  for at = #page, 1, -1 do
+    if wanted[page[at]] then
+      wanted[page[at]], left = nil, left - 1
+      call('LSET', KEYS[1], start + at - 1, GONE)
+      removed[#removed + 1] = page[at]
+    end
+  end
+  stop = start
+end
+
+if #removed > 0 then
+  call('LREM', KEYS[1], -#removed, GONE)
+  local kept = call('HGET', KEYS[7], 'opts.maxLenEvents') or 10000
+  for _, id in ipairs(removed) do
+    call('DEL', ARGV[1] .. id, ARGV[1] .. id .. ':logs')
+    call('XADD', KEYS[6], 'MAXLEN', '~', kept, '*', 'event', 'removed', 'jobId', id, 'prev', 'wait')
+  end
+end
+return removed
+"""
+
+
 class Script:
-    """One Lua file: its text, the SHA-1 it is called by, and how many keys it takes (the number in the file's name).
+    """A Lua script: its text, the SHA-1 it is called by, and how many keys it takes."""
 
-    Lines of ours may come `before` it.
-    """
+    def __init__(self, text: str, key_count: int) -> None:
+        self.text = text
+        self.key_count = key_count
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
-    def __init__(self, name: str, before: str = "") -> None:
-        found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
-        if len(found) != 1:
-            raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-        self.text: str = before + loadScript(found[0].name)
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        self.key_count = int(found[0].stem.rpartition("-")[2])
+
+def packaged(name: str, before: str = "") -> Script:
+    """One of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
+    found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
+    if len(found) != 1:
+        raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
+    return Script(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
 
 
 @cache
 def scripts() -> Mapping[str, Script]:
-    """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them."""
-    return {name: Script(name) for name in SCRIPTS} | {"continue": Script("moveToDelayed", BEFORE_CONTINUING)}
+    """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them, and
+    `removeWaiting` is ours.
+    """
+    ours = {"continue": packaged("moveToDelayed", BEFORE_CONTINUING), "removeWaiting": Script(REMOVE_WAITING, 7)}
+    return {name: packaged(name) for name in SCRIPTS} | ours
 
 
 _pack = msgpack.Packer(use_bin_type=True).pack
@@ -199,6 +259,11 @@ class QueueScripts:
         """
         script = (*self._head("removeJob"), self.base + raw, self._keys["repeat"], raw, 0, self.base)
         return ("DEL", self.lock(raw)), script
+
+    def remove_waiting(self, raws: Sequence[str]) -> Command:
+        """Remove those of the jobs that wait and are of no flow, schedule or deduplication; answers them."""
+        head = self._head("removeWaiting", "wait", "completed", "failed", "delayed", "prioritized", "events", "meta")
+        return (*head, self.base, *raws)
 
     def take(self, raw: str, token: str) -> tuple[Command, ...]:
         """Make a job active that waits or runs, locked with this token; to be finished in the same transaction."""

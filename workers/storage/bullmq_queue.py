@@ -61,5 +61,9 @@ class QueueAccess:
         """The jobs of these public ids; of several that one id may mean the first that exists."""
         candidates = [raw_ids(job_id) for job_id in ids]
         records = iter(await self.records([raw for raws in candidates for raw in raws], self.now_ms()))
-        found = [[next(records) for _ in raws] for raws in candidates]
-        return [next((one for one in group if one.state is not None), group[0]) for group in found]
+        return [meant([next(records) for _ in raws]) for raws in candidates]
+
+
+def meant(candidates: Sequence[Record]) -> Record:
+    """The record of a public id, of the ids in Redis that it may stand for."""
+    return next((one for one in candidates if one.state is not None), candidates[0])

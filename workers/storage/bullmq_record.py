@@ -46,6 +46,8 @@ FIELDS: Final = (
     *("name", "opts", "timestamp", "priority", "atm", "stc", "ats", "finishedOn", "pb", "failedReason", "stacktrace"),
     *("returnvalue", "progress", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD),
 )
+STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD)
+"""Those of them that tell a job's state, and whether it belongs to a schedule."""
 STALLED_REASON_FIELD: Final = "defa"
 """Set by BullMQ when a job stalled too often: whoever claims it next must fail it with this reason."""
 
@@ -152,17 +154,17 @@ class Record:
         )
 
 
-def reading(lua: QueueScripts, raw: str) -> tuple[Command, ...]:
-    """The commands whose replies `record` takes."""
+def reading(lua: QueueScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple[Command, ...]:
+    """The commands whose replies `record` takes, with the same `names`."""
     return (
-        ("HMGET", lua.job(raw), *FIELDS),
+        ("HMGET", lua.job(raw), *names),
         lua.state(raw),
         ("GET", lua.lock(raw)),
         ("ZSCORE", lua["delayed"], raw),
     )
 
 
-def record(raw: str, replies: Sequence[object], now_ms: int) -> Record:
+def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str] = FIELDS) -> Record:
     """The record from the replies to `reading`.
 
     Raises:
@@ -173,7 +175,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int) -> Record:
             raise reply
     values, place, lock, score = replies
     assert isinstance(values, list)
-    fields = {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None}
+    fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     return Record(
         raw=raw,
         fields=fields,

@@ -24,9 +24,13 @@ from workers.storage.redis_server import (
     translate,
 )
 
-__all__ = ["Reply", "Server", "ask", "parse_url", "to_the_end", "translate"]
+__all__ = ["Contended", "Reply", "Server", "ask", "parse_url", "to_the_end", "translate"]
 
 SCHEME: Final = "bullmq+"
+
+
+class Contended(StorageUnavailable):
+    """Other clients changed the same jobs each time; nothing has run."""
 
 
 class Server(redis_server.Server):
@@ -58,17 +62,23 @@ class Server(redis_server.Server):
         return [[checked(reply) for reply in answer] for answer in answers]
 
     async def transact(
-        self, watched: Sequence[str], read: Sequence[Command], decide: Callable[[list[Reply]], Sequence[Command]]
+        self,
+        watched: Sequence[str],
+        read: Sequence[Command],
+        decide: Callable[[list[Reply]], Sequence[Command]],
+        *,
+        rounds: int = ROUNDS,
     ) -> list[Reply]:
         """What `decide` made of the replies to `read` has run, none of `watched` having changed in between.
 
         Returns the replies that `decide` saw last; it is called again whenever another client was faster.
 
         Raises:
+            Contended: another client was faster in all `rounds`.
             StorageUnavailable: it may have run.
             StorageError: a command failed; the others have run.
         """
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             async with self._call() as pipe:
                 await pipe.watch(*watched)
                 seen = await read_replies(pipe.connection, read)
@@ -79,7 +89,7 @@ class Server(redis_server.Server):
                 if await _commit(pipe, seen):
                     return seen
             await self._load_scripts()
-        raise StorageUnavailable(f"other clients changed the same jobs {ROUNDS} times in a row")
+        raise Contended(f"other clients changed the same jobs {rounds} times in a row")
 
 
 def parse_url(url: str) -> tuple[str, str | None]:

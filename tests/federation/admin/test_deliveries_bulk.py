@@ -127,6 +127,21 @@ async def test_a_job_that_the_sweeper_adds_meanwhile_is_removed(desk: Desk, bulk
     assert await desk.states(*ids) == [None, JobState.QUEUED]
 
 
+async def test_what_is_owed_after_the_command_began_is_not_dropped(desk: Desk, bulk: BulkDeliveries) -> None:
+    """Nobody has agreed to that, and a busy node would keep the command going for ever."""
+    ids = await desk.owe(*SERVERS)
+    storage, later = desk.queue.storage, list[str]()
+    remove = storage.remove
+
+    async def remove_and_owe(some: Sequence[str]) -> int:
+        later.extend(await desk.owe(*SERVERS[: 8 - len(later)]))
+        return await remove(some)
+
+    storage.remove = remove_and_owe  # type: ignore[assignment, method-assign] # an application beside the command
+    assert await bulk.drop(EVERYTHING) == Dropped(dropped=len(ids), busy=0)
+    assert (await desk.rows()).keys() == set(later)
+
+
 @pytest.mark.parametrize(
     ("selection", "gone"),
     [

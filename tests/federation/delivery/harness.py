@@ -199,6 +199,11 @@ class Site:
         """The attempts so far that failed, or were parked, and come again."""
         return [event for event in self.events if event.kind is WorkerEventKind.FAILING]
 
+    @property
+    def failed(self) -> list[WorkerEvent]:
+        """The attempts so far that ended their job for good."""
+        return [event for event in self.events if event.kind is WorkerEventKind.FAILED]
+
     async def fate(self, job_id: str, *, row: str | None = None) -> Fate:
         """The job, row and log as they are now."""
         node, row = self.federation, row or job_id

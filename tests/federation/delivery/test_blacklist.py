@@ -11,7 +11,7 @@ from db import AttemptOutcome, BlacklistedServer, Database
 from federation.admin import blacklist
 from federation.app import Federation
 from tests.federation.delivery.harness import Site, job_data, post_payload
-from tests.misbehaving import Exchange, Received
+from tests.misbehaving import Exchange, Received, hang
 from tests.peer import DISCOVER_PATH, POSTS_PATH, Peer, acquaint
 from workers import JobState
 
@@ -27,6 +27,23 @@ async def test_a_backlog_of_a_blacklisted_server_fails_without_a_request(site: S
     assert {(fate.state, fate.job.attempt, fate.row) for fate in fates} == {(JobState.FAILED, 1, None)}
     assert [fate.codes for fate in fates] == [["BLACKLISTED"]] * 20
     assert peer.server.connections == 0
+
+
+async def test_a_backlog_behind_a_hanging_server_need_not_wait_for_it(site: Site, peer: Peer) -> None:
+    """Its slots are taken by attempts that never end; a rule ends what waits for one all the same."""
+    peer.server.default = hang()
+    deliveries = await site.owe_posts(peer, 8)
+    site.start()
+    await site.until(lambda: len(peer.deliveries) == 3 and len(site.failing) >= 5)
+    await blacklist.add(site.federation.database, peer.url, reason="spam")
+
+    await site.until(lambda: len(site.failed) == 5)
+
+    fates = [await site.fate(delivery) for delivery in deliveries]
+    assert [fate.codes for fate in fates if fate.row is None] == [["PARKED", "BLACKLISTED"]] * 5
+    assert [fate.state for fate in fates if fate.row is not None] == [JobState.PROCESSING] * 3
+    assert len(peer.deliveries) == 3
+    await site.stop(skip_grace=True)
 
 
 async def test_a_running_worker_sees_a_rule_of_another_process(federation: Federation, site: Site, peer: Peer) -> None:

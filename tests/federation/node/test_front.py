@@ -42,6 +42,6 @@ async def test_a_fault_of_ours_is_an_internal_error(node: Node, peer: RemoteServ
 
     assert (response.status_code, response.json()["code"]) == (500, "INTERNAL_SERVER_ERROR")
     [failure] = [event for event in events if event["event"] == "inbound_failed"]
-    assert (failure["error"], failure["path"]) == ("KeyMaterialError", POSTS_PATH)
+    assert (failure["error_type"], failure["path"]) == ("KeyMaterialError", POSTS_PATH)
     assert "acknowledge" in str(failure["stack"])
     assert "secret" not in repr(events) + response.text

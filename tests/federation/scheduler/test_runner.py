@@ -53,12 +53,16 @@ async def test_a_job_that_fails_is_noted_without_its_message(database: Database)
     async def fail() -> Mapping[str, object]:
         raise ValueError("s3cret")
 
-    with capture_logs():
+    with capture_logs() as logs:
         failed = await runner(database)(recurring(fail))
     assert failed is not None
     assert failed.outcome is RunOutcome.FAILED
     (row,) = await last_runs(database)
     assert row.detail == '{"error": "ValueError"}'
+    (line,) = [entry for entry in logs if entry["event"] == "scheduler_job_failed"]
+    assert line["error_type"] == "ValueError"
+    assert "in fail\n" in line["stack"]
+    assert "exc_info" not in line
     assert await runner(database)(recurring(three), at_once=True) is not None
 
 

@@ -1,0 +1,128 @@
+"""A node of one or more processes, with what a test asks of it: commands, posts, and what its database and logs say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlmodel import col
+
+from db import DeliveryAttempt, DeliveryJob, Post, Server
+from federation.app import Federation
+from federation.node.posts import POSTS_PATH
+from federation.protocol.activities import post_activity
+from federation.queues import POST_JOB
+from tests.acceptance.node_process import NodeProcess
+
+PATIENCE_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The processes of a node, the one that serves first, and a test's own view of its database and queues."""
+
+    processes: Sequence[NodeProcess]
+    view: Federation
+
+    @property
+    def server(self) -> NodeProcess:
+        return self.processes[0]
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    async def start(self) -> None:
+        await asyncio.gather(*(process.start() for process in self.processes))
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        """The lines of all its logs of this event."""
+        return [event for process in self.processes for event in process.events(name)]
+
+    async def command(self, *arguments: str) -> tuple[int, Any]:
+        """Exit status and JSON of `federation ARGUMENTS --json`, as an operator of the node runs it."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "federation", *arguments, "--json"),
+            env=self.server.environment,
+            cwd=self.server.directory,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, json.loads(output)
+
+    async def owe(self, to: Site, post_ids: Iterable[str]) -> list[str]:
+        """Posts with these ids are owed to another node; their deliveries."""
+        async with self.view.outbox.transaction() as session:
+            return [
+                await self.view.outbox.enqueue_delivery(
+                    session, POST_JOB, to.url + POSTS_PATH, to.url, post(self.url, post_id)
+                )
+                for post_id in post_ids
+            ]
+
+    async def rows(self, *, to: Site) -> list[DeliveryJob]:
+        """The deliveries to another node that are owed, or failed and kept."""
+        async with self.view.database.read() as session:
+            query = select(DeliveryJob).where(col(DeliveryJob.server_url) == to.url)
+            return list((await session.execute(query)).scalars())
+
+    async def attempts(self, deliveries: Iterable[str]) -> list[DeliveryAttempt]:
+        """All attempts on record at these deliveries, but for those that only waited for their turn."""
+        async with self.view.database.read() as session:
+            query = select(DeliveryAttempt).where(
+                col(DeliveryAttempt.delivery_id).in_(list(deliveries)), col(DeliveryAttempt.outcome) != "parked"
+            )
+            return list((await session.execute(query.order_by(col(DeliveryAttempt.id)))).scalars())
+
+    async def known(self, other: Site) -> Server:
+        """What this node believes of another one."""
+        async with self.view.database.read() as session:
+            return (await session.execute(select(Server).where(col(Server.url) == other.url))).scalar_one()
+
+    async def posts(self, name: str) -> list[str]:
+        """The posts called `name-0`, `name-1` ... that are stored here, each as often as it is."""
+        async with self.view.database.read() as session:
+            ids = (await session.execute(select(col(Post.federation_post_id)))).scalars()
+            return sorted(each for each in ids if each is not None and each.startswith(name))
+
+    def let_in(self, name: str) -> list[str]:
+        """Those posts once more, each as often as the log has it arrive."""
+        arrivals = [*self.events("post_received"), *self.events("post_replayed")]
+        ids = (str(event["federation_post_id"]) for event in arrivals)
+        return sorted(each for each in ids if each.startswith(name))
+
+
+def post(own_url: str, post_id: str) -> str:
+    """The activity that brings a post of this id."""
+    return post_activity(
+        federation_url=own_url,
+        post_id=post_id,
+        content=[{"type": "text", "value": "hello"}],
+        author_id="alice",
+        published=datetime.now(UTC),
+        is_private=False,
+    )
+
+
+def numbered(name: str, count: int) -> list[str]:
+    return [f"{name}-{number}" for number in range(count)]
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """It has become so, before a test's patience ended."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await is_so():
+            await asyncio.sleep(0.05)
