@@ -38,17 +38,12 @@ from workers.jobs import (
 )
 from workers.storage.bullmq_codec import (
     CANCEL_FIELD,
-    ERROR_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
     decode_id,
-    encode_bytes,
-    error_fields,
     keep_jobs,
     link_fields,
-    to_ms,
-    whole,
 )
 from workers.storage.bullmq_jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq_queue import READ_AT_ONCE, QueueAccess
@@ -64,6 +59,7 @@ from workers.storage.bullmq_record import (
     verdict,
 )
 from workers.storage.bullmq_server import Reply, to_the_end
+from workers.storage.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
 from workers.storage.redis_server import Command
 from workers.storage.rules import count_retry, unfit_for_redis
 
