@@ -83,11 +83,13 @@ def _refuse(constant: str) -> None:
 
 def error_fields(error: ErrorInfo) -> dict[str, object]:
     """Hash fields that go with a failure, beside `failedReason`."""
+    return {"stacktrace": json.dumps([error.stack] if error.stack else []), ERROR_FIELD: error_facts(error)}
+
+
+def error_facts(error: ErrorInfo) -> str:
+    """What `ERROR_FIELD` holds."""
     known = {"type": error.type, "exhausted": error.exhausted, "of": _checksum(error.message)}
-    return {
-        "stacktrace": json.dumps([error.stack] if error.stack else []),
-        ERROR_FIELD: json.dumps(known, separators=(",", ":")),
-    }
+    return json.dumps(known, separators=(",", ":"))
 
 
 def decode_error(reason: str | None, stacktrace: str | None, known: str | None, *, exhausted: bool) -> ErrorInfo | None:
@@ -114,7 +116,7 @@ def _last_text(stacktrace: str | None) -> str:
         stacks = json.loads(stacktrace or "[]")
     except (ValueError, RecursionError):
         return ""
-    return str(stacks[-1]) if isinstance(stacks, list) and stacks else ""
+    return str(stacks[-1] or "") if isinstance(stacks, list) and stacks else ""
 
 
 def json_object(text: str | None) -> Mapping[str, object]:
