@@ -26,15 +26,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.errors import LossReason, WorkersError
+from workers.errors import LossReason
 from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
@@ -49,7 +49,6 @@ from workers.jobs import (
     Page,
     ProgressReport,
     Recovery,
-    Released,
     Renewal,
     Retention,
     Settlement,
@@ -62,10 +61,12 @@ from workers.jobs import (
 from workers.storage import redis_codec, redis_inspect
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
 from workers.storage.broadcast import BufferedSubscription
+from workers.storage.claiming import claimed
+from workers.storage.portions import AT_ONCE, portions
 from workers.storage.redis_codec import STATES, duration, pack, unpack
 from workers.storage.redis_lua import QueueScripts, loaded_scripts
 from workers.storage.redis_notices import Notices
-from workers.storage.redis_server import Reply, Server, parse_url, to_the_end
+from workers.storage.redis_server import Reply, Server, parse_url
 from workers.storage.rules import (
     bounded_count,
     check_claim,
@@ -78,12 +79,6 @@ from workers.storage.rules import (
 
 DEFAULT_QUEUE: Final = "default"
 
-T = TypeVar("T")
-
-AT_ONCE: Final = 1_000
-"""Jobs that one script handles at most, during which the server serves nobody else."""
-PORTION_BYTES: Final = 64 << 20
-"""Payloads or results that one call sends at most, unless it is a single one."""
 RESULTS_AT_ONCE: Final = 100
 """Results that are read in one step when many are asked for at the same time."""
 LOOK_SECONDS: Final = 10.0
@@ -163,7 +158,7 @@ class RedisStorage:
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
         grouped = len(keys) > len(set(keys))
         script = "enqueue_once" if keys else "enqueue"
-        for some in [jobs] if grouped else _portions(jobs, lambda job: len(job.payload)):
+        for some in [jobs] if grouped else portions(jobs, lambda job: len(job.payload)):
             answer = await self._lua.run(script, pack([redis_codec.encode_job(job) for job in some]))
             results += map(redis_codec.enqueue_result, some, unpack(answer))
         return results
@@ -173,12 +168,7 @@ class RedisStorage:
         check_claim(worker_id, leases)
         if not leases or limit < 1:
             return []
-        call = asyncio.ensure_future(self._claim(worker_id, leases, limit))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await to_the_end(self._give_back(call))
-            raise
+        return await claimed(self._claim(worker_id, leases, limit), self.settle)
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         wanted: list[object] = [duration(leases[ANY_NAME]) if ANY_NAME in leases else 0]
@@ -194,10 +184,6 @@ class RedisStorage:
             if len(answer) < 4 * AT_ONCE:
                 break
         return claims
-
-    async def _give_back(self, call: asyncio.Future[list[Claim]]) -> None:
-        with suppress(WorkersError):  # the leases will run out
-            await self.settle([Released(claim=claim) for claim in await call])
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time
@@ -238,7 +224,7 @@ class RedisStorage:
         unfit = [unfit_for_redis(one) for one in settlements]
         fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
         codes: list[int] = []
-        for some in _portions(fit, weight):
+        for some in portions(fit, weight):
             packed = pack([redis_codec.encode_settlement(one) for one in some])
             codes += unpack(await self._lua.run("settle", packed, UNCOUNTED_RETRIES))
         answers = iter(codes)
@@ -350,17 +336,3 @@ class RedisStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await redis_inspect.page(self._lua, state, cursor, limit)
-
-
-def _portions(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in order, as many at a time as one script shall handle and one call shall carry."""
-    portion: list[T] = []
-    carried = 0
-    for item in items:
-        if portion and (len(portion) == AT_ONCE or carried + size(item) > PORTION_BYTES):
-            yield portion
-            portion, carried = [], 0
-        portion.append(item)
-        carried += size(item)
-    if portion:
-        yield portion

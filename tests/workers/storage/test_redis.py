@@ -32,7 +32,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage import redis as redis_storage
-from workers.storage import redis_notices, rules
+from workers.storage import redis_listener, rules
 from workers.storage.base import Storage
 from workers.storage.redis import RedisStorage
 
@@ -474,7 +474,7 @@ async def test_a_waiter_is_told_of_an_end_it_could_not_hear(
     own_server: ValkeyProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs end while a listener's line is dead: that is noticed, the line made again, and the ends told."""
-    monkeypatch.setattr(redis_notices, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(redis_listener, "PING_SECONDS", 0.1)
     line = DeadLine(own_server)
     listener, storage = RedisStorage(await line.open()), RedisStorage(own_server.url)
     await listener.connect()

@@ -1,0 +1,60 @@
+-- Adding jobs, each `{id, name, data, opts, attempts, delay in microseconds}`; `opts` is JSON.
+local counter = redis.call('GET', COUNTER)
+if counter and not string.find(counter, '^%d+$') then
+  return redis.error_reply('WRONGTYPE ' .. COUNTER .. ' is no number; set it to one that no id of this queue has reached')
+end
+
+-- A number that is an id from elsewhere must not be given out again.
+local function next_number(id)
+  local number = redis.call('INCR', COUNTER)
+  if string.find(id, '^%d+$') and tonumber(id) >= number then
+    redis.call('SET', COUNTER, id)
+    return tonumber(id)
+  end
+  return number
+end
+
+-- Whether something else than a job has the key of this one.
+local function is_occupied(id)
+  local kind = redis.call('TYPE', P .. id).ok
+  return kind ~= 'none' and kind ~= 'hash'
+end
+
+-- 0 if there is no such job, else the state it is in, and its result. A failed or expired one makes room.
+local function existing(id)
+  if redis.call('EXISTS', P .. id) == 0 then
+    return 0
+  end
+  local state = state_of(id)
+  if state == STATE.completed then
+    local found = fields(id, 'returnvalue', 'workers:result')
+    return { state, found[1], found[2] }
+  elseif state and state ~= STATE.failed then
+    return { state }
+  end
+  forget(id)
+  return 0
+end
+
+local function add(job)
+  local id, name, data, opts, attempts, delay = unpack(job)
+  local found = existing(id)
+  if found ~= 0 then
+    return found
+  end
+  local number = next_number(id)
+  local eta = delay > 0 and later(delay) or now
+  redis.call(
+    'HMSET', P .. id, 'data', data, 'opts', opts, 'progress', '0', 'delay', string.format('%.0f', eta - now), 'timestamp',
+    string.format('%.0f', now), 'attempts', attempts, 'attemptsMade', '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name
+  )
+  redis.call('ZREM', CANCELLED, id)
+  if delay > 0 then
+    delay_until(eta, number % SCALE, id)
+  else
+    line_up(id)
+  end
+  tell(EVENT.queued, id)
+  emit('waiting', id)
+  return 0
+end
