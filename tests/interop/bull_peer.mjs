@@ -47,12 +47,16 @@ const calls = {
     const progress = job.progress();
     return { attempts, attemptsMade, data, delay, failedReason, opts, progress, returnvalue, stacktrace, state };
   },
-  // Returns at once; `lock` and `sweep` are milliseconds, each Queue object's own.
-  process: ({ concurrency, lock, sweep, stalls }) => {
+  // Returns at once; `lock` and `sweep` are milliseconds, each Queue object's own. With `once` the first run pauses
+  // this process, whose loop then has nothing on its way.
+  process: ({ concurrency, lock, sweep, stalls, once }) => {
     queue.LOCK_RENEW_TIME = lock;
     queue.STALLED_JOB_CHECK_INTERVAL = sweep;
     if (stalls) queue.MAX_STALLED_JOB_COUNT = stalls;
-    queue.process(concurrency, processJob);
+    queue.process(concurrency, (job) => {
+      if (once) queue.pause(true, true);
+      return processJob(job);
+    });
   },
   runs: () => runs,
   // A held handler of this job ends.

@@ -92,6 +92,10 @@ class BullPeer(NodeProcess):
         settings = {"concurrency": concurrency, "lock": lock_ms, "sweep": sweep_ms, "stalls": stalls}
         await self.call("process", settings)
 
+    async def work_once(self) -> None:
+        """Node has begun to wait for one job, and will run that and no other."""
+        await self.call("process", {"concurrency": 1, "lock": 5_000, "sweep": 5_000, "once": True})
+
     async def runs(self, job_id: str | None = None) -> list[dict[str, Any]]:
         """Every run so far, or every one of this job."""
         return [run for run in await self.call("runs") if job_id in (None, run["id"])]

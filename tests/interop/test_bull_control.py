@@ -1,0 +1,223 @@
+"""Who manages a Bull queue from Node and who does from here see and respect each other's steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from itertools import product
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.interop.bull_jobs import Obedient
+from tests.interop.bull_queue import ERROR, LEASES, a_job, claim_one, ended, status
+from tests.interop.conftest import Ids
+from tests.interop.patience import PATIENCE_SECONDS, eventually
+from tests.interop.peer import BullPeer
+from tests.workers.running import running
+from workers import JobState, Worker
+from workers.jobs import Completed, EnqueueStatus, Failed, JobEvent, JobEventKind, Retried
+from workers.storage.bull import BullStorage
+
+LATER = timedelta(minutes=1)
+
+
+async def test_a_pause_from_here_holds_node_back(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What is added to a queue paused here, or promoted in it, waits for Node's `resume`; no job is lost."""
+    before, after, late = ids(), ids(), ids()
+    await queue.enqueue([a_job(before, {})])
+    await queue.pause()
+    await peer.work(concurrency=1)
+    theirs = await peer.add({})
+    await queue.enqueue([a_job(after, {}), a_job(late, {}, delay=LATER)])
+    assert await queue.promote([late]) == 1
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+    assert [(await peer.read(one))["state"] for one in (before, theirs, after, late)] == ["paused"] * 4
+    assert await peer.runs() == []
+    await peer.call("resume")
+    await eventually(peer.runs, lambda runs: [run["id"] for run in runs] == [before, theirs, after, late])
+
+
+async def test_a_pause_from_node_holds_us_back(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What is added to a queue that Node paused waits, also for us, until we resume it."""
+    theirs, ours = await peer.add({}), ids()
+    await peer.call("pause")
+    await queue.enqueue([a_job(ours, {})])
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+    await queue.resume()
+    assert [claim.job_id for claim in await queue.claim("ours", leases=LEASES, limit=5)] == [theirs, ours]
+
+
+async def test_pauses_merge_what_node_pushed_past_them(queue: BullStorage, peer: BullPeer) -> None:
+    """Jobs that Node promotes in a paused queue outlive our pauses and resumes, which its own would not let them."""
+    waiting = [await peer.add({}) for _ in range(2)]
+    late = await peer.add({}, delay=60_000)
+    await peer.call("pause")
+    await peer.call("promote", late)
+    assert (await peer.read(late))["state"] == "waiting"
+    await queue.pause()
+    await queue.pause()
+    counts = await peer.call("counts")
+    assert (counts["wait"], counts["paused"]) == (0, 3)
+    await queue.resume()
+    await queue.resume()
+    claims = await queue.claim("ours", leases=LEASES, limit=5)
+    assert [claim.job_id for claim in claims] == [*waiting, late]
+
+
+async def test_resuming_merges_what_node_pushed_past_a_pause(queue: BullStorage, peer: BullPeer) -> None:
+    """Jobs that Node promoted in a paused queue are there after our `resume`, behind those that waited longer."""
+    waiting = [await peer.add({}) for _ in range(2)]
+    late = await peer.add({}, delay=60_000)
+    await peer.call("pause")
+    await peer.call("promote", late)
+    await queue.resume()
+    claims = await queue.claim("ours", leases=LEASES, limit=5)
+    assert [claim.job_id for claim in claims] == [*waiting, late]
+
+
+async def test_failures_are_retried_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What failed here Node retries, and what failed in Node we retry: it runs, and completes."""
+    theirs = await peer.add({"result": 1})
+    await queue.settle([Failed(claim=await claim_one(queue), error=ERROR)])
+    await peer.call("retry", theirs)
+    claim = await claim_one(queue)
+    assert claim.job_id == theirs
+    await queue.settle([Completed(claim=claim, result=b"1")])
+    assert (await peer.read(theirs))["state"] == "completed"
+
+    ours = ids()
+    await queue.enqueue([a_job(ours, {"failures": 1, "result": 2}, max_attempts=1)])
+    await peer.work()
+    await eventually(lambda: status(queue, ours), lambda found: found.state is JobState.FAILED)
+    assert await queue.retry([ours]) == 1
+    await eventually(lambda: peer.runs(ours), lambda runs: len(runs) == 2)
+    [_, again] = await peer.runs(ours)
+    assert again["attemptsMade"] == 0, "a retry from here is with fresh attempts"
+
+
+async def test_jobs_are_removed_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What one removes is gone for the other, wherever it was; a running job is refused to both."""
+    for details in ({}, {"delay": LATER}):
+        job_id = ids()
+        await queue.enqueue([a_job(job_id, {}, **details)])
+        await peer.call("remove", job_id)
+        assert await queue.status([job_id]) == [None]
+    for opts in ({}, {"delay": 60_000}):
+        job_id = await peer.add({}, **opts)
+        assert await queue.remove([job_id]) == 1
+        assert await peer.call("read", job_id) is None
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+
+    running_here = await peer.add({})
+    claim = await claim_one(queue)
+    with pytest.raises(AssertionError, match="Could not get lock"):
+        await peer.call("remove", running_here)
+    await queue.settle([Completed(claim=claim, result=b"1")])
+    running_there = await peer.add({"hold": True})
+    await peer.work()
+    await eventually(peer.runs, len)
+    assert await queue.remove([running_there]) == 0
+    await peer.call("release", running_there)
+    await ended(queue, running_there)
+    assert await queue.remove([running_here, running_there]) == 2
+
+
+async def test_ended_jobs_are_cleaned_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """Bull's `clean` takes our ended jobs, and ours takes those of Node."""
+    ours, theirs = ids(), await peer.add({})
+    await queue.settle([Completed(claim=await claim_one(queue), result=b"1")])
+    assert await peer.call("clean", {"grace": -1_000, "state": "completed"}) == [theirs]
+    assert await queue.status([theirs]) == [None]
+    await queue.enqueue([a_job(ours, {})])
+    await peer.work()
+    await ended(queue, ours)
+    await eventually(lambda: queue.clean(JobState.COMPLETED, older_than=timedelta(0)), lambda removed: removed == 1)
+    assert await peer.call("read", ours) is None
+
+
+async def test_an_id_is_taken_once(queue: BullStorage, peer: BullPeer, version: str) -> None:
+    """An id that Node's job has is a duplicate here, and one that ours has adds nothing in Node."""
+    theirs = await peer.add({}, **({} if version == "1.0.0" else {"jobId": "order-7"}))
+    [result] = await queue.enqueue([a_job(theirs, {"ours": 1})])
+    assert result.status is EnqueueStatus.DUPLICATE
+    assert json.loads((await claim_one(queue)).payload) == {}
+    if version != "1.0.0":
+        await queue.enqueue([a_job("order-8", {"ours": 1})])
+        assert await peer.add({"theirs": 1}, jobId="order-8") == "order-8"
+        assert json.loads((await claim_one(queue)).payload) == {"ours": 1}
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+
+
+async def test_node_hears_our_events(
+    queue: BullStorage, peer: BullPeer, ids: Ids, redis_url: str, version: str
+) -> None:
+    """Everything we publish is what Bull publishes itself: Node's listeners are told of our jobs, and none dies."""
+    events = [] if version == "1.0.0" else ["waiting", "failed", "progress", "completed"]
+    await peer.call("listen", events)
+    job_id = ids()
+    async with overheard(redis_url) as messages:
+        await queue.enqueue([a_job(job_id, {"progress": [50], "text": "ü"}, max_attempts=2)])
+        await queue.settle([Retried(claim=await claim_one(queue), delay=timedelta(0), error=ERROR)])
+        handler = Obedient()
+        async with running(Worker(queue, {"*": handler})):
+            await ended(queue, job_id)
+        await queue.pause()
+        await queue.resume()
+        told = await eventually(lambda: heard(peer), lambda kinds: "resumed" in kinds)
+    assert told == [*events, "paused", "resumed"]
+    for event in [event for event in await peer.call("heard") if "id" in event]:
+        assert (event["id"], event["data"]["text"]) == (job_id, "ü")
+    for channel, text in messages:
+        if channel.endswith(f"@{queue.queue}"):
+            [_, job, *_] = json.loads(text)
+            assert job["opts"]["jobId"] == job_id
+    assert (await peer.read(job_id))["state"] == "completed"
+
+
+async def heard(peer: BullPeer) -> list[str]:
+    """The kinds of events that Node's listeners were told of so far."""
+    return [event["event"] for event in await peer.call("heard")]
+
+
+@asynccontextmanager
+async def overheard(url: str) -> AsyncIterator[list[tuple[str, str]]]:
+    """Every message on any channel, while the context lasts."""
+    found: list[tuple[str, str]] = []
+    async with Redis.from_url(url, decode_responses=True) as client, client.pubsub() as channels:
+        await channels.psubscribe("*")
+
+        async def listen() -> None:
+            while True:
+                if message := await channels.get_message(ignore_subscribe_messages=True, timeout=PATIENCE_SECONDS):
+                    found.append((message["channel"], message["data"]))
+
+        listening = asyncio.create_task(listen())
+        try:
+            yield found
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+
+JUNK = ["junk", "", "[]", "null", '["u"]', '["u",{}]', "1e999", "-1", "\xff", b"\xff\xc1"]
+
+
+async def test_junk_on_channels_harms_nobody_here(queue: BullStorage, peer: BullPeer, redis_url: str) -> None:
+    """Whatever is said on the channels that we listen to, a worker runs Node's jobs and a subscriber hears of them."""
+    names = [f"bull:{queue.queue}:{name}" for name in ("delayed", "paused", "jobs")]
+    events = [f"{name}@{queue.queue}" for name in ("waiting", "progress", "completed", "failed", "stalled", "cleaned")]
+    worker = Worker(queue, {"*": Obedient()})
+    async with running(worker), queue.events() as subscription, Redis.from_url(redis_url) as client:
+        await ended(queue, await peer.add({}))
+        channels = {*names, *events, *(name.decode() for name in await client.pubsub_channels(f"*{queue.queue}*"))}
+        for channel, junk in product(sorted(channels), JUNK):
+            await client.publish(channel, junk)
+        last = await peer.add({"result": 1}, delay=50)
+        assert (await ended(queue, last)).result == b"1"
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await subscription.get() != JobEvent(kind=JobEventKind.COMPLETED, job_id=last):
+                pass
