@@ -73,18 +73,19 @@ async def nothing_left(peer: BullPeer) -> None:
 
 async def test_long_jobs_are_left_alone(queue: BullStorage, peer: BullPeer, ids: Ids, order: Order) -> None:
     """A job that outlasts every lock runs once, in Node and here, while workers of both kinds look for dead ones."""
-    in_node = await peer.add({"ms": LONG_MS, "result": "node"})
-    await peer.work()
-    await eventually(peer.runs, len)
-    here = ids()
-    handler = Obedient()
-    async with bull_child(order), running(Worker(queue, {"*": handler}, lease=SECOND)):
+    here, handler = ids(), Obedient()
+    async with running(Worker(queue, {"*": handler}, concurrency=1, lease=SECOND)):
         await queue.enqueue([a_job(here, {"ms": LONG_MS, "result": "here"})])
-        results = [(await ended(queue, job_id)).result for job_id in (in_node, here)]
-    assert results == [b'"node"', b'"here"']
-    runs = await peer.runs()
-    others = [line for line in await written(order) if line["what"] == "began"]
-    assert sorted([run["id"] for run in [*runs, *others]] + [run.id for run in handler.runs]) == sorted([in_node, here])
+        await eventually(lambda: runs_of(handler), len)
+        in_node = await peer.add({"ms": LONG_MS, "result": "node"})
+        await peer.work()
+        await eventually(peer.runs, len)
+        async with bull_child(order):
+            results = [(await ended(queue, job_id)).result for job_id in (here, in_node)]
+    assert results == [b'"here"', b'"node"']
+    assert [run.id for run in handler.runs] == [here]
+    assert [run["id"] for run in await peer.runs()] == [in_node]
+    assert await written(order) == []
 
 
 async def test_what_comes_too_late_is_refused_here(queue: BullStorage, peer: BullPeer) -> None:
