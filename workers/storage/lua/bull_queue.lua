@@ -149,7 +149,7 @@ local function emit(name, id, extra)
   local job = '{"data":' .. json(found[1], 'null') .. ',"opts":{' .. head .. '"jobId":' .. cjson.encode(id)
     .. '},"progress":' .. numbers[3] .. ',"delay":' .. numbers[4] .. ',"timestamp":' .. numbers[5] .. ',"attempts":' .. numbers[6]
     .. ',"attemptsMade":' .. numbers[7] .. ',"stacktrace":' .. json(found[8], '[]') .. ',"returnvalue":' .. json(found[9], 'null') .. '}'
-  redis.call('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. ',' .. (json(extra, 'null')) .. ']')
+  redis.call('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. (extra and ',' .. json(extra, 'null') or '') .. ']')
 end
 
 -- What is to be done for a whole batch at the end.
