@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 
 import pytest
-from redis.asyncio import Redis
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.bull_steps import LEASES, NodeBull, claim_one, claimed, job
@@ -19,22 +18,11 @@ from workers.worker import Worker
 
 
 @pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
 async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
     storage = BullStorage(redis_url, f"test-{uuid.uuid4().hex}")
     await storage.connect()
     yield storage
     await storage.disconnect()
-
-
-@pytest.fixture
-def node(client: Redis, storage: BullStorage) -> NodeBull:
-    return NodeBull(client, storage)
 
 
 def worker_on(storage: BullStorage, recorder: Recorder) -> Worker:

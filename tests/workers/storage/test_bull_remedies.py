@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from redis.asyncio import Redis
 
 from tests.workers.storage.bull_steps import ERROR, HOUR, SHORT, NodeBull, claim_one, claimed, heard, job, key, until
 from workers.errors import LossReason
@@ -19,12 +18,6 @@ from workers.storage.bull import BullStorage
 from workers.testing.steps import state, status
 
 GRACE = timedelta(milliseconds=300)
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, decode_responses=True) as client:
-        yield client
 
 
 @pytest.fixture
@@ -42,11 +35,6 @@ async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage
     await old.connect()
     yield old
     await old.disconnect()
-
-
-@pytest.fixture
-def node(client: Redis, storage: BullStorage) -> NodeBull:
-    return NodeBull(client, storage)
 
 
 async def expired(node: NodeBull, raw: str) -> None:

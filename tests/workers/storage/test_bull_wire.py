@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
-from redis.asyncio import Redis
 
 from tests.workers.storage.bull_steps import (
     ERROR,
@@ -33,12 +32,6 @@ CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemp
 
 
 @pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
 async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
     storage = BullStorage(f"bull+{redis_url}", f"test-{uuid.uuid4().hex}")
     await storage.connect()
@@ -53,11 +46,6 @@ async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage
     await old.connect()
     yield old
     await old.disconnect()
-
-
-@pytest.fixture
-def node(client: Redis, storage: BullStorage) -> NodeBull:
-    return NodeBull(client, storage)
 
 
 async def test_a_job_has_bulls_fields_and_its_name(storage: BullStorage, node: NodeBull) -> None:

@@ -44,15 +44,6 @@ local HOUR = 3600 * 1000
 local SCALE = 4096
 local STACKS_BYTES = 64 * 1024
 
--- unpack() has room for some 8 000 values.
-local AT_ONCE = 2000
-
-local function batched(command, key, values)
-  for start = 1, #values, AT_ONCE do
-    redis.call(command, key, unpack(values, start, math.min(start + AT_ONCE - 1, #values)))
-  end
-end
-
 local function whole(text)
   local number = tonumber(text or 0)
   return number and number >= 0 and number <= 9007199254740992 and math.floor(number) or 0
