@@ -15,16 +15,14 @@ for ever unless `removeOnComplete` says otherwise. Their back-off is kept. Their
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, get_args
 
 from redis.asyncio import Redis
 
-from workers.errors import LossReason, StorageError, Unsupported
+from workers.errors import StorageError, Unsupported
 from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
@@ -38,7 +36,6 @@ from workers.jobs import (
     Page,
     ProgressReport,
     Recovery,
-    Renewal,
     Retention,
     Settlement,
     SettleOutcome,
@@ -49,7 +46,6 @@ from workers.jobs import (
 )
 from workers.storage import bull_codec
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
-from workers.storage.broadcast import BufferedSubscription
 from workers.storage.bull_codec import LONGEST_DELAY, TOKEN_HEAD_BYTES, BullClaim, Dialect, keep_ms, lease_ms, raw_ids
 from workers.storage.bull_inspect import Inspector
 from workers.storage.bull_lua import QueueScripts, loaded_scripts
@@ -58,9 +54,8 @@ from workers.storage.bull_recovery import GRACES, Recoverer, report_dropped
 from workers.storage.claiming import claimed
 from workers.storage.node_values import to_ms
 from workers.storage.portions import AT_ONCE, portions
-from workers.storage.redis import CANCEL_REQUESTED, OUTCOMES, RESULTS_AT_ONCE
 from workers.storage.redis_codec import STATES, pack, unpack
-from workers.storage.redis_server import Server, parse_url
+from workers.storage.redis_server import Reply, Server, parse_url
 from workers.storage.rules import (
     check_claim,
     check_cleanable,
@@ -70,17 +65,16 @@ from workers.storage.rules import (
     unfit_for_redis,
     weight,
 )
+from workers.storage.scripted import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 
 DEFAULT_QUEUE: Final = "default"
 SCHEME: Final = "bull+"
 
 LOOK_SECONDS: Final = 1.0
 """How long a waiter trusts that it would be woken: Node does not say so each time."""
-LINE_AT_ONCE: Final = 50
-"""Jobs that one script takes out of the line: each is looked for along all of it."""
 
 
-class BullStorage:
+class BullStorage(ScriptedStorage):
     """One queue of Bull 1.x on Redis 6.2 or newer, or Valkey.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bull+` in front) or a client, whose settings
@@ -98,6 +92,7 @@ class BullStorage:
         ValueError: an unknown dialect.
     """
 
+    ids_at_once = 50  # each is looked for along all of the line
     limits: Final = Limits(
         clock="server",
         durable=True,
@@ -126,29 +121,31 @@ class BullStorage:
         check_text("queue name", queue)
         if dialect not in get_args(Dialect):
             raise ValueError(f"the dialect of Bull is one of {', '.join(get_args(Dialect))}, not {dialect!r}")
-        self._name = queue
         self._dialect: Dialect = dialect
-        self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = QueueScripts(self._server, prefix, queue, dialect)
+        server = Server(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = QueueScripts(server, prefix, queue, dialect)
         self._inspector = Inspector(self._lua, dialect)
         self._recoverer = Recoverer(self._lua, dialect, GRACES[dialect] if grace is None else grace)
-        self._notices = Notices(self._lua, self._inspector.ends)
+        super().__init__(queue, server, Notices(self._lua, self._inspector.ends))
         self._results = Gathering(self._inspector.results, RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"BullStorage(queue={self._name!r}, dialect={self._dialect!r})"
 
-    @property
-    def queue(self) -> str:
-        return self._name
+    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
+        return await self._lua.run(script, *arguments)
 
-    async def connect(self) -> None:
-        await self._server.open()
+    async def _look(self, names: Collection[str]) -> float | None:
+        changes_in_ms = await self._lua.run("look")
+        if changes_in_ms is None:
+            return None
+        return min(int(changes_in_ms) / 1_000, LOOK_SECONDS) if int(changes_in_ms) >= 0 else LOOK_SECONDS
 
-    async def disconnect(self) -> None:
-        if self._server.in_last_use:
-            await self._notices.close()
-        await self._server.close()
+    def _packed_ids(self, ids: Sequence[str]) -> bytes:
+        return self._inspector.names(ids)
+
+    def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
+        return self._raw(claim), bull_codec.token_of(claim), lease_ms(claim.lease)
 
     # Jobs
 
@@ -202,36 +199,6 @@ class BullStorage:
                 break
         return claims
 
-    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + timeout.total_seconds()
-        with self._notices.bell(()) as bell:
-            while not bell.is_set():
-                await self._notices.hear_wake_ups()
-                changes_in_ms = await self._lua.run("look")
-                left = deadline - clock()
-                if changes_in_ms is None or left <= 0:
-                    return
-                until_due = int(changes_in_ms) / 1_000 if int(changes_in_ms) >= 0 else LOOK_SECONDS
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, until_due, LOOK_SECONDS)):
-                        await bell.wait()
-
-    async def renew(self, claims: Sequence[Claim]) -> Renewal:
-        lost: dict[str, LossReason] = {}
-        cancel_requested: set[str] = set()
-        for some in portions(claims):
-            held = [(self._raw(one), one.token.encode(errors="surrogatepass"), lease_ms(one.lease)) for one in some]
-            workers = {one.worker_id.encode() for one in some}
-            answer = unpack(await self._lua.run("renew", pack(held), *workers))
-            for at, code in zip(answer[::2], answer[1::2], strict=True):
-                token = some[at - 1].token
-                if code == CANCEL_REQUESTED:
-                    cancel_requested.add(token)
-                else:
-                    lost[token] = OUTCOMES[code].reason or LossReason.ERROR
-        return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
-
     async def settle(
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
@@ -256,15 +223,8 @@ class BullStorage:
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         for some in portions(reports):
-            packed = [
-                (
-                    self._raw(one.claim),
-                    one.claim.token.encode(errors="surrogatepass"),
-                    bull_codec.shown_progress(one.value),
-                    one.value,
-                )
-                for one in some
-            ]
+            values = [(bull_codec.shown_progress(one.value), one.value) for one in some]
+            packed = [(*self._held(one.claim)[:2], *value) for one, value in zip(some, values, strict=True)]
             await self._lua.run("progress", pack(packed))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
@@ -274,11 +234,7 @@ class BullStorage:
         return await self._inspector.sweep(limit)
 
     async def cancel(self, job_id: str) -> CancelResult:
-        code = await self._lua.run("cancel", self._names(job_id), to_ms(TOMBSTONE))
-        if code not in STATES:
-            return CancelResult.NOT_FOUND
-        ended = STATES[code] in (JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)
-        return CancelResult(STATES[code]) if ended else CancelResult.CANCELLED
+        return cancel_result(await self._lua.run("cancel", self._names(job_id), to_ms(TOMBSTONE)))
 
     def _names(self, job_id: str) -> bytes:
         packed: bytes = pack(raw_ids(job_id, self._dialect))
@@ -303,35 +259,7 @@ class BullStorage:
     async def workers(self) -> list[WorkerInfo]:
         return await self._inspector.workers()
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(None) as subscription:
-            yield subscription
-
-    @asynccontextmanager
-    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.cancel_requests() as subscription:
-            yield subscription
-
-    @asynccontextmanager
-    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(job_id) as subscription:
-            yield subscription
-
     # Management
-
-    async def pause(self) -> None:
-        await self._lua.run("pause", 1)
-
-    async def resume(self) -> None:
-        await self._lua.run("pause", 0)
-
-    async def retry(self, ids: Sequence[str]) -> int:
-        return await self._each("retry", ids)
-
-    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
-        refuse_transaction(connection, "BullStorage")
-        return await self._each("remove", ids, int(running))
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
@@ -341,15 +269,6 @@ class BullStorage:
         returnvalue, exact = bull_codec.encode_result(result)
         kept = "" if keep is None else keep_ms(keep)
         return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept))
-
-    async def promote(self, ids: Sequence[str]) -> int:
-        return await self._each("promote", ids)
-
-    async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
-        count = 0
-        for some in portions(ids, at_once=LINE_AT_ONCE):
-            count += int(await self._lua.run(script, self._inspector.names(some), *how))
-        return count
 
     async def drain(self) -> int:
         return await self._inspector.drain()

@@ -303,10 +303,15 @@ def spent(name: bytes | None, made: bytes | None, stalls: bytes | None) -> int:
     return count(made) + (count(stalls) if name else 0)
 
 
+def token_of(claim: Claim) -> bytes:
+    """The token as Redis has it."""
+    return claim.token.encode(errors="surrogatepass")
+
+
 def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> Sequence[object]:
     """The settlement as `bull_settle.lua` takes it; see `encode_job` for what it raises."""
     claim = settlement.claim
-    head = (raw, claim.token.encode(errors="surrogatepass"))
+    head = (raw, token_of(claim))
     match settlement:
         case Completed():
             keep = claim.keep_completed if settlement.keep is None else settlement.keep

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -26,7 +26,7 @@ from workers.storage.node_values import moment, to_ms
 from workers.storage.portions import AT_ONCE, portions
 from workers.storage.redis_codec import CANCELLED, STATES, pack, unpack
 from workers.storage.redis_notices import end_kind
-from workers.storage.redis_server import Command, Reply
+from workers.storage.redis_server import Reply
 from workers.storage.rules import WORKER_RECORD, bounded_count, foreign_cursor, read_cursor, stalled_error
 
 PAGE: Final = 100
@@ -123,15 +123,10 @@ class Inspector:
                 at, scan = at + 1, 0
         return Page(jobs=tuple(jobs), cursor=f"{at}:{scan}:{start}" if at < len(sources) else None)
 
-    async def _read(self, source: str, scan: int, start: int) -> tuple[int, Sequence[bytes]]:
+    async def _read(self, source: str, scan: int, start: int, width: int = PAGE) -> tuple[int, Sequence[bytes]]:
         """Ids from `start` of what stands at `scan`, and where the next stand, -1 for no more."""
-        key = self._lua.base + source.encode()
-        if source in ("completed", "failed"):
-            after, raws = await self._ask(("SSCAN", key, scan, "COUNT", PAGE))
-            return int(after) or -1, raws[start:]
-        command = "ZRANGE" if source == "delayed" else "LRANGE"
-        raws = await self._ask((command, key, scan + start, scan + PAGE - 1))
-        return scan + PAGE if len(raws) == PAGE - start else -1, raws
+        after, raws = await self._lua.run("page", source, scan, start, width)
+        return int(after), raws
 
     async def workers(self) -> list[WorkerInfo]:
         """See `Storage.workers`. Node's workers show while they hold jobs, by the token of their locks."""
@@ -170,21 +165,12 @@ class Inspector:
     async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
         """See `Storage.clean`. Records stand in no order, so all are looked at."""
         limit, removed, scan = bounded_count(limit), 0, 0
-        while removed < limit:
-            after, raws = await self._ask(("SSCAN", self._lua.base + state.value.encode(), scan, "COUNT", SCANNED))
+        while removed < limit and scan >= 0:
+            scan, raws = await self._read(state.value, scan, 0, SCANNED)
             for some in portions(raws):
                 left = limit - removed
                 removed += int(await self._lua.run("clean", state.value, to_ms(older_than), left, pack(some)))
-            scan = int(after)
-            if scan == 0:
-                break
         return removed
-
-    async def _ask(self, command: Command) -> Reply:
-        [reply] = await self._lua.server.run([command])
-        if isinstance(reply, StorageError):
-            raise reply
-        return reply
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int, int]:
@@ -233,18 +219,16 @@ def _holder(mark: bytes | None, lock: bytes | None) -> str | None:
     return holder.decode(errors="surrogateescape") if holder else None
 
 
-def _stall(packed: bytes | None) -> ErrorInfo | None:
-    if not packed:
+def _stall(text: bytes | None) -> ErrorInfo | None:
+    """Why recovery gave the job up."""
+    try:
+        worker, *numbers = json.loads(text.decode(errors="surrogateescape")) if text else []
+        attempts, most, stalls, allowed = map(int, numbers)
+    except (ValueError, TypeError):
         return None
-    worker, attempts, most, stalls, allowed = unpack(packed)
-    error = stalled_error(
-        worker=worker.decode(errors="surrogateescape") or None,
-        attempts=attempts,
-        max_attempts=most,
-        stalls=stalls,
-        max_stalls=allowed,
+    return stalled_error(
+        worker=str(worker) or None, attempts=attempts, max_attempts=most, stalls=stalls, max_stalls=allowed
     )
-    return replace(error, exhausted=stalls <= allowed)
 
 
 def decode_outcome(found: Sequence[Reply]) -> JobOutcome:

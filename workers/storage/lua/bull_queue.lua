@@ -44,15 +44,6 @@ local HOUR = 3600 * 1000
 local SCALE = 4096
 local STACKS_BYTES = 64 * 1024
 
--- unpack() has room for some 8 000 values.
-local AT_ONCE = 2000
-
-local function batched(command, key, values)
-  for start = 1, #values, AT_ONCE do
-    redis.call(command, key, unpack(values, start, math.min(start + AT_ONCE - 1, #values)))
-  end
-end
-
 local function whole(text)
   local number = tonumber(text or 0)
   return number and number >= 0 and number <= 9007199254740992 and math.floor(number) or 0
@@ -149,7 +140,7 @@ local function emit(name, id, extra)
   local job = '{"data":' .. json(found[1], 'null') .. ',"opts":{' .. head .. '"jobId":' .. cjson.encode(id)
     .. '},"progress":' .. numbers[3] .. ',"delay":' .. numbers[4] .. ',"timestamp":' .. numbers[5] .. ',"attempts":' .. numbers[6]
     .. ',"attemptsMade":' .. numbers[7] .. ',"stacktrace":' .. json(found[8], '[]') .. ',"returnvalue":' .. json(found[9], 'null') .. '}'
-  redis.call('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. ',' .. (json(extra, 'null')) .. ']')
+  redis.call('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. (extra and ',' .. json(extra, 'null') or '') .. ']')
 end
 
 -- What is to be done for a whole batch at the end.

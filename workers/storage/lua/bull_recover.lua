@@ -10,7 +10,7 @@ end
 local requeued, failed, suspects = {}, {}, {}
 
 local function give_up(id, job, stalls)
-  local facts = cmsgpack.pack({ job.worker, job.spent, job.attempts, stalls, max_stalls })
+  local facts = cjson.encode({ job.worker, job.spent, job.attempts, stalls, max_stalls })
   local changes = { 'failedReason', 'job stalled more than allowable limit', 'workers:stalled', facts }
   conclude(id, FAILED, keep_of(options(job.opts), 'keepFailed'), changes, '{}')
   redis.call('HDEL', P .. id, CLAIM)
