@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.chaos.ledger import Ledger
 from tests.interop.bull_jobs import Obedient
+from tests.workers.running import AT_ONCE
 from workers import Worker
 from workers.storage.bull import BullStorage
 from workers.storage.bull_codec import Dialect
@@ -70,6 +71,7 @@ async def work(order: Order) -> None:
         concurrency=order.concurrency,
         lease=timedelta(seconds=order.lease_seconds),
         max_stalls=OFTEN,
+        retry=AT_ONCE,  # as Bull does for jobs without a back-off
     )
     await worker.run()
 
