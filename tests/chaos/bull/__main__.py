@@ -50,7 +50,7 @@ def told(findings: Findings) -> Findings:
     verdict = findings.verdict
     say(
         f"bull {findings.version}, seed {findings.seed}: {findings.jobs} jobs, {findings.planned_failures} failures "
-        f"planned, {dict(findings.kills)} killed; {verdict.runs} runs, {verdict.failed_runs} failed, "
+        f"planned, {findings.kills} killed; {verdict.runs} runs, {verdict.failed_runs} failed, "
         f"{verdict.cut_short} cut short, {verdict.unasked} unasked, {len(verdict.lapsed)} beside one whose lock had "
         f"lapsed; {len(verdict.violations)} violations in {findings.seconds:g} s"
     )

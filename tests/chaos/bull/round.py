@@ -7,7 +7,6 @@ import json
 import random
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +38,7 @@ class Findings:
     seed: str
     jobs: int
     planned_failures: int
-    kills: Counter[str]
+    kills: dict[str, int]
     seconds: float
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -125,7 +124,7 @@ async def run_round(version: str, *, jobs: int, kills: int, seed: str, lock_seco
         seed=seed,
         jobs=len(failures),
         planned_failures=sum(failures.values()),
-        kills=crew.kills,
+        kills=dict(crew.kills),
         seconds=round(time.monotonic() - started, 1),
         verdict=judge(runs, failures, found),
     )
