@@ -73,7 +73,7 @@ class _NodesMarks:
     def _store(self) -> ConditionalKvStore:
         marks = get_federation().task_marks
         if marks is None:
-            raise TypeError("a deduplication key needs queues that keep it, or BullMQ's Redis; leave it out")
+            raise TypeError("a deduplication key needs queues that keep it, or BullMQ's or Bull's Redis; leave it out")
         return marks
 
 

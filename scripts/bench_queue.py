@@ -1,6 +1,6 @@
 """How fast the queue core is on each storage, with 1 KiB payloads and handlers that do nothing.
 
-    python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq] [--jobs 10000]
+    python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq bull] [--jobs 10000]
         [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers [NAME ...]] [--peers-python PYTHON] [--wait]
         [--memory] [--chains [LINKS]] [--expiry [RECORDS]] [--markdown]
 

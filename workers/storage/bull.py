@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Final, get_args
+from typing import Final
 
 from redis.asyncio import Redis
 
@@ -46,7 +46,16 @@ from workers.jobs import (
 )
 from workers.storage import bull_codec
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
-from workers.storage.bull_codec import LONGEST_DELAY, TOKEN_HEAD_BYTES, BullClaim, Dialect, keep_ms, lease_ms, raw_ids
+from workers.storage.bull_codec import (
+    LONGEST_DELAY,
+    TOKEN_HEAD_BYTES,
+    BullClaim,
+    Dialect,
+    keep_ms,
+    known_dialect,
+    lease_ms,
+    raw_ids,
+)
 from workers.storage.bull_inspect import Inspector
 from workers.storage.bull_lua import QueueScripts, loaded_scripts
 from workers.storage.bull_notices import Notices
@@ -55,7 +64,7 @@ from workers.storage.claiming import claimed
 from workers.storage.node_values import to_ms
 from workers.storage.portions import AT_ONCE, portions
 from workers.storage.redis_codec import STATES, pack, unpack
-from workers.storage.redis_server import Reply, Server, parse_url
+from workers.storage.redis_server import Reply, Server, parse_url, take_parameter
 from workers.storage.rules import (
     check_claim,
     check_cleanable,
@@ -78,10 +87,11 @@ class BullStorage(ScriptedStorage):
     """One queue of Bull 1.x on Redis 6.2 or newer, or Valkey.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bull+` in front) or a client, whose settings
-    are used and whose connections are left alone. A URL may name the queue by `?queue=`, where the argument does not.
-    `dialect` says what the oldest Node process on the queue runs: "C" Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace`
-    is how long a job that Node took must be seen without a lock before it is recovered; the dialect has its own.
-    `prefix` is Bull's. `timeout` bounds each call to the server; past it the verb raises `StorageUnavailable`.
+    are used and whose connections are left alone. A URL may name the queue by `?queue=`, and the dialect by
+    `&dialect=`, where the arguments do not. `dialect` says what the oldest Node process on the queue runs: "C", unless
+    told otherwise, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job that Node took must be seen
+    without a lock before it is recovered; the dialect has its own. `prefix` is Bull's. `timeout` bounds each call to
+    the server; past it the verb raises `StorageUnavailable`.
 
     Beside A and B ids are decimal numbers below 2^53, as Node reads them: see `next_id`. What is due is decided by the
     server's clock, and by Node's for what Node delays or promotes. An id that is in no line of the queue, as Bull's own
@@ -110,7 +120,7 @@ class BullStorage(ScriptedStorage):
         target: str | Redis,
         queue: str = DEFAULT_QUEUE,
         *,
-        dialect: Dialect = "C",
+        dialect: Dialect | None = None,
         prefix: str = "bull",
         grace: timedelta | None = None,
         timeout: timedelta = timedelta(seconds=5),
@@ -118,14 +128,14 @@ class BullStorage(ScriptedStorage):
         if isinstance(target, str):
             target, named = parse_url(target.removeprefix(SCHEME))
             queue = named if named and queue == DEFAULT_QUEUE else queue
+            target, spoken = take_parameter(target, "dialect")
+            dialect = dialect or known_dialect(spoken or "C")
         check_text("queue name", queue)
-        if dialect not in get_args(Dialect):
-            raise ValueError(f"the dialect of Bull is one of {', '.join(get_args(Dialect))}, not {dialect!r}")
-        self._dialect: Dialect = dialect
+        self._dialect = known_dialect(dialect or "C")
         server = Server(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = QueueScripts(server, prefix, queue, dialect)
-        self._inspector = Inspector(self._lua, dialect)
-        self._recoverer = Recoverer(self._lua, dialect, GRACES[dialect] if grace is None else grace)
+        self._lua = QueueScripts(server, prefix, queue, self._dialect)
+        self._inspector = Inspector(self._lua, self._dialect)
+        self._recoverer = Recoverer(self._lua, self._dialect, GRACES[self._dialect] if grace is None else grace)
         super().__init__(queue, server, Notices(self._lua, self._inspector.ends))
         self._results = Gathering(self._inspector.results, RESULTS_AT_ONCE)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from workers.errors import Unsupported
 from workers.jobs import (
@@ -78,6 +78,19 @@ _FALSY_NUMBER: Final = re.compile(rb"-?[0-9.]+(?:[eE][+-]?[0-9]+)?\Z")
 _CACHED_BYTES: Final = 2_048
 _TOKEN_HEAD_CHARACTERS: Final = 24
 TOKEN_HEAD_BYTES: Final = _TOKEN_HEAD_CHARACTERS // 2
+
+
+def known_dialect(dialect: str) -> Dialect:
+    """The dialect of that letter.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for known in get_args(Dialect):
+        if dialect == known:
+            found: Dialect = known
+            return found
+    raise ValueError(f"a dialect of Bull is one of {', '.join(get_args(Dialect))}, not {dialect[:40]!r}")
 
 
 def encode_id(job_id: str, dialect: Dialect) -> str:

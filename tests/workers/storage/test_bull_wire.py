@@ -365,3 +365,17 @@ async def test_what_node_adds_wakes(storage: BullStorage, node: NodeBull) -> Non
         else:
             await node.add()
         await until(next_one)
+
+
+async def test_the_dialect_may_be_in_the_url(redis_url: str) -> None:
+    """As an argument it wins, with neither it is C; another letter is refused."""
+    url = f"bull+{redis_url}?queue=q"
+    found = [
+        repr(BullStorage(url)),
+        repr(BullStorage(f"{url}&dialect=A")),
+        repr(BullStorage(f"{url}&dialect=A", dialect="B")),
+    ]
+    assert found == [f"BullStorage(queue='q', dialect='{dialect}')" for dialect in "CAB"]
+    for wrong in (f"{url}&dialect=D", f"{url}&dialect=a"):
+        with pytest.raises(ValueError, match="one of A, B, C"):
+            BullStorage(wrong)
