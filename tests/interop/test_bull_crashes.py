@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 from pathlib import Path
 
@@ -136,3 +137,25 @@ async def test_what_comes_too_late_from_node(queue: BullStorage, peer: BullPeer,
 async def runs_of(handler: Obedient) -> list[object]:
     """The runs so far."""
     return list(handler.runs)
+
+
+async def test_both_versions_and_ours_share_a_queue(npm_packages: None, redis_url: str) -> None:
+    """While a fleet of Bull 1.0 is being replaced, by Bull 1.1 or by ours, every job is completed, by whomever."""
+    queue = BullStorage(redis_url, f"mixed-{uuid.uuid4().hex}", dialect="B")
+    await queue.connect()
+    async with bull_peer("1.0.0", redis_url, queue.queue) as old, bull_peer("1.1.3", redis_url, queue.queue) as newer:
+        handler = Obedient()
+        for peer in (old, newer):
+            await peer.work(concurrency=1, stalls=100)
+        async with running(Worker(queue, {"*": handler}, concurrency=1, lease=SECOND)):
+            data = {"failures": 1, "ms": 10, "result": 1}
+            ids = [await peer.add(data, attempts=9, backoff=20) for _ in range(10) for peer in (old, newer)]
+            ids += [ours := await queue.next_id()]
+            await queue.enqueue([a_job(ours, data, max_attempts=9)])
+            outcomes = [await ended(queue, job_id) for job_id in ids]
+        ran = [{run["id"] for run in await peer.runs()} for peer in (old, newer)]
+    await queue.disconnect()
+    assert {outcome.result for outcome in outcomes} == {b"1"}
+    assert all(ran)
+    assert handler.runs
+    assert set().union(*ran, {run.id for run in handler.runs}) == set(ids)
