@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.bull.round import run_round
 from tests.chaos.bull.verdict import judge, runs_of
-from tests.interop.conftest import DIALECTS
+from tests.interop.bull_queue import DIALECTS
 from tests.interop.peer import install_npm_packages
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
-from typing import Any
+from itertools import count
+from typing import Any, Final
 
 from tests.interop.patience import PATIENCE_SECONDS, eventually
 from workers import JobStatus, NewJob
 from workers.jobs import Claim, ErrorInfo, JobOutcome
 from workers.storage.bull import BullStorage
+from workers.storage.bull_codec import Dialect
+
+DIALECTS: Final[dict[str, Dialect]] = {"1.0.0": "B", "1.1.3": "C"}
+"""Of Bull's versions, as far as npm has them."""
 
 LEASES = {"*": timedelta(seconds=30)}
 ERROR = ErrorInfo(type="ValueError", message="no such server", stack="Traceback\nValueError: no such server")
@@ -41,3 +46,18 @@ async def ended(queue: BullStorage, job_id: str) -> JobOutcome:
     found = await eventually(lambda: queue.result(job_id), lambda outcome: outcome)
     assert found is not None
     return found
+
+
+class Ids:
+    """Ids for jobs of ours: Bull 1.0 reads numbers only, 1.1 keeps those for its counter.
+
+    They are far apart: the counter goes on from the last that was used.
+    """
+
+    def __init__(self, version: str) -> None:
+        self._prefix = "" if version == "1.0.0" else "ours-"
+        self._numbers = count(1_000, 1_000)
+
+    def __call__(self) -> str:
+        """One more."""
+        return f"{self._prefix}{next(self._numbers)}"

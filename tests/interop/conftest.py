@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
-from itertools import count
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from tests.interop.bull_child import Order
+from tests.interop.bull_queue import DIALECTS, Ids
 from tests.interop.peer import BullPeer, bull_peer, install_npm_packages
 from workers.storage.bull import BullStorage
-from workers.storage.bull_codec import Dialect
-
-DIALECTS: Final[dict[str, Dialect]] = {"1.0.0": "B", "1.1.3": "C"}
-"""Of Bull's versions, as far as npm has them."""
 
 
 @pytest.fixture(scope="session")
@@ -54,18 +49,3 @@ def order(redis_url: str, queue: BullStorage, version: str, tmp_path: Path) -> O
 @pytest.fixture
 def ids(version: str) -> Ids:
     return Ids(version)
-
-
-class Ids:
-    """Ids for jobs of ours: Bull 1.0 reads numbers only, 1.1 keeps those for its counter.
-
-    They are far apart: the counter goes on from the last that was used.
-    """
-
-    def __init__(self, version: str) -> None:
-        self._prefix = "" if version == "1.0.0" else "ours-"
-        self._numbers = count(1_000, 1_000)
-
-    def __call__(self) -> str:
-        """One more."""
-        return f"{self._prefix}{next(self._numbers)}"

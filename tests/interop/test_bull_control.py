@@ -15,8 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.interop.bull_jobs import Obedient
-from tests.interop.bull_queue import ERROR, LEASES, a_job, claim_one, ended, status
-from tests.interop.conftest import Ids
+from tests.interop.bull_queue import ERROR, LEASES, Ids, a_job, claim_one, ended, status
 from tests.interop.patience import PATIENCE_SECONDS, eventually
 from tests.interop.peer import BullPeer
 from tests.workers.running import running

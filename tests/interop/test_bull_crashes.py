@@ -9,11 +9,10 @@ from pathlib import Path
 from tests.chaos import ledger
 from tests.interop.bull_child import Order, bull_child, kill
 from tests.interop.bull_jobs import Obedient
-from tests.interop.bull_queue import a_job, ended
-from tests.interop.conftest import Ids
+from tests.interop.bull_queue import Ids, a_job, ended
 from tests.interop.patience import eventually
 from tests.interop.peer import BullPeer, bull_peer
-from tests.workers.running import running
+from tests.workers.running import AT_ONCE, running
 from workers import Worker
 from workers.errors import LossReason
 from workers.jobs import Completed, SettleStatus
@@ -147,7 +146,7 @@ async def test_both_versions_and_ours_share_a_queue(npm_packages: None, redis_ur
         handler = Obedient()
         for peer in (old, newer):
             await peer.work(concurrency=1, stalls=100)
-        async with running(Worker(queue, {"*": handler}, concurrency=1, lease=SECOND)):
+        async with running(Worker(queue, {"*": handler}, concurrency=1, lease=SECOND, retry=AT_ONCE)):
             data = {"failures": 1, "ms": 10, "result": 1}
             ids = [await peer.add(data, attempts=9, backoff=20) for _ in range(10) for peer in (old, newer)]
             ids += [ours := await queue.next_id()]

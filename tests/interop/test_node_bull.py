@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.interop.bull_jobs import Obedient
-from tests.interop.bull_queue import ERROR, a_job, claim_one, ended, status
-from tests.interop.conftest import Ids
+from tests.interop.bull_queue import ERROR, Ids, a_job, claim_one, ended, status
 from tests.interop.patience import eventually
 from tests.interop.peer import BullPeer
 from tests.workers.running import running

@@ -19,7 +19,7 @@ import sys
 from dataclasses import asdict
 
 from tests.chaos.bull.round import Findings, run_round
-from tests.interop.conftest import DIALECTS
+from tests.interop.bull_queue import DIALECTS
 from tests.interop.peer import install_npm_packages
 
 

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from tests.chaos import ledger
 from tests.chaos.bull.crew import Crew, Place, crew_of
 from tests.chaos.bull.verdict import Verdict, judge, runs_of
-from tests.interop.conftest import DIALECTS, Ids
+from tests.interop.bull_queue import DIALECTS, Ids
 from tests.interop.peer import BullPeer, bull_peer
 from tests.servers import valkey
 from workers import NewJob, RetryPolicy
