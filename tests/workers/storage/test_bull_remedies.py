@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers.storage.bull_steps import ERROR, HOUR, SHORT, NodeBull, claim_one, claimed, heard, job, key, until
 from workers.errors import LossReason
-from workers.jobs import Completed, Failed, JobState, Released, Retried, SettleStatus
+from workers.jobs import DROP, Completed, Failed, JobState, Released, Retried, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.testing.steps import state, status
 
@@ -257,9 +257,9 @@ async def test_a_crash_counts_for_jobs_of_ours_alone(storage: BullStorage, node:
     await claim_one(storage, SHORT)
     await expired(node, "ours")
     assert (await storage.recover(10)).failed == ("ours",)
-    theirs = await node.add()
+    theirs = await node.add(attemptsMade=1)  # as after Node's `retry` of a failed job: one run more than its attempts
     for stalls in (1, 2):
-        assert (await claim_one(storage, SHORT)).attempt == 1
+        assert (await claim_one(storage, SHORT)).attempt == 2
         await expired(node, theirs)
         assert (await storage.recover(10, max_stalls=2)).requeued == (theirs,)
         assert (await node.record(theirs))["stalledCounter"] == str(stalls)
@@ -268,7 +268,7 @@ async def test_a_crash_counts_for_jobs_of_ours_alone(storage: BullStorage, node:
     await expired(node, theirs)
     assert (await storage.recover(10, max_stalls=2)).failed == (theirs,)
     record = await node.record(theirs)
-    assert (record["failedReason"], record["attemptsMade"]) == ("job stalled more than allowable limit", "0")
+    assert (record["failedReason"], record["attemptsMade"]) == ("job stalled more than allowable limit", "1")
     found = await status(storage, theirs)
     assert found.last_error is not None
     assert found.last_error.type == "StalledError"
@@ -292,6 +292,23 @@ async def test_a_record_node_replaced_is_not_swept(storage: BullStorage, node: N
     await node.client.delete(node.key("one"))
     await node.client.srem(node.key("completed"), "one")
     await node.add("one", opts=json.dumps({"jobId": "one"}))
-    await asyncio.sleep(SHORT.total_seconds() * 1.5)
-    await storage.sweep(10)
-    assert await claimed(storage) == ["one"]
+    assert await node.take() == "one"
+    await node.client.lrem(node.key("active"), 0, "one")
+    await node.client.sadd(node.key("completed"), "one")
+    await until(lambda: storage.sweep(10))
+    assert await state(storage, "one") is JobState.COMPLETED
+    assert await node.client.sismember(node.key("completed"), "one")
+
+
+async def test_tombstones_and_worker_records_end(storage: BullStorage, node: NodeBull) -> None:
+    """Aged by an hour they are swept, and nothing of them is left."""
+    await storage.enqueue([job("one"), job("two", keep_completed=DROP)])
+    assert await storage.cancel("one") == "cancelled"
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+    assert await storage.result("one") is not None
+    for name in ("workers:cancelled", "workers:seen"):
+        for member, score in await node.client.zrange(node.key(name), 0, -1, withscores=True):
+            await node.client.zadd(node.key(name), {member: score - HOUR / timedelta(milliseconds=1) - 1})
+    assert (await storage.result("one"), await storage.workers()) == (None, [])
+    assert await storage.sweep(10) == 2
+    assert [found async for found in node.client.scan_iter(node.key("*"))] == [node.key("id")]
