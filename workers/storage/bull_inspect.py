@@ -51,6 +51,7 @@ class Inspector:
     def __init__(self, lua: QueueScripts, dialect: Dialect) -> None:
         self._lua = lua
         self._dialect = dialect
+        self._adopting = ("completed", 0)  # where the next sweep looks for records that Node has ended
 
     def names(self, ids: Sequence[str]) -> bytes:
         """For scripts, which ids in Redis each of the jobs may have."""
@@ -143,7 +144,11 @@ class Inspector:
         ]
 
     async def sweep(self, limit: int) -> int:
-        """See `Storage.sweep`."""
+        """See `Storage.sweep`. Each looks at some records for those that Node has ended, which knows no retention."""
+        line, scan = self._adopting
+        after, raws = await self._read(line, scan, 0)
+        await self._lua.run("adopt", line, pack(raws))
+        self._adopting = (line, after) if after >= 0 else ("failed" if line == "completed" else "completed", 0)
         removed = 0
         while removed < limit:
             some = min(limit - removed, AT_ONCE)

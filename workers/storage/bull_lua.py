@@ -13,7 +13,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep"), ()
     ),
-    **dict.fromkeys(("pause", "counts", "read", "result", "workers", "progress", "recover", "page"), ()),
+    **dict.fromkeys(("pause", "counts", "read", "result", "workers", "progress", "recover", "page", "adopt"), ()),
     "enqueue": ("bull_add",),
     "claim": ("bull_due",),
     "renew": ("bull_hold",),

@@ -36,6 +36,8 @@ GRACES: Final[Mapping[Dialect, timedelta]] = {
 LOOK_SECONDS: Final = 0.5
 FARTHEST_LOOKS_SECONDS: Final = 1.0
 """Between looks that are farther apart a lock may have come and gone."""
+MOST_RESTARTS: Final = 5
+"""On a machine that is too slow to look in time, the next call goes on."""
 
 
 class Recoverer:
@@ -52,20 +54,27 @@ class Recoverer:
         clock = asyncio.get_running_loop().time
         requeued: list[str] = []
         failed: list[str] = []
-        first_seen: dict[bytes, float] = {}
+        first_seen: dict[bytes, float] | None = None
+        restarts = 0
         while len(requeued) + len(failed) < limit:
             looked_at = clock()
-            ripe = [raw for raw, since in first_seen.items() if looked_at - since >= self._grace]
+            watched = first_seen or {}
+            ripe = [raw for raw, since in watched.items() if looked_at - since >= self._grace]
             wanted = limit - len(requeued) - len(failed)
             back, given_up, suspects = await self._look(wanted, max_stalls, ripe)
             requeued += back
             failed += given_up
-            first_seen = {raw: first_seen.get(raw, looked_at) for raw in suspects}
+            # Of a busy queue some job is always being taken: who was not seen at the first look is for the next call.
+            anew = first_seen is None
+            first_seen = {raw: watched.get(raw, looked_at) for raw in suspects if anew or raw in watched}
             if not first_seen:
                 break
             await asyncio.sleep(min(LOOK_SECONDS, self._grace) * random.uniform(0.8, 1))  # noqa: S311 - spreads load
             if clock() - looked_at > FARTHEST_LOOKS_SECONDS:
-                first_seen = {}
+                first_seen = None
+                restarts += 1
+                if restarts > MOST_RESTARTS:
+                    break
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 
     async def _look(

@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
-from tests.workers.storage.bull_steps import LEASES, NodeBull, claim_one, claimed, job
+from tests.workers.storage.bull_steps import ERROR, LEASES, NodeBull, claim_one, claimed, job
 from workers.errors import StorageError
 from workers.events import WorkerEventKind
-from workers.jobs import Claim, Completed, JobState, OutcomeKind, SettleStatus
+from workers.jobs import Claim, Completed, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.worker import Worker
 
@@ -179,6 +179,28 @@ async def test_a_record_of_another_type_is_dropped(storage: BullStorage, node: N
     await storage.recover(10)
     assert await node.line("active") == ["good"]
     assert await node.client.get(node.key("text")) == "precious"
+
+
+async def test_ids_like_keys_of_the_queue_cost_no_key(storage: BullStorage, node: NodeBull) -> None:
+    """Somebody lined up names of keys: no verb takes what lies there for a job, and removes it."""
+    names = ("wait", "completed", "failed", "id", "delayed", "active")
+    await storage.enqueue([job("done"), job("bad"), job("held"), job("good"), job("later", delay=timedelta(days=1))])
+    done, bad, _ = await storage.claim("w", leases=LEASES, limit=3)
+    await storage.settle([Completed(claim=done, result=b"1"), Failed(claim=bad, error=ERROR)])
+    await node.client.rpush(node.key("wait"), *names)
+    await node.client.rpush(node.key("active"), *names)
+    await node.client.sadd(node.key("completed"), *names)
+    await node.client.zadd(node.key("delayed"), dict.fromkeys(names, 1))
+    for verb in (storage.remove, storage.retry, storage.promote):
+        assert await verb(names) == 0
+    assert await storage.status(names) == [None] * len(names)
+    assert await storage.clean(JobState.COMPLETED, older_than=timedelta(days=1)) == len(names)
+    await storage.recover(10)
+    await storage.sweep(10)
+    assert await claimed(storage) == ["good"]
+    assert await storage.drain() == 1
+    assert [one.id for one in (await storage.list(JobState.PROCESSING)).jobs] == ["good", "held"]
+    assert await node.client.exists(*(node.key(name) for name in ("completed", "failed", "id", "active"))) == 4
 
 
 async def test_junk_on_every_channel_is_passed_over(storage: BullStorage, node: NodeBull) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import uuid
@@ -13,6 +14,7 @@ import pytest
 from tests.workers.storage.bull_steps import (
     ERROR,
     HOUR,
+    PATIENCE,
     NodeBull,
     claim_one,
     claimed,
@@ -351,20 +353,48 @@ async def test_what_node_finished_is_read(storage: BullStorage, node: NodeBull) 
     assert await storage.clean(JobState.COMPLETED, older_than=HOUR) == 2
 
 
-async def test_what_node_adds_wakes(storage: BullStorage, node: NodeBull) -> None:
+@pytest.mark.parametrize("silently", [False, True])
+async def test_what_node_adds_wakes(silently: bool, storage: BullStorage, node: NodeBull) -> None:
     """A sleeper gets what Node adds, and what Node puts in line without a word."""
-    for silently in (False, True):
-
-        async def next_one() -> bool:
-            await storage.wait(["*"], timeout=timedelta(seconds=5))
-            return bool(await claimed(storage))
-
+    waiting = asyncio.create_task(storage.wait(["*"], timeout=6 * timedelta(seconds=PATIENCE)))
+    try:
+        await until(lambda: _somebody_hears(node))
+        await asyncio.sleep(0.05)  # it has looked, too
+        assert not waiting.done()
         if silently:
             await node.client.hset(node.key("mute"), mapping={"data": "{}", "opts": "{}"})
             await node.client.lpush(node.key("wait"), "mute")
         else:
             await node.add()
-        await until(next_one)
+        async with asyncio.timeout(PATIENCE):
+            await waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert len(await claimed(storage)) == 1
+
+
+async def _somebody_hears(node: NodeBull) -> bool:
+    [(_, hearers)] = await node.client.pubsub_numsub(node.key("paused"))
+    return bool(hearers)
+
+
+async def test_nobody_listens_for_a_busy_worker(storage: BullStorage, node: NodeBull) -> None:
+    """Each added job is a message: who has not waited for a while is sent them no more, until the next wait."""
+    await storage.wait(["*"], timeout=timedelta(milliseconds=1))
+    await until(lambda: _nobody_hears_adds(storage, node))
+    await claimed(storage, 1_000)
+    waiting = asyncio.create_task(storage.wait(["*"], timeout=6 * timedelta(seconds=PATIENCE)))
+    async with asyncio.timeout(PATIENCE):
+        while await _nobody_hears_adds(storage, node):
+            pass
+        await waiting
+
+
+async def _nobody_hears_adds(storage: BullStorage, node: NodeBull) -> bool:
+    await node.add()
+    [(_, hearers)] = await node.client.pubsub_numsub(node.key("jobs"))
+    return not hearers
 
 
 async def test_the_dialect_may_be_in_the_url(redis_url: str) -> None:

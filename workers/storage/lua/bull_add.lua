@@ -4,14 +4,15 @@ if counter and not string.find(counter, '^%d+$') then
   return redis.error_reply('WRONGTYPE ' .. COUNTER .. ' is no number; set it to one that no id of this queue has reached')
 end
 
--- A number that is an id from elsewhere must not be given out again.
+-- The number of the job, which is its id if that is one; then it must not be given out again.
 local function next_number(id)
   local number = redis.call('INCR', COUNTER)
-  if string.find(id, '^%d+$') and tonumber(id) >= number then
+  if not string.find(id, '^%d+$') then
+    return number
+  elseif tonumber(id) > number then
     redis.call('SET', COUNTER, id)
-    return tonumber(id)
   end
-  return number
+  return tonumber(id)
 end
 
 -- Whether something else than a job has the key of this one.
@@ -22,7 +23,8 @@ end
 
 -- 0 if there is no such job, else the state it is in, and its result. A failed or expired one makes room.
 local function existing(id)
-  if redis.call('EXISTS', P .. id) == 0 then
+  if not exists(id) then
+    redis.call('DEL', P .. id)
     return 0
   end
   local state = state_of(id)

@@ -9,4 +9,5 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[8])) do
     left = left - 1
   end
 end
+finish()
 return tonumber(ARGV[7]) - left

@@ -2,7 +2,7 @@
 local left = tonumber(ARGV[5])
 local function gone(ids)
   for _, id in ipairs(ids) do
-    redis.call('DEL', P .. id, P .. id .. ':lock')
+    delete(id)
   end
   left = left - #ids
 end
@@ -16,4 +16,5 @@ end
 local ids = left > 0 and redis.call('ZRANGE', DELAYED, 0, left - 1) or {}
 batched('ZREM', DELAYED, ids)
 gone(ids)
+finish()
 return tonumber(ARGV[5]) - left

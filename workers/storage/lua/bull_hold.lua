@@ -3,7 +3,7 @@ local TAKEN, OVER, UNKNOWN = 2, 3, 4
 
 -- Why a claim without the job's mark does not have it.
 local function loss(id)
-  if redis.call('EXISTS', P .. id) == 0 then
+  if not exists(id) then
     return UNKNOWN
   end
   local state = state_of(id)

@@ -219,10 +219,15 @@ local function state_of(id)
   return redis.call('LPOS', ACTIVE, id) and STATE.processing or STATE.queued
 end
 
+-- Whether there is such a job. Node leaves hashes behind that have nothing of one but a delay or a mark.
+local function exists(id)
+  return redis.pcall('HEXISTS', P .. id, 'data') == 1
+end
+
 -- A job may be known under one of several ids; the first that is there, and its state.
 local function find(ids)
   for _, id in ipairs(ids) do
-    if redis.call('TYPE', P .. id).ok == 'hash' then
+    if exists(id) then
       local state, due = state_of(id)
       if state then
         return id, state, due
@@ -235,8 +240,16 @@ local function leave_line(id)
   return redis.call('LREM', WAIT, -1, id) + redis.call('LREM', PAUSED, -1, id)
 end
 
+-- What is no hash is no job, whatever stands in line: an id may be called as a key of the queue is.
+local function delete(id)
+  if redis.call('TYPE', P .. id).ok == 'hash' then
+    redis.call('DEL', P .. id)
+  end
+  unlock(id)
+end
+
 local function forget(id)
-  redis.call('DEL', P .. id, P .. id .. ':lock')
+  delete(id)
   for _, line in ipairs({ COMPLETED, FAILED }) do
     redis.call('SREM', line, id)
     redis.call('ZREM', ENDED[line], id)
