@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -223,7 +224,7 @@ async def overheard(url: str, pattern: str) -> AsyncIterator[list[bytes]]:
             found.append(message["data"])
 
 
-JUNK = ["junk", "", "[]", "null", '["u"]', '["u",{}]', "1e999", "-1", "\xff", b"\xff\xc1"]
+JUNK: list[str | bytes] = ["junk", "", "[]", "null", '["u"]', '["u",{}]', "1e999", "-1", "\xff", b"\xff\xc1"]
 
 
 async def test_junk_on_channels_harms_nobody_here(queue: BullStorage, peer: BullPeer, redis_url: str) -> None:
@@ -231,9 +232,13 @@ async def test_junk_on_channels_harms_nobody_here(queue: BullStorage, peer: Bull
     names = [f"bull:{queue.queue}:{name}" for name in ("delayed", "paused", "jobs")]
     events = [f"{name}@{queue.queue}" for name in ("waiting", "progress", "completed", "failed", "stalled", "cleaned")]
     worker = Worker(queue, {"*": Obedient()})
-    async with running(worker), queue.events() as subscription, Redis.from_url(redis_url) as client:
+    async with (
+        running(worker),
+        queue.events() as subscription,
+        Redis.from_url(redis_url, decode_responses=True) as client,
+    ):
         await ended(queue, await peer.add({}))
-        channels = {*names, *events, *(name.decode() for name in await client.pubsub_channels(f"*{queue.queue}*"))}
+        channels = {*names, *events, *map(os.fsdecode, await client.pubsub_channels(f"*{queue.queue}*"))}
         for channel, junk in product(sorted(channels), JUNK):
             await client.publish(channel, junk)
         last = await peer.add({"result": 1}, delay=50)

@@ -50,9 +50,9 @@ def told(findings: Findings) -> Findings:
     verdict = findings.verdict
     say(
         f"bull {findings.version}, seed {findings.seed}: {findings.jobs} jobs, {findings.planned_failures} failures "
-        f"planned, {findings.kills} killed; {verdict.runs} runs, {verdict.failed_runs} failed, "
-        f"{verdict.cut_short} cut short, {verdict.unasked} unasked, {len(verdict.lapsed)} beside one whose lock had "
-        f"lapsed; {len(verdict.violations)} violations in {findings.seconds:g} s"
+        f"planned, {findings.kills} killed, {findings.pauses} pauses; {verdict.runs} runs, {verdict.failed_runs} "
+        f"failed, {verdict.cut_short} cut short, {verdict.unasked} unasked, {len(verdict.lapsed)} beside one whose "
+        f"lock had lapsed; {len(verdict.violations)} violations in {findings.seconds:g} s"
     )
     for text in verdict.lapsed:
         say(f"LAPSED {text}")

@@ -1,4 +1,4 @@
-"""One round: jobs come in waves, somebody is killed after each, and in the end everything is to be completed."""
+"""One round: jobs come in waves, with kills and pauses between them, and in the end all are to be completed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from workers.storage.bull import BullStorage
 
 QUEUE: Final = "chaos"
 ATTEMPTS: Final = 1_000
+PAUSE_EVERY: Final = 3
+"""Kills from one pause to the next."""
 PEACE_SECONDS: Final = 90.0
 """How long the last crew may take for what is left: a killed one's lock, some sweeps, and some room."""
 LISTS: Final = ("wait", "paused", "active", "delayed", "failed", "completed")
@@ -39,6 +41,7 @@ class Findings:
     jobs: int
     planned_failures: int
     kills: dict[str, int]
+    pauses: int
     seconds: float
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -61,6 +64,7 @@ class Round:
         self._ids = Ids(place.version)
         self._longest = int(place.lock_seconds * 1_300)
         self.wanted: dict[str, Wanted] = {}
+        self.pauses = 0
 
     async def add(self, count: int) -> None:
         """So many more jobs are in the queue."""
@@ -69,6 +73,14 @@ class Round:
             data = {"failures": wanted.failures, "result": wanted.result, "ms": self._milliseconds()}
             job_id = await (self._add_in_node(data) if wanted.result % 2 else self._add_here(data))
             self.wanted[job_id] = wanted
+
+    async def pause(self) -> None:
+        """The queue is paused from here: Node promotes and retries into it all the same, and would lose that itself."""
+        await self._storage.pause()
+        self.pauses += 1
+
+    async def resume(self) -> None:
+        await self._storage.resume()
 
     def _milliseconds(self) -> int:
         # Some run longer than any lock, and live by its renewals.
@@ -125,6 +137,7 @@ async def run_round(version: str, *, jobs: int, kills: int, seed: str, lock_seco
         jobs=len(failures),
         planned_failures=sum(failures.values()),
         kills=dict(crew.kills),
+        pauses=waves.pauses,
         seconds=round(time.monotonic() - started, 1),
         verdict=judge(runs, failures, found),
     )
@@ -135,7 +148,10 @@ async def _wreak_havoc(waves: Round, crew: Crew, chance: random.Random, jobs: in
         await waves.add(jobs // kills + (number < jobs % kills))
         await asyncio.sleep(chance.uniform(0.05, 0.6))
         await crew.kill_any()
+        if number % PAUSE_EVERY == 0:
+            await waves.pause()
         await crew.fill()
+        await waves.resume()
 
 
 async def _peace(url: str, wanted: dict[str, Wanted]) -> dict[str, dict[str, str | None]]:
