@@ -358,7 +358,7 @@ async def _take_on_and_on(node: NodeBull) -> None:
         raw = await node.add()
         await node.take()
         await asyncio.sleep(0.02)
-        await node.lock(before)
+        await node.lock(before, 60_000)
         before = raw
 
 

@@ -409,3 +409,17 @@ async def test_the_dialect_may_be_in_the_url(redis_url: str) -> None:
     for wrong in (f"{url}&dialect=D", f"{url}&dialect=a"):
         with pytest.raises(ValueError, match="one of A, B, C"):
             BullStorage(wrong)
+
+
+async def test_an_end_costs_the_same_with_any_backlog(storage: BullStorage, node: NodeBull) -> None:
+    """A job is looked for among the active ones alone, as long as it is there."""
+    await storage.enqueue([job(str(number)) for number in range(5)])
+    claims = await storage.claim("w", leases={"*": HOUR}, limit=3)
+    before = await _removals(node)
+    await storage.settle([Completed(claim=claim, result=b"1") for claim in claims])
+    assert await _removals(node) - before == 3
+
+
+async def _removals(node: NodeBull) -> int:
+    """How often the server has looked through a list so far."""
+    return int((await node.client.info("commandstats")).get("cmdstat_lrem", {"calls": 0})["calls"])

@@ -15,14 +15,15 @@ local function next_number(id)
   return tonumber(id)
 end
 
--- Whether something else than a job has the key of this one.
-local function is_occupied(id)
-  local kind = redis.call('TYPE', P .. id).ok
-  return kind ~= 'none' and kind ~= 'hash'
-end
-
--- 0 if there is no such job, else the state it is in, and its result. A failed or expired one makes room.
+-- 0 if there is no such job, else the state it is in, and its result, or no state where none can be. A failed or expired
+-- one makes room.
 local function existing(id)
+  local kind = redis.call('TYPE', P .. id).ok
+  if kind == 'none' then
+    return 0
+  elseif kind ~= 'hash' then
+    return { 0 }
+  end
   if not exists(id) then
     redis.call('DEL', P .. id)
     return 0
@@ -38,6 +39,7 @@ local function existing(id)
   return 0
 end
 
+local some_cancelled = redis.call('EXISTS', CANCELLED) == 1
 local function add(job)
   local id, name, data, opts, attempts, delay = unpack(job)
   local found = existing(id)
@@ -50,7 +52,9 @@ local function add(job)
     'HMSET', P .. id, 'data', data, 'opts', opts, 'progress', '0', 'delay', string.format('%.0f', eta - now), 'timestamp',
     string.format('%.0f', now), 'attempts', attempts, 'attemptsMade', '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name
   )
-  redis.call('ZREM', CANCELLED, id)
+  if some_cancelled then
+    redis.call('ZREM', CANCELLED, id)
+  end
   if delay > 0 then
     delay_until(eta, number % SCALE, id)
   else

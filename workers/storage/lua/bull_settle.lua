@@ -3,6 +3,12 @@
 local APPLIED, ALREADY, OCCUPIED = 0, 1, 5
 local COMPLETE, RETRY, FAIL, RELEASE, CONTINUE = 1, 2, 3, 4, 5
 
+-- Whether something else than a job has the key of this one.
+local function is_occupied(id)
+  local kind = redis.call('TYPE', P .. id).ok
+  return kind ~= 'none' and kind ~= 'hash'
+end
+
 -- The attempt is over; what was noted of it goes.
 local function let_go(id)
   redis.call('HDEL', P .. id, 'lockAcquired', 'workers:cancel')
@@ -99,7 +105,7 @@ end
 
 -- A job that Node's sweep has put back in line, and nobody has taken, may still be ended by its claim.
 local function leave(id)
-  return redis.call('LREM', ACTIVE, -1, id) + leave_line(id) > 0
+  return redis.call('LREM', ACTIVE, -1, id) > 0 or leave_line(id) > 0
 end
 
 local function settle(settlement, holder)
