@@ -51,9 +51,10 @@ def told(findings: Findings) -> Findings:
     say(
         f"bull {findings.version}, seed {findings.seed}: {findings.jobs} jobs, {findings.planned_failures} failures "
         f"planned, {findings.kills} killed, {findings.pauses} pauses; {verdict.runs} runs, {verdict.failed_runs} "
-        f"failed, {verdict.cut_short} cut short, {verdict.unasked} unasked, {len(verdict.lapsed)} beside one whose "
-        f"lock had lapsed; {len(verdict.violations)} violations in {findings.seconds:g} s"
+        f"failed, {verdict.cut_short} cut short; {len(verdict.violations)} violations in {findings.seconds:g} s"
     )
+    for text in verdict.unasked:
+        say(f"UNASKED {text}")
     for text in verdict.lapsed:
         say(f"LAPSED {text}")
     for text in verdict.violations:

@@ -35,6 +35,10 @@ class Run:
     ended: float | None = None
     failed: bool = False
 
+    def __str__(self) -> str:
+        how = "cut short" if self.ended is None else "failed" if self.failed else "completed"
+        return f"{self.kind} {self.began:.3f} to {self.until:.3f} {how}"
+
     @property
     def until(self) -> float:
         """When it was over for certain."""
@@ -59,7 +63,7 @@ class Verdict:
     runs: int = 0
     failed_runs: int = 0
     cut_short: int = 0
-    unasked: int = 0
+    unasked: list[str] = field(default_factory=list)
     lapsed: list[str] = field(default_factory=list)
 
 
@@ -97,7 +101,8 @@ def judge(runs: Iterable[Run], failures: Mapping[str, int], found: Mapping[str, 
         verdict.failed_runs += failed
         verdict.cut_short += sum(run.ended is None for run in mine)
         asked = 1 + failed + sum(run.may_be_untold and not run.failed for run in mine)
-        verdict.unasked += max(0, len(mine) - asked)
+        if len(mine) > asked:
+            verdict.unasked.append(f"{job_id}: {len(mine) - asked} of {', '.join(map(str, mine))}")
         _tell_overlaps(job_id, mine, verdict)
     return verdict
 
