@@ -51,6 +51,11 @@ class NodeProcess:
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    async def dead(self) -> None:
+        """It ended by itself, with an error."""
+        async with asyncio.timeout(ANSWER_SECONDS):
+            assert await self._process.wait() > 0
+
     async def kill(self) -> None:
         """`kill -9`; it is gone."""
         if self._process.returncode is None:
