@@ -50,6 +50,7 @@ async def test_pauses_merge_what_node_pushed_past_them(queue: BullStorage, peer:
     await peer.call("pause")
     await peer.call("promote", late)
     assert (await peer.read(late))["state"] == "waiting"
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
     await queue.pause()
     await queue.pause()
     counts = await peer.call("counts")

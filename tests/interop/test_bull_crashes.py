@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -86,6 +87,25 @@ async def test_long_jobs_are_left_alone(queue: BullStorage, peer: BullPeer, ids:
     assert [run.id for run in handler.runs] == [here]
     assert [run["id"] for run in await peer.runs()] == [in_node]
     assert await written(order) == []
+
+
+async def test_what_a_sweep_put_back_is_still_ours(npm_packages: None, redis_url: str) -> None:
+    """Jobs whose locks lapsed, which Bull 1.1 took for abandoned and nobody took up, are renewed and settled."""
+    queue = BullStorage(redis_url, f"swept-{uuid.uuid4().hex}", dialect="C")
+    await queue.connect()
+    async with bull_peer("1.1.3", redis_url, queue.queue) as sweeper:
+        renewed, settled = [await sweeper.add({}) for _ in range(2)]
+        claims = await queue.claim("slow", leases={"*": timedelta(milliseconds=200)}, limit=2)
+        await sweeper.work(concurrency=0, sweep_ms=100)
+        await eventually(lambda: sweeper.call("counts"), lambda counts: counts["wait"] == 2)
+        assert (await queue.renew([replace(claims[0], lease=timedelta(minutes=1))])).lost == {}
+        assert (await sweeper.read(renewed))["state"] == "active"
+        outcomes = await queue.settle([Completed(claim=claim, result=b"1") for claim in claims])
+        assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED] * 2
+        assert (await sweeper.read(settled))["returnvalue"] == 1
+        counts = await sweeper.call("counts")
+        assert counts == {"wait": 0, "paused": 0, "active": 0, "delayed": 0, "completed": 2}
+    await queue.disconnect()
 
 
 async def test_what_comes_too_late_is_refused_here(queue: BullStorage, peer: BullPeer) -> None:
