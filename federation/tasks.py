@@ -96,7 +96,7 @@ async def enqueue_task(
     """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
 
     With `session` both are part of its transaction: job and key are there if it commits, and from then on. On BullMQ
-    the key is a mark in its Redis, by `throttle` alone; see `Tasks` for what that cannot keep.
+    and Bull the key is a mark in their Redis, by `throttle` alone; see `Tasks` for what that cannot keep.
 
     Raises:
         Unsupported: a session, but the queues are not in its database; a mode or a key that the queue cannot keep.

@@ -161,7 +161,7 @@ async def test_numbers_that_are_none_read_as_if_they_were_not_there(storage: Bul
     await node.client.hdel(
         node.key("bare"), "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue", "progress"
     )
-    assert {one.id for one in (await storage.list(JobState.QUEUED)).jobs} == {"junk", "bare"}
+    assert [one.id for one in (await storage.list(JobState.QUEUED)).jobs] == ["junk", "bare"]
     claims = await storage.claim("w", leases=LEASES, limit=2)
     assert [(one.attempt, one.max_attempts, one.priority) for one in claims] == [(1, 1, 0)] * 2
     await storage.settle([Completed(claim=one, result=b"1") for one in claims])
@@ -199,7 +199,7 @@ async def test_ids_like_keys_of_the_queue_cost_no_key(storage: BullStorage, node
     await storage.sweep(10)
     assert await claimed(storage) == ["good"]
     assert await storage.drain() == 1
-    assert [one.id for one in (await storage.list(JobState.PROCESSING)).jobs] == ["good", "held"]
+    assert [one.id for one in (await storage.list(JobState.PROCESSING)).jobs] == ["held", "good"]
     assert await node.client.exists(*(node.key(name) for name in ("completed", "failed", "id", "active"))) == 4
 
 

@@ -9,5 +9,13 @@ if ENDED[line] then
   end
   return { found[1] == '0' and '-1' or found[1], ids }
 end
-local ids = redis.call(line == DELAYED and 'ZRANGE' or 'LRANGE', line, scan + start, scan + width - 1)
+local ids = {}
+if line == DELAYED then
+  ids = redis.call('ZRANGE', line, scan + start, scan + width - 1)
+else -- the next to run first
+  local found = redis.call('LRANGE', line, -(scan + width), -(scan + start + 1))
+  for at = #found, 1, -1 do
+    ids[#ids + 1] = found[at]
+  end
+end
 return { #ids < width - start and '-1' or string.format('%.0f', scan + width), ids }
