@@ -147,6 +147,19 @@ async def test_w6_a_stolen_lock_is_a_lost_claim(storage: BullStorage, node: Node
     assert (await node.line("active"), await node.client.get(node.key("one:lock"))) == (["one"], node.token)
 
 
+async def test_w6_an_older_claim_is_nothing_to_one_without_a_lock(storage: BullStorage, node: NodeBull) -> None:
+    """When the lock of the job's claim has run out as well, that claim alone may still end it."""
+    await storage.enqueue([job("one")])
+    older = await claim_one(storage, SHORT)
+    await expired(node, "one")
+    await storage.recover(10)
+    held = await claim_one(storage, SHORT)
+    await expired(node, "one")
+    assert (await storage.settle([Completed(claim=older, result=b"1")]))[0].reason is LossReason.TAKEN
+    assert dict((await storage.renew([older])).lost) == {older.token: LossReason.TAKEN}
+    assert (await storage.settle([Completed(claim=held, result=b"2")]))[0].status is SettleStatus.APPLIED
+
+
 async def test_w7_a_job_that_a_sweep_put_back_may_still_end(storage: BullStorage, node: NodeBull) -> None:
     """While it waits for the next to take it, its first worker completes it, and it runs no more."""
     await storage.enqueue([job("one")])
