@@ -38,6 +38,7 @@ from federation.queues import (
     delivery_queue,
     discovery_queue,
     health_check_queue,
+    keyless_redis_url,
     open_storage,
     tasks_queue,
 )
@@ -179,7 +180,7 @@ class Federation:
         return self._redis_client()
 
     def _redis_client(self) -> Redis | None:
-        url = bullmq_url(self.settings) or plain(self.settings.redis_url)
+        url = keyless_redis_url(self.settings) or plain(self.settings.redis_url)
         if url is None:
             return None
         from redis.asyncio import Redis  # here, because a node without a Redis need not have the package
@@ -199,8 +200,8 @@ class Federation:
 
     @cached_property
     def task_marks(self) -> TaskMarks | None:
-        """Where tasks' deduplication keys are kept on BullMQ; None elsewhere, where the queues keep them."""
-        if self.redis is None or bullmq_url(self.settings) is None:
+        """Where tasks' deduplication keys are kept on BullMQ and Bull; None elsewhere, where the queues keep them."""
+        if self.redis is None or keyless_redis_url(self.settings) is None:
             return None
         from federation.task_marks import TaskMarks  # here, as it needs the Redis package
 

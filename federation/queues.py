@@ -41,6 +41,7 @@ KEEP_COMPLETED: Final = timedelta(hours=24)
 KEEP_FAILED: Final = timedelta(days=7)
 KEEP_DISCOVERED: Final = timedelta(seconds=5)
 KEEP_TASKS: Final = timedelta(hours=24)
+BULL_SCHEMES: Final = ("bull+redis://", "bull+rediss://")
 MAX_NUMBER: Final = 2**53
 """The largest number BullMQ's scripts count exactly to."""
 
@@ -203,6 +204,12 @@ def bullmq_url(settings: Settings) -> str | None:
     return chosen.removeprefix("bullmq+") if scheme in ("bullmq+redis", "bullmq+rediss") else None
 
 
+def keyless_redis_url(settings: Settings) -> str | None:
+    """The Redis of BullMQ's or Bull's queues, which keep no deduplication keys; None if the queues live elsewhere."""
+    chosen = plain(settings.queue_url) or ""
+    return chosen.removeprefix("bull+") if chosen.startswith(BULL_SCHEMES) else bullmq_url(settings)
+
+
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
     """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's own database.
 
@@ -214,6 +221,10 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
 
         return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
     url = (settings.queue_url or settings.database_url).get_secret_value()
+    if url.startswith(BULL_SCHEMES):
+        from workers.storage.bull import BullStorage
+
+        return BullStorage(url, queue, prefix=settings.federation_queue_prefix)
     if url.startswith(("redis://", "rediss://")):
         from workers.storage.redis import RedisStorage
 

@@ -95,14 +95,15 @@ def _queue_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
     if url.startswith(("sqlite:", "postgresql:", "postgresql+", "postgres:")):
         return _database_url(value)
-    if url.startswith(("redis://", "rediss://", "bullmq+redis://", "bullmq+rediss://")):
-        _redis_url(SecretStr(url.removeprefix("bullmq+")))
-        return value
+    for layout in ("", "bullmq+", "bull+"):
+        if url.startswith((f"{layout}redis://", f"{layout}rediss://")):
+            _redis_url(SecretStr(url.removeprefix(layout)))
+            return value
     if url.startswith("file:///") and url.removeprefix("file:///"):
         return value
     raise ValueError(
-        "must be sqlite:///path/to/file.db, postgresql://user@host/name, file:///path/to/directory, redis://host:port"
-        " or bullmq+redis://host:port;"
+        "must be sqlite:///path/to/file.db, postgresql://user@host/name, file:///path/to/directory, redis://host:port,"
+        " bullmq+redis://host:port or bull+redis://host:port;"
         " no other queue storage is known"
     )
 

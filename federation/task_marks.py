@@ -1,4 +1,4 @@
-"""Where tasks' deduplication keys are kept on BullMQ, whose queues keep none of ours."""
+"""Where tasks' deduplication keys are kept on BullMQ and Bull, whose queues keep none of ours."""
 
 from __future__ import annotations
 

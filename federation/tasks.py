@@ -73,7 +73,7 @@ class _NodesMarks:
     def _store(self) -> ConditionalKvStore:
         marks = get_federation().task_marks
         if marks is None:
-            raise TypeError("a deduplication key needs queues that keep it, or BullMQ's Redis; leave it out")
+            raise TypeError("a deduplication key needs queues that keep it, or BullMQ's or Bull's Redis; leave it out")
         return marks
 
 
@@ -96,7 +96,7 @@ async def enqueue_task(
     """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
 
     With `session` both are part of its transaction: job and key are there if it commits, and from then on. On BullMQ
-    the key is a mark in its Redis, by `throttle` alone; see `Tasks` for what that cannot keep.
+    and Bull the key is a mark in their Redis, by `throttle` alone; see `Tasks` for what that cannot keep.
 
     Raises:
         Unsupported: a session, but the queues are not in its database; a mode or a key that the queue cannot keep.

@@ -1,6 +1,6 @@
 """How fast the queue core is on each storage, with 1 KiB payloads and handlers that do nothing.
 
-    python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq] [--jobs 10000]
+    python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq bull] [--jobs 10000]
         [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers [NAME ...]] [--peers-python PYTHON] [--wait]
         [--memory] [--chains [LINKS]] [--expiry [RECORDS]] [--markdown]
 
@@ -21,8 +21,9 @@ want is that 999 of 1 000 claims take less than 50 ms. `bench/expiry.py` says wh
 `--concurrency` without a value leaves only what these four add.
 
 `--peers` measures other queues in the same run and compares each with our storage on the same server: arq, saq,
-procrastinate and pgqueuer, which want an environment of their own (`bench/peers.py` says how to make it), and the
-`bullmq` package's own worker. Their settings are in `bench/peer_process.py`.
+procrastinate and pgqueuer, which want an environment of their own (`bench/peers.py` says how to make it), the `bullmq`
+package's own worker, and Node's `bull` 1.x, which wants Node. Their settings are in `bench/peer_process.py` and
+`bench/node_bull.mjs`.
 
 Every run gets a fresh queue on a fresh server; kinds are interleaved and medians of `--repeat` runs shown: tables on
 stderr, one JSON object on stdout; with `--markdown` the tables on stdout instead. Needs the `dev` extra.

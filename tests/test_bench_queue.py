@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tests.interop.peer import install_npm_packages
+
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_queue.py"
 
 
@@ -21,6 +23,15 @@ def test_chains_and_expiry_are_measured() -> None:
     assert (expiry["queue"], expiry["records"]) == ("memory", 500)
     assert 0 < expiry["p50_ms"] <= expiry["p99_ms"] <= expiry["p99.9_ms"] <= expiry["max_ms"]
     assert not tables
+
+
+def test_nodes_bull_is_measured_beside_our_storage() -> None:
+    """Each version of Bull has a row of its own after ours, which says how many times slower it is."""
+    install_npm_packages()
+    (rows,) = measured("--storage", "bull", "--concurrency", "5", "--peers", "node-bull", "node-bull-1.0").values()
+    assert [row["queue"] for row in rows] == ["bull", "node-bull 1.1.3", "node-bull-1.0 1.0.0"]
+    assert all(row["enqueued_per_s"] > 0 and row["processed_per_s"] > 0 for row in rows)
+    assert all(row["times slower"] > 0 for row in rows[1:])
 
 
 def measured(*options: str) -> dict[str, list[dict[str, float]]]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bench.storages import server
+
+NODE_PEERS: Final = {"node-bull": "1.1.3", "node-bull-1.0": "1.0.0"}
+"""Versions of npm `bull`, run by Node."""
 
 PEERS: Final = {
     "arq": "redis",
@@ -19,21 +24,27 @@ PEERS: Final = {
     "procrastinate": "postgres",
     "pgqueuer": "postgres",
     "pgqueuer-uncapped": "postgres",
+    **dict.fromkeys(NODE_PEERS, "bull"),
 }
 """Which of our storages each stands next to."""
 
-INSTALL: Final = "python -m venv .peers && .peers/bin/pip install -e '.[bench]', then --peers-python .peers/bin/python"
+INSTALL: Final = (
+    "python -m venv .peers && .peers/bin/pip install -e '.[bench]', then --peers-python .peers/bin/python; "
+    "those of Node: npm ci in tests/interop"
+)
 
 _PROCESS: Final = Path(__file__).with_name("peer_process.py")
+_NODE_PROCESS: Final = Path(__file__).with_name("node_bull.mjs")
+_NODE_MODULES: Final = Path(__file__).resolve().parents[2] / "tests" / "interop" / "node_modules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another queue, and an interpreter that has it."""
+    """Another queue, and the command that measures it, but for server, concurrency and number of jobs."""
 
     name: str
     version: str
-    python: str
+    command: tuple[str, ...]
 
     @property
     def storage(self) -> str:
@@ -43,7 +54,7 @@ class Peer:
     async def throughput(self, concurrency: int, jobs: int) -> dict[str, float]:
         """As for our own storages, but for the idle latency."""
         with server(self.storage) as url:
-            command = [self.python, str(_PROCESS), "run", self.name, url, str(concurrency), str(jobs)]
+            command = [*self.command, url, str(concurrency), str(jobs)]
             process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             said, complained = await process.communicate()
         if process.returncode:
@@ -53,13 +64,20 @@ class Peer:
 
 
 def installed(wanted: list[str], python: str | None) -> list[Peer]:
-    """The wanted peers that this interpreter or our own has; those missing are named on stderr."""
-    found: dict[str, Peer] = {}
+    """The wanted peers that this interpreter or our own has, or Node; those missing are named on stderr."""
+    found = {peer.name: peer for peer in _in_node()}
     for interpreter in filter(None, (python, sys.executable)):
-        command = [interpreter, str(_PROCESS), "installed"]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True)
+        question = [interpreter, str(_PROCESS), "installed"]
+        answer = subprocess.run(question, check=True, capture_output=True, text=True)
         for name, version in json.loads(answer.stdout).items():
-            found.setdefault(name, Peer(name=name, version=version, python=interpreter))
+            command = (interpreter, str(_PROCESS), "run", name)
+            found.setdefault(name, Peer(name=name, version=version, command=command))
     if missing := set(wanted) - found.keys():
         print(f"not installed: {', '.join(sorted(missing))}; {INSTALL}", file=sys.stderr)
     return [found[name] for name in wanted if name in found]
+
+
+def _in_node() -> Iterator[Peer]:
+    for name, version in NODE_PEERS.items():
+        if shutil.which("node") and (_NODE_MODULES / f"bull-{version}").exists():
+            yield Peer(name=name, version=version, command=("node", str(_NODE_PROCESS), version))

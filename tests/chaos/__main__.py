@@ -1,6 +1,6 @@
 """Kills producers and consumers of queues at random, breaks what is under them, and tells what came of it.
 
-    scripts/chaos [--storage redis sqlite postgres file] [--kills 250] [--seed N]
+    scripts/chaos [--storage redis bull sqlite postgres file] [--kills 250] [--seed N]
 
 Kills so many processes on each storage, in rounds of up to 125, each on a fresh server or disk, where every fault of
 the storage happens about every 40 kills. Progress and a table go to stderr, one JSON object to stdout. Exits with 1 if

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final, TypeVar
 
@@ -66,6 +66,8 @@ async def produce(order: Order, ledger: Ledger) -> None:
 
 async def _enqueue(storage: Storage, order: Order, ledger: Ledger, ids: list[str], *, again: bool) -> None:
     jobs = [demands.job_of(order.seed, job_id) for job_id in ids]
+    if not storage.limits.ordering_keys:
+        jobs = [replace(job, ordering_key=None) for job in jobs]
     tries = 0
 
     async def enqueue() -> list[str]:

@@ -29,6 +29,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS: Final = 30.0
 PRELOADED: Final = (
     "tests.chaos.children",
+    "workers.storage.bull",
     "workers.storage.redis",
     "workers.storage.sql_postgres",
     "sqlalchemy.dialects.sqlite.pysqlite",

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -79,6 +79,12 @@ def _restart(server: ValkeyProcess, stop: Callable[[], None], chance: random.Ran
     server.start()
 
 
+@contextlib.contextmanager
+def bull_place(chance: random.Random) -> Iterator[Place]:
+    with redis_place(chance) as place:
+        yield replace(place, url=f"bull+{place.url}")
+
+
 _TERMINATE: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
 
 
@@ -135,6 +141,7 @@ def file_place(chance: random.Random) -> Iterator[Place]:
 
 PLACES: Final[Mapping[str, Callable[[random.Random], AbstractContextManager[Place]]]] = {
     "redis": redis_place,
+    "bull": bull_place,
     "sqlite": sqlite_place,
     "postgres": postgres_place,
     "file": file_place,

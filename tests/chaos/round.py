@@ -111,10 +111,10 @@ async def _nothing_left(storage: Storage) -> bool:
 
 
 async def _pass_judgement(place: Place, crew: Crew, findings: Findings) -> None:
-    books = Books(findings.seed)
+    storage = open_storage(place.url, queue=QUEUE)
+    books = Books(findings.seed, ordered=storage.limits.ordering_keys)
     for path in crew.ledgers:
         books.read(ledger.lines(path))
-    storage = open_storage(place.url, queue=QUEUE)
     await storage.connect()
     try:
         endings = await _endings(storage, sorted(books.intended))

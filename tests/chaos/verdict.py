@@ -84,6 +84,8 @@ class Books:
     """All ledgers of a round in one."""
 
     seed: str
+    ordered: bool = True
+    """Whether the storage keeps ordering keys."""
     intended: dict[str, float] = field(default_factory=dict)
     """By id, when it was first sent."""
     repeated: set[str] = field(default_factory=set)
@@ -211,7 +213,7 @@ def _overlaps(books: Books) -> Iterator[str]:
     sharing: dict[str, list[Held]] = defaultdict(list)
     for claim in books.claims.values():
         sharing[f"job {claim.job_id}"].append(claim)
-        if key := demands.job_of(books.seed, claim.job_id).ordering_key:
+        if books.ordered and (key := demands.job_of(books.seed, claim.job_id).ordering_key):
             sharing[f"ordering key {key}"].append(claim)
     for what, claims in sharing.items():
         claims.sort(key=lambda claim: claim.asked)

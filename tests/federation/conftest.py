@@ -85,7 +85,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("migrated_postgres_url"))
 
 
-@pytest.fixture(params=["sqlite", "postgres", "file", "redis", "bullmq"])
+@pytest.fixture(params=["sqlite", "postgres", "file", "redis", "bullmq", "bull"])
 def queue_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
     """Settings that put the queues on a storage; each test that asks for it runs on every one.
 
@@ -98,7 +98,8 @@ def queue_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, 
     if request.param == "file":
         return {"queue_url": f"file://{tmp_path / 'queues'}"}
     redis_url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("queue_prefix")
-    place = {"redis_url": redis_url} if request.param == "bullmq" else {"queue_url": redis_url}
+    places = {"redis": {"queue_url": redis_url}, "bullmq": {"redis_url": redis_url}}
+    place = places.get(request.param, {"queue_url": f"bull+{redis_url}"})
     return {**place, "federation_queue_prefix": prefix}
 
 

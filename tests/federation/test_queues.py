@@ -22,12 +22,14 @@ from federation.queues import (
     bullmq_url,
     delivery_queue,
     health_check_queue,
+    keyless_redis_url,
     open_storage,
 )
 from federation.settings import Settings
 from workers.jobs import DROP, MAX_DELAY, Claim, EnqueueStatus, NewJob
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
+from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage
@@ -274,6 +276,8 @@ def test_job_data_takes_either_spelling_in_python_and_is_camel_case_on_the_wire(
         ({"QUEUE_URL": "bullmq+rediss://two:2"}, BullMQStorage, "rediss://two:2"),
         ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "redis://two:2/0"}, RedisStorage, None),
         ({"QUEUE_URL": "rediss://two:2"}, RedisStorage, None),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "bull+redis://two:2/0"}, BullStorage, None),
+        ({"QUEUE_URL": "bull+rediss://two:2"}, BullStorage, None),
         ({"DATABASE_URL": "postgresql://db/x", "QUEUE_URL": "sqlite:///queue.db"}, SqlStorage, None),
         ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "file:///var/queues"}, FileStorage, None),
         ({"DATABASE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, BullMQStorage, "redis://one:1"),
@@ -291,6 +295,22 @@ def test_the_queue_storage_is_picked_by_scheme(
     assert isinstance(storage, kind)
     assert storage.queue == "some-queue"
     assert bullmq_url(settings) == redis
+
+
+@pytest.mark.parametrize(
+    ("values", "redis"),
+    [
+        ({}, None),
+        ({"REDIS_URL": "redis://one:1/0"}, "redis://one:1/0"),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "redis://two:2/0"}, None),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "bull+redis://two:2/0"}, "redis://two:2/0"),
+        ({"QUEUE_URL": "bullmq+rediss://two:2"}, "rediss://two:2"),
+    ],
+    ids=["sqlite", "bullmq", "redis", "bull", "bullmq-tls"],
+)
+def test_marks_lie_beside_queues_that_keep_no_keys(values: dict[str, object], redis: str | None) -> None:
+    """BullMQ's and Bull's Redis is where tasks are marked, whatever else there is."""
+    assert keyless_redis_url(Settings.from_values(values)) == redis
 
 
 async def test_queues_on_redis_are_apart_by_their_prefix(redis_url: str, queue_prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""A Node process with one BullMQ queue, as an object."""
+"""A Node process with one queue of npm `bullmq` or `bull`, as an object."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import asyncio
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 20.0
 
+Peer = TypeVar("Peer", bound="NodeProcess")
 
-class NodePeer:
-    """Adds, reads and works jobs with npm `bullmq`."""
+
+class NodeProcess:
+    """Obeys lines of JSON on its standard input, one answer each."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -33,12 +37,34 @@ class NodePeer:
         assert "error" not in message, message["error"]
         return message["ok"]
 
-    async def call(self, name: str, argument: object) -> Any:
-        """The result of one of the calls in `peer.mjs`."""
+    async def call(self, name: str, argument: object = None) -> Any:
+        """The result of one of the calls in the process's script."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, argument]).encode() + b"\n")
         await self._process.stdin.drain()
         return await self.answer()
+
+    def stop(self) -> None:
+        """It does nothing until `go_on`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    async def dead(self) -> None:
+        """It ended by itself, with an error."""
+        async with asyncio.timeout(ANSWER_SECONDS):
+            assert await self._process.wait() > 0
+
+    async def kill(self) -> None:
+        """`kill -9`; it is gone."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.communicate()
+
+
+class NodePeer(NodeProcess):
+    """Adds, reads and works jobs with npm `bullmq`."""
 
     async def add(self, *jobs: dict[str, object]) -> list[str]:
         """Jobs as `queue.addBulk` takes them are in the queue; their ids."""
@@ -54,23 +80,61 @@ class NodePeer:
         return list(await self.call("work", count))
 
 
+class BullPeer(NodeProcess):
+    """Adds, reads, works and manages jobs with npm `bull` 1.x."""
+
+    async def add(self, data: object, **opts: object) -> str:
+        """The job is in the queue; its id."""
+        [job_id] = await self.call("add", [{"data": data, "opts": opts}])
+        return str(job_id)
+
+    async def read(self, job_id: str) -> dict[str, Any]:
+        """The job as Node sees it."""
+        return dict(await self.call("read", job_id))
+
+    async def work(self, *, concurrency: int = 5, lock_ms: int = 1_000, sweep_ms: int = 500, stalls: int = 0) -> None:
+        """Node has begun to work; Bull 1.0 sweeps once per lock. `stalls`: how often a job may, where Bull counts."""
+        settings = {"concurrency": concurrency, "lock": lock_ms, "sweep": sweep_ms, "stalls": stalls}
+        await self.call("process", settings)
+
+    async def work_once(self) -> None:
+        """Node has begun to wait for one job, and will run that and no other."""
+        await self.call("process", {"concurrency": 1, "lock": 5_000, "sweep": 5_000, "once": True})
+
+    async def runs(self, job_id: str | None = None) -> list[dict[str, Any]]:
+        """Every run so far, or every one of this job."""
+        return [run for run in await self.call("runs") if job_id in (None, run["id"])]
+
+
 @asynccontextmanager
 async def node_peer(url: str, queue: str) -> AsyncIterator[NodePeer]:
     """A Node process on the queue, gone when the context ends."""
-    process = await asyncio.create_subprocess_exec(
-        *("node", str(HERE / "peer.mjs"), url, queue),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 22,
+    async with _running(NodePeer, "peer.mjs", url, queue) as peer:
+        yield peer
+
+
+@asynccontextmanager
+async def bull_peer(version: str, url: str, queue: str) -> AsyncIterator[BullPeer]:
+    """A Node process with this version of Bull on the queue, gone when the context ends."""
+    async with _running(BullPeer, "bull_peer.mjs", version, str(urlsplit(url).port), queue) as peer:
+        yield peer
+
+
+@asynccontextmanager
+async def _running(kind: type[Peer], script: str, *arguments: str) -> AsyncIterator[Peer]:
+    peer = kind(
+        await asyncio.create_subprocess_exec(
+            *("node", str(HERE / script), *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 22,
+        )
     )
-    peer = NodePeer(process)
     try:
         await peer.answer()
         yield peer
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+        await peer.kill()
 
 
 def install_npm_packages() -> None:

@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, inspect, text
 from tests.servers import PostgresProcess, ValkeyProcess, valkey
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
+from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.file import FileStorage
 from workers.storage.redis import RedisStorage
@@ -182,6 +183,17 @@ class RedisHarness(BullMQHarness):
         return RedisStorage(self._url, queue)
 
 
+class BullHarness(BullMQHarness):
+    """`BullStorage` on a real server in real time, with nobody of Node beside it."""
+
+    @property
+    def limits(self) -> Limits:
+        return BullStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return BullStorage(self._url, queue)
+
+
 def held_in_memory(storage: object) -> int:
     """How many elements are in all containers of the storage's own objects."""
     seen: dict[int, object] = {}
@@ -266,4 +278,5 @@ HARNESSES: Final[dict[str, OpenHarness]] = {
     "postgres": postgres,
     "redis": on_a_server(RedisHarness),
     "bullmq": on_a_server(BullMQHarness),
+    "bull": on_a_server(BullHarness),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,10 +20,12 @@ from redis.asyncio import Redis
 from tests.workers import broken_storages as broken
 from tests.workers.harnesses import FileHarness, RedisHarness, SqliteHarness
 from workers.clock import ManualClock
-from workers.storage import redis_lua
-from workers.storage.base import Storage
+from workers.storage import bull_lua, redis_lua
+from workers.storage.base import Limits, Storage
+from workers.storage.bull import BullStorage
 from workers.storage.memory import MemoryStorage
 from workers.testing import Harness, MemoryHarness
+from workers.testing.expected import ExpectedJob
 from workers.testing.model import StorageMachine
 
 QUICK = settings(
@@ -105,6 +108,26 @@ class ClockedRedis(RedisHarness):
         await self._admin.hset(CLOCK, mapping={"s": int(seconds), "us": int(fraction * 1_000_000)})
 
 
+class ClockedBull(ClockedRedis):
+    """`BullStorage` on such a clock; what is left of its locks, which are the server's, goes by it too."""
+
+    @property
+    def limits(self) -> Limits:
+        return BullStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return BullStorage(self._url, queue)
+
+    async def advance(self, by: timedelta) -> None:
+        await super().advance(by)
+        async for lock in self._admin.scan_iter("bull:case-*:lock"):
+            left = timedelta(milliseconds=await self._admin.pttl(lock)) - by
+            if left > timedelta(0):
+                await self._admin.pexpire(lock, left)
+            else:
+                await self._admin.delete(lock)
+
+
 def clocked(script: redis_lua.Script) -> redis_lua.Script:
     """The script, asking `CLOCK` for the time."""
     text = script.text.replace("redis.call('TIME')", f"redis.call('HMGET', '{CLOCK}', 's', 'us')")
@@ -149,6 +172,22 @@ def test_redis_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch
 
     # Shrinking what fails would take longer than a test may.
     run_state_machine_as_test(RedisMachine, settings=settings(QUICK, max_examples=40, phases=[Phase.generate]))
+
+
+def test_bull_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the order and the names of what is claimed, which Bull cannot keep."""
+    ours = {name: clocked(script) for name, script in bull_lua.scripts().items()}
+    monkeypatch.setattr(bull_lua, "scripts", lambda: ours)
+    monkeypatch.setattr(ExpectedJob, "must_precede", lambda self, other: False)
+
+    class BullMachine(StorageMachine):
+        def open_harness(self) -> Harness:
+            return ClockedBull(redis_url)
+
+        def claim(self, worker: str, names: Sequence[str], lease: timedelta, limit: int) -> None:
+            super().claim(worker, sorted({*names, "*"}), lease, limit)
+
+    run_state_machine_as_test(BullMachine, settings=settings(QUICK, max_examples=40, phases=[Phase.generate]))
 
 
 @pytest.mark.parametrize(

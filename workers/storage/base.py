@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Final, Literal, Protocol
 
 from workers.jobs import (
+    MAX_DELAY,
     CancelResult,
     Claim,
     EnqueueResult,
@@ -47,6 +48,8 @@ class Limits:
     """How late `wait` may notice a job enqueued by another process."""
     delay_resolution: timedelta = timedelta(milliseconds=1)
     """Delays are kept to within this."""
+    longest_delay: timedelta = MAX_DELAY
+    """Jobs that are to wait longer are refused with `Unsupported`; a retry that is to wait longer waits this long."""
     recovery_passes: int = 1
     """How many calls of `recover` it takes after the lease expired."""
     bounded_recovery: bool = True

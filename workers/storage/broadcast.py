@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from workers.jobs import JobEvent, JobEventKind
@@ -56,6 +56,10 @@ class Broadcast:
     def awaited(self) -> list[str]:
         """The jobs with subscribers of their own; from any thread."""
         return list(self._of_job)
+
+    def scope(self, job_id: str | None) -> AbstractContextManager[BufferedSubscription]:
+        """A subscription to one job, to every job with None, until the context ends."""
+        return self.everything() if job_id is None else self.of_job(job_id)
 
     @contextmanager
     def everything(self) -> Iterator[BufferedSubscription]:

@@ -8,7 +8,6 @@ job; our contract does not, so such a claim gets its lock back, under WATCH, and
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -38,17 +37,12 @@ from workers.jobs import (
 )
 from workers.storage.bullmq_codec import (
     CANCEL_FIELD,
-    ERROR_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
     decode_id,
-    encode_bytes,
-    error_fields,
     keep_jobs,
     link_fields,
-    to_ms,
-    whole,
 )
 from workers.storage.bullmq_jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq_queue import READ_AT_ONCE, QueueAccess
@@ -63,7 +57,9 @@ from workers.storage.bullmq_record import (
     still_holds,
     verdict,
 )
-from workers.storage.bullmq_server import Reply, to_the_end
+from workers.storage.bullmq_server import Reply
+from workers.storage.claiming import claimed
+from workers.storage.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
 from workers.storage.redis_server import Command
 from workers.storage.rules import count_retry, unfit_for_redis
 
@@ -107,16 +103,7 @@ class Claims:
 
         The names cannot be chosen; a name not in `leases` gets the longest of them.
         """
-        claiming = asyncio.ensure_future(self._claim_up_to(limit, worker_id, leases))
-        try:
-            return [*await asyncio.shield(claiming)]
-        except asyncio.CancelledError:
-            await to_the_end(self._give_back(claiming))
-            raise
-
-    async def _give_back(self, claiming: asyncio.Future[list[BullMQClaim]]) -> None:
-        with contextlib.suppress(WorkersError):  # the leases will run out
-            await self.settle([Released(claim=claim) for claim in await claiming])
+        return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
         # Each is a command of its own: beyond some, one looks first how many jobs there are.

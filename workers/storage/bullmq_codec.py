@@ -5,22 +5,18 @@ Everything read here may have been written by any producer: junk never raises, i
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from bullmq.queue_keys import QueueKeys
 
-from workers.jobs import DROP, MAX_DELAY, MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo, NewJob, Retention
+from workers.jobs import DROP, NewJob, Retention
 from workers.retry import RetryPolicy
-from workers.storage.bullmq_lua import DELAY_SCALE
-from workers.storage.rules import bounded
+from workers.storage import node_values
+from workers.storage.node_values import FOREVER, encode_bytes, from_ms, number, to_ms, whole
 
 # Fields of a job's hash that are ours. Node BullMQ reads its own by name and ignores these.
 SETTLED_FIELD: Final = "workers:settled"
@@ -31,24 +27,13 @@ CANCEL_FIELD: Final = "workers:cancel"
 """A cancel was requested; the value is `ats - stc` at that time, which settling changes and a crash does not."""
 KEEP_FIELD: Final = "workers:keep"
 """Milliseconds the finished record lasts, where the settlement said so."""
-ERROR_FIELD: Final = "workers:error"
-"""What `failedReason` cannot say: the error's type, and whether the attempts were used up."""
-
 OWN_KEYS: Final = "workers"
 """Keys of ours are named `<prefix>:<queue>:workers:...`; no job id has such a key."""
 
 RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "priority", "added", OWN_KEYS}
 """Names of keys beside the job hashes; a job with such an id would destroy the queue."""
 
-FOREVER: Final = MAX_DELAY
-MAX_NUMBER: Final = 2**53
-"""The largest number that JavaScript and Lua count exactly to."""
-
-_PLAIN_ID: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
-_UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z", re.ASCII)
 _CHAIN_OPTION: Final = "chainIndex"
-_WRAPPED: Final = b'{"$base64":"'
-_STACK_HEAD: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)", re.ASCII)
 
 
 def encode_id(job_id: str) -> str:
@@ -57,20 +42,12 @@ def encode_id(job_id: str) -> str:
     BullMQ takes ids of digits for its own counter, splits at colons, drops `0:...` as a marker, and does not protect
     the names of its keys.
     """
-    if _UUID.match(job_id) or (_PLAIN_ID.match(job_id) and job_id not in RESERVED_IDS):
-        return job_id
-    return "~" + base64.urlsafe_b64encode(job_id.encode(errors="surrogateescape")).decode().rstrip("=")
+    return node_values.encode_id(job_id, RESERVED_IDS)
 
 
 def decode_id(raw: str) -> str:
     """The id a job in Redis goes by; what `encode_id` did not make reads as it is."""
-    if not raw.startswith("~"):
-        return raw
-    try:
-        job_id = base64.urlsafe_b64decode(raw[1:] + "=" * (-len(raw[1:]) % 4)).decode()
-    except (binascii.Error, ValueError):
-        return raw
-    return job_id if job_id and encode_id(job_id) == raw else raw
+    return node_values.decode_id(raw, RESERVED_IDS)
 
 
 def raw_ids(job_id: str) -> tuple[str, ...]:
@@ -79,36 +56,6 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
     if encoded == job_id or job_id in RESERVED_IDS or job_id.startswith(f"{OWN_KEYS}:"):
         return (encoded,)
     return encoded, job_id
-
-
-def encode_bytes(data: bytes) -> bytes:
-    """JSON text for `data`: byte for byte itself if it is JSON, else `{"$base64":"..."}`."""
-    if data.startswith(_WRAPPED) or not _is_json(data):
-        return _WRAPPED + base64.b64encode(data) + b'"}'
-    return data
-
-
-def decode_bytes(text: str) -> bytes:
-    """The bytes that `encode_bytes` took, or the JSON text of another producer."""
-    data = text.encode(errors="surrogateescape")
-    if data.startswith(_WRAPPED) and data.endswith(b'"}'):
-        try:
-            return base64.b64decode(data[len(_WRAPPED) : -2], validate=True)
-        except binascii.Error:
-            pass
-    return data
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        json.loads(data.decode(), parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,94 +184,3 @@ def _decode_backoff(value: object) -> RetryPolicy | None:
         maximum=FOREVER if maximum is None else from_ms(maximum),
         jitter=round(spread / (1 - spread), 6),
     )
-
-
-def error_fields(error: ErrorInfo) -> dict[str, object]:
-    """Hash fields that go with a failure, beside `failedReason`."""
-    known = {"type": error.type, "exhausted": error.exhausted, "of": _checksum(error.message)}
-    return {
-        "stacktrace": json.dumps([error.stack] if error.stack else []),
-        ERROR_FIELD: json.dumps(known, separators=(",", ":")),
-    }
-
-
-def decode_error(reason: str | None, stacktrace: str | None, known: str | None, *, exhausted: bool) -> ErrorInfo | None:
-    """The last failure. `known` counts only if it belongs to this `reason`: a Node worker may have failed since."""
-    if reason is None:
-        return None
-    stack = _last_text(stacktrace)
-    facts = json_object(known)
-    head = _STACK_HEAD.match(stack)
-    kind = head.group() if head else "Error"
-    if facts.get("of") == _checksum(reason):
-        kind, exhausted = str(facts.get("type")), facts.get("exhausted") is True
-    return ErrorInfo(
-        type=kind, message=reason[:MESSAGE_CHARACTERS], stack=stack[-STACK_CHARACTERS:], exhausted=exhausted
-    )
-
-
-def _checksum(text: str) -> int:
-    return zlib.crc32(text.encode(errors="surrogateescape"))
-
-
-def _last_text(stacktrace: str | None) -> str:
-    try:
-        stacks = json.loads(stacktrace or "[]")
-    except (ValueError, RecursionError):
-        return ""
-    return str(stacks[-1]) if isinstance(stacks, list) and stacks else ""
-
-
-def json_object(text: str | None) -> Mapping[str, object]:
-    """The JSON object in `text`, empty if there is none."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def number(value: object) -> float | None:
-    """A number from 0 to 2^53, given as a number or as text; else None."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    try:
-        parsed = float(value)
-    except (ValueError, OverflowError):
-        return None
-    if not 0 <= parsed <= MAX_NUMBER:
-        return None
-    return int(parsed) if parsed.is_integer() else parsed
-
-
-def whole(value: object) -> int:
-    """A counter as the scripts keep them, 0 when missing."""
-    return int(number(value) or 0)
-
-
-def to_ms(duration: timedelta) -> int:
-    """Milliseconds of the bounded duration."""
-    return round(bounded(duration) / timedelta(milliseconds=1))
-
-
-def from_ms(milliseconds: float) -> timedelta:
-    return timedelta(milliseconds=min(milliseconds, FOREVER / timedelta(milliseconds=1)))
-
-
-def moment(milliseconds: float) -> datetime:
-    """A timestamp of BullMQ; one that is out of range reads as the start of 1970."""
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(0, UTC)
-
-
-def due_ms(score: object) -> int | None:
-    """When the member of the delayed set with this score, a number or its text, is due; None for no score."""
-    # Not `number`: the scale takes every date after 2039 beyond what counts exactly, which dates can do without.
-    if not isinstance(score, str | int | float):
-        return None
-    try:
-        return int(float(score) // DELAY_SCALE)
-    except (ValueError, OverflowError):
-        return None

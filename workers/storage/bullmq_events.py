@@ -75,8 +75,7 @@ class EventFeed:
         self._subscribers += 1
         try:
             await self._catch_up(await self._last_position())
-            scope = self._broadcast.everything() if job_id is None else self._broadcast.of_job(job_id)
-            with scope as subscription:
+            with self._broadcast.scope(job_id) as subscription:
                 yield subscription
         finally:
             self._subscribers -= 1

@@ -8,11 +8,11 @@ from typing import Final
 
 from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
-from workers.storage.bullmq_codec import decode_bytes, moment, raw_ids, to_ms, whole
-from workers.storage.bullmq_lua import DELAY_SCALE
+from workers.storage.bullmq_codec import raw_ids
 from workers.storage.bullmq_queue import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq_record import FIELDS, Record, reading, record, worker_of
 from workers.storage.bullmq_server import Reply
+from workers.storage.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
 from workers.storage.redis_server import Command
 from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor, read_cursor
 

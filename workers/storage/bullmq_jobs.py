@@ -16,22 +16,19 @@ from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobSt
 from workers.storage.base import TOMBSTONE
 from workers.storage.bullmq_codec import (
     CANCEL_FIELD,
-    ERROR_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
-    decode_bytes,
-    encode_bytes,
     encode_id,
     encode_options,
     keep_jobs,
     raw_ids,
-    to_ms,
 )
 from workers.storage.bullmq_events import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
 from workers.storage.bullmq_queue import QueueAccess, meant
 from workers.storage.bullmq_record import STATE_FIELDS, Record, cancel_mark, reading, record
 from workers.storage.bullmq_server import Contended, Reply
+from workers.storage.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.redis_server import Command
 from workers.storage.rules import check_fits_redis
 

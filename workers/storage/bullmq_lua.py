@@ -21,9 +21,6 @@ from workers.storage.redis_server import Command
 
 Options: TypeAlias = Mapping[str, object]
 
-DELAY_SCALE: Final = 0x1000
-"""Scores of the delayed set are milliseconds times this; the low bits keep the order within one millisecond."""
-
 READY_MARKER: Final = "0"
 """Member of the marker set, score 0: something can be claimed. Other members stand for delayed jobs."""
 

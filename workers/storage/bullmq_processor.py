@@ -15,8 +15,9 @@ from workers.errors import Retry, UnrecoverableError
 from workers.handlers import AttemptContext, Handler, HandlerFunction, Signal, call, make_job
 from workers.jobs import Claim, Retried
 from workers.retry import RetryPolicy
-from workers.storage.bullmq_codec import decode_id, decode_options, error_fields, moment, to_ms
+from workers.storage.bullmq_codec import decode_id, decode_options
 from workers.storage.bullmq_record import worker_of
+from workers.storage.node_values import error_fields, moment, to_ms
 from workers.storage.rules import count_retry
 
 

@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from workers.storage.bullmq_codec import OWN_KEYS, raw_ids, to_ms
+from workers.storage.bullmq_codec import OWN_KEYS, raw_ids
 from workers.storage.bullmq_lua import QueueScripts
 from workers.storage.bullmq_record import Record, reading, record
 from workers.storage.bullmq_server import Server
+from workers.storage.node_values import to_ms
 from workers.storage.redis_server import Command
 from workers.storage.rules import WORKER_RECORD
 

@@ -18,25 +18,27 @@ from workers.errors import LossReason, StorageError
 from workers.jobs import DROP, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq_codec import (
-    ERROR_FIELD,
-    FOREVER,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
     JobOptions,
-    decode_bytes,
-    decode_error,
     decode_id,
     decode_options,
-    due_ms,
     encode_id,
+)
+from workers.storage.bullmq_lua import QueueScripts
+from workers.storage.node_values import (
+    ERROR_FIELD,
+    FOREVER,
+    decode_bytes,
+    decode_error,
+    due_ms,
     json_object,
     moment,
     number,
     to_ms,
     whole,
 )
-from workers.storage.bullmq_lua import QueueScripts
 from workers.storage.redis_server import Command, Reply
 from workers.storage.rules import stalled_error
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from workers.errors import StorageError, StorageUnavailable, WorkersError
-from workers.storage.bullmq_codec import due_ms, number, whole
 from workers.storage.bullmq_lua import READY_MARKER
 from workers.storage.bullmq_queue import QueueAccess
 from workers.storage.bullmq_server import Reply, ask, to_the_end
+from workers.storage.node_values import due_ms, number, whole
 
 LOOK_SECONDS: Final = 10.0
 SERVER_SLACK_SECONDS: Final = 1.0

@@ -24,17 +24,14 @@ claimable takes the note away and publishes a wake-up: one message wakes all, an
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.errors import LossReason, WorkersError
 from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
@@ -49,23 +46,21 @@ from workers.jobs import (
     Page,
     ProgressReport,
     Recovery,
-    Released,
-    Renewal,
     Retention,
     Settlement,
     SettleOutcome,
-    SettleStatus,
     WorkerInfo,
     check_retention,
     check_text,
 )
 from workers.storage import redis_codec, redis_inspect
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
-from workers.storage.broadcast import BufferedSubscription
+from workers.storage.claiming import claimed
+from workers.storage.portions import AT_ONCE, portions
 from workers.storage.redis_codec import STATES, duration, pack, unpack
 from workers.storage.redis_lua import QueueScripts, loaded_scripts
 from workers.storage.redis_notices import Notices
-from workers.storage.redis_server import Reply, Server, parse_url, to_the_end
+from workers.storage.redis_server import Reply, Server, parse_url
 from workers.storage.rules import (
     bounded_count,
     check_claim,
@@ -75,33 +70,15 @@ from workers.storage.rules import (
     unfit_for_redis,
     weight,
 )
+from workers.storage.scripted import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 
 DEFAULT_QUEUE: Final = "default"
 
-T = TypeVar("T")
-
-AT_ONCE: Final = 1_000
-"""Jobs that one script handles at most, during which the server serves nobody else."""
-PORTION_BYTES: Final = 64 << 20
-"""Payloads or results that one call sends at most, unless it is a single one."""
-RESULTS_AT_ONCE: Final = 100
-"""Results that are read in one step when many are asked for at the same time."""
 LOOK_SECONDS: Final = 10.0
 """How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
-CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
-
-CANCEL_REQUESTED: Final = 6
-OUTCOMES: Final[Mapping[int, SettleOutcome]] = {
-    0: SettleOutcome(status=SettleStatus.APPLIED),
-    1: SettleOutcome(status=SettleStatus.ALREADY_APPLIED),
-    2: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN),
-    3: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.COMPLETED),
-    4: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND),
-    5: SettleOutcome(status=SettleStatus.ERROR, detail=CORRUPT),
-}
 
 
-class RedisStorage:
+class RedisStorage(ScriptedStorage):
     """One queue on a Redis (6.2 or newer) or Valkey server.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client, whose settings are used and whose connections
@@ -128,26 +105,29 @@ class RedisStorage:
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        self._name = queue
-        self._server = Server(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = QueueScripts(self._server, prefix, queue)
-        self._notices = Notices(self._lua)
+        server = Server(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = QueueScripts(server, prefix, queue)
+        super().__init__(queue, server, Notices(self._lua))
         self._results = Gathering(partial(redis_inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"
 
-    @property
-    def queue(self) -> str:
-        return self._name
+    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
+        return await self._lua.run(script, *arguments)
 
-    async def connect(self) -> None:
-        await self._server.open()
+    async def _look(self, names: Collection[str]) -> float | None:
+        due = await self._lua.run("look", *(name.encode() for name in names))
+        if due is None:
+            return None
+        return min(int(due) / 1e6, LOOK_SECONDS) if int(due) >= 0 else LOOK_SECONDS
 
-    async def disconnect(self) -> None:
-        if self._server.in_last_use:
-            await self._notices.close()
-        await self._server.close()
+    def _packed_ids(self, ids: Sequence[str]) -> bytes:
+        packed: bytes = pack([job_id.encode() for job_id in ids])
+        return packed
+
+    def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
+        return claim.job_id.encode(), redis_codec.token_of(claim), duration(claim.lease)
 
     # Jobs
 
@@ -163,7 +143,7 @@ class RedisStorage:
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
         grouped = len(keys) > len(set(keys))
         script = "enqueue_once" if keys else "enqueue"
-        for some in [jobs] if grouped else _portions(jobs, lambda job: len(job.payload)):
+        for some in [jobs] if grouped else portions(jobs, lambda job: len(job.payload)):
             answer = await self._lua.run(script, pack([redis_codec.encode_job(job) for job in some]))
             results += map(redis_codec.enqueue_result, some, unpack(answer))
         return results
@@ -173,12 +153,7 @@ class RedisStorage:
         check_claim(worker_id, leases)
         if not leases or limit < 1:
             return []
-        call = asyncio.ensure_future(self._claim(worker_id, leases, limit))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await to_the_end(self._give_back(call))
-            raise
+        return await claimed(self._claim(worker_id, leases, limit), self.settle)
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         wanted: list[object] = [duration(leases[ANY_NAME]) if ANY_NAME in leases else 0]
@@ -195,42 +170,6 @@ class RedisStorage:
                 break
         return claims
 
-    async def _give_back(self, call: asyncio.Future[list[Claim]]) -> None:
-        with suppress(WorkersError):  # the leases will run out
-            await self.settle([Released(claim=claim) for claim in await call])
-
-    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + timeout.total_seconds()
-        encoded = [name.encode() for name in names]
-        with self._notices.bell(names) as bell:
-            while not bell.is_set():
-                await self._notices.hear_wake_ups()
-                due = await self._lua.run("look", *encoded)
-                left = deadline - clock()
-                if due is None or left <= 0:
-                    return
-                until_due = int(due) / 1e6 if int(due) >= 0 else LOOK_SECONDS
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, until_due, LOOK_SECONDS)):
-                        await bell.wait()
-
-    async def renew(self, claims: Sequence[Claim]) -> Renewal:
-        lost: dict[str, LossReason] = {}
-        cancel_requested: set[str] = set()
-        for start in range(0, len(claims), AT_ONCE):
-            some = claims[start : start + AT_ONCE]
-            held = [(one.job_id.encode(), redis_codec.token_of(one), duration(one.lease)) for one in some]
-            workers = {one.worker_id.encode() for one in some}
-            answer = unpack(await self._lua.run("renew", pack(held), *workers))
-            for at, code in zip(answer[::2], answer[1::2], strict=True):
-                token = some[at - 1].token
-                if code == CANCEL_REQUESTED:
-                    cancel_requested.add(token)
-                else:
-                    lost[token] = OUTCOMES[code].reason or LossReason.ERROR
-        return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
-
     async def settle(
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
@@ -238,7 +177,7 @@ class RedisStorage:
         unfit = [unfit_for_redis(one) for one in settlements]
         fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
         codes: list[int] = []
-        for some in _portions(fit, weight):
+        for some in portions(fit, weight):
             packed = pack([redis_codec.encode_settlement(one) for one in some])
             codes += unpack(await self._lua.run("settle", packed, UNCOUNTED_RETRIES))
         answers = iter(codes)
@@ -259,11 +198,7 @@ class RedisStorage:
         return await redis_inspect.sweep(self._lua, limit)
 
     async def cancel(self, job_id: str) -> CancelResult:
-        code = await self._lua.run("cancel", job_id.encode(), duration(TOMBSTONE))
-        if code not in STATES:
-            return CancelResult.NOT_FOUND
-        ended = STATES[code] in (JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)
-        return CancelResult(STATES[code]) if ended else CancelResult.CANCELLED
+        return cancel_result(await self._lua.run("cancel", job_id.encode(), duration(TOMBSTONE)))
 
     # Reading
 
@@ -288,35 +223,7 @@ class RedisStorage:
     async def workers(self) -> list[WorkerInfo]:
         return await redis_inspect.workers(self._lua)
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(None) as subscription:
-            yield subscription
-
-    @asynccontextmanager
-    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.cancel_requests() as subscription:
-            yield subscription
-
-    @asynccontextmanager
-    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(job_id) as subscription:
-            yield subscription
-
     # Management
-
-    async def pause(self) -> None:
-        await self._lua.run("pause", 1)
-
-    async def resume(self) -> None:
-        await self._lua.run("pause", 0)
-
-    async def retry(self, ids: Sequence[str]) -> int:
-        return await self._each("retry", ids)
-
-    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
-        refuse_transaction(connection, "RedisStorage")
-        return await self._each("remove", ids, int(running))
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
@@ -325,16 +232,6 @@ class RedisStorage:
         check_fits_redis(job_id, result)
         kept = "" if keep is None else redis_codec.encode_retention(keep)
         return STATES.get(await self._lua.run("complete", job_id.encode(), result, kept))
-
-    async def promote(self, ids: Sequence[str]) -> int:
-        return await self._each("promote", ids)
-
-    async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
-        count = 0
-        for start in range(0, len(ids), AT_ONCE):
-            some = [job_id.encode() for job_id in ids[start : start + AT_ONCE]]
-            count += int(await self._lua.run(script, pack(some), *how))
-        return count
 
     async def drain(self) -> int:
         return await redis_inspect.drain(self._lua)
@@ -350,17 +247,3 @@ class RedisStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await redis_inspect.page(self._lua, state, cursor, limit)
-
-
-def _portions(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in order, as many at a time as one script shall handle and one call shall carry."""
-    portion: list[T] = []
-    carried = 0
-    for item in items:
-        if portion and (len(portion) == AT_ONCE or carried + size(item) > PORTION_BYTES):
-            yield portion
-            portion, carried = [], 0
-        portion.append(item)
-        carried += size(item)
-    if portion:
-        yield portion

@@ -23,7 +23,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "workers": ("holders",),
     "sweep": ("holders",),
 }
-"""Every script, and the files it needs beside `queue.lua`, which all begin with."""
+"""Every script, and the files it needs beside `batched.lua` and `queue.lua`, which all begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Script:
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script, by its name."""
-    return {name: _script(("queue", *parts, name)) for name, parts in PARTS.items()}
+    return {name: assembled("batched", "queue", *parts, name) for name, parts in PARTS.items()}
 
 
 def loaded_scripts() -> Sequence[Script]:
@@ -45,7 +45,8 @@ def loaded_scripts() -> Sequence[Script]:
     return tuple(scripts().values())
 
 
-def _script(parts: Sequence[str]) -> Script:
+def assembled(*parts: str) -> Script:
+    """One script out of these files, in their order."""
     folder = files("workers.storage") / "lua"
     text = "\n".join((folder / f"{part}.lua").read_text() for part in parts)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

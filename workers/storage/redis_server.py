@@ -263,10 +263,15 @@ class Server:
 
 def parse_url(url: str) -> tuple[str, str | None]:
     """The server's URL as redis-py takes it, and the queue named by `?queue=`."""
+    return take_parameter(url, "queue")
+
+
+def take_parameter(url: str, name: str) -> tuple[str, str | None]:
+    """The URL without that parameter, and its value, None where it is not there."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    queue = query.pop("queue", None)
-    return urlunsplit(parts._replace(query=urlencode(query))), queue
+    value = query.pop(name, None)
+    return urlunsplit(parts._replace(query=urlencode(query))), value
 
 
 def check_target(target: str | Redis) -> None:

@@ -19,11 +19,12 @@ from workers import JobState
 FOLLOW_ID = "follow-that-nobody-may-read"
 
 
-@pytest.fixture(params=["redis", "bullmq"])
+@pytest.fixture(params=["redis", "bullmq", "bull"])
 async def site(
     request: pytest.FixtureRequest, make_settings: MakeSettings, redis_url: str, queue_prefix: str
 ) -> AsyncIterator[Site]:
-    place = {"redis_url": redis_url} if request.param == "bullmq" else {"queue_url": redis_url}
+    places = {"redis": {"queue_url": redis_url}, "bullmq": {"redis_url": redis_url}}
+    place = places.get(request.param, {"queue_url": f"bull+{redis_url}"})
     settings = make_settings(**place, federation_queue_prefix=queue_prefix, federation_delivery_attempts=2)
     federation = Federation(settings)
     async with Site(federation) as running:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from workers.jobs import DROP, ErrorInfo, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage import bullmq_codec as codec
+from workers.storage import node_values
 
 NASTY_IDS = (
     *("0", "7", "0:0", "0:123", "1:2", "meta", "wait", "id", "de", "workers", "workers:seen", "stalled-check"),
@@ -56,15 +57,15 @@ def test_foreign_ids_read_as_they_are(raw: str) -> None:
 @given(st.binary())
 def test_any_bytes_round_trip(data: bytes) -> None:
     """Payloads and results come back byte for byte, and are JSON text on the wire."""
-    stored = codec.encode_bytes(data)
+    stored = node_values.encode_bytes(data)
     json.loads(stored)
-    assert codec.decode_bytes(stored.decode()) == data
+    assert node_values.decode_bytes(stored.decode()) == data
 
 
 @pytest.mark.parametrize("data", [b'{"b": 1,\n "a": "\xc3\xbc"}', b"null", b"3", b'"x"', b"[]", b' {"$base64":"x"}'])
 def test_json_is_stored_as_it_is(data: bytes) -> None:
     """A Node worker reads our JSON payloads as the values they are."""
-    assert codec.encode_bytes(data) == data
+    assert node_values.encode_bytes(data) == data
 
 
 @pytest.mark.parametrize(
@@ -73,16 +74,16 @@ def test_json_is_stored_as_it_is(data: bytes) -> None:
 )
 def test_other_bytes_are_wrapped(data: bytes) -> None:
     """What is no JSON, and what looks like the wrapper itself, travels in the wrapper."""
-    stored = codec.encode_bytes(data)
+    stored = node_values.encode_bytes(data)
     assert set(json.loads(stored)) == {"$base64"}
-    assert codec.decode_bytes(stored.decode()) == data
+    assert node_values.decode_bytes(stored.decode()) == data
 
 
 @pytest.mark.parametrize(
     "policy",
     [
         RetryPolicy(),
-        RetryPolicy(initial=timedelta(seconds=5), jitter=0, maximum=codec.FOREVER),
+        RetryPolicy(initial=timedelta(seconds=5), jitter=0, maximum=node_values.FOREVER),
         RetryPolicy(multiplier=1, jitter=0.5),
         RetryPolicy(multiplier=1.5, jitter=1),
     ],
@@ -95,7 +96,7 @@ def test_backoff_round_trips(policy: RetryPolicy) -> None:
 
 def test_backoff_as_the_original_wrote_it() -> None:
     """A plain exponential back-off has exactly BullMQ's two members."""
-    policy = RetryPolicy(initial=timedelta(seconds=5), jitter=0, maximum=codec.FOREVER)
+    policy = RetryPolicy(initial=timedelta(seconds=5), jitter=0, maximum=node_values.FOREVER)
     job = NewJob(id="x", name="n", payload=b"", backoff=policy, max_attempts=5)
     assert codec.encode_options(job, "x")["backoff"] == {"type": "exponential", "delay": 5000}
 
@@ -115,14 +116,14 @@ def test_a_jittered_node_backoff_has_the_same_range() -> None:
     [
         (True, DROP, {"count": 0}),
         (0, DROP, {"count": 0}),
-        (False, codec.FOREVER, {"count": -1}),
-        (None, codec.FOREVER, {"count": -1}),
-        (100, codec.FOREVER, {"count": 100}),
+        (False, node_values.FOREVER, {"count": -1}),
+        (None, node_values.FOREVER, {"count": -1}),
+        (100, node_values.FOREVER, {"count": 100}),
         ({"age": 60}, timedelta(minutes=1), {"age": 60}),
         ({"age": 60, "count": 5}, timedelta(minutes=1), {"age": 60, "count": 5}),
         ({"count": 0}, DROP, {"count": 0}),
-        ("junk", codec.FOREVER, {"count": -1}),
-        ({"age": -1}, codec.FOREVER, {}),
+        ("junk", node_values.FOREVER, {"count": -1}),
+        ({"age": -1}, node_values.FOREVER, {}),
     ],
 )
 def test_removal_options(remove: object, keep: Retention, keep_jobs: dict[str, object]) -> None:
@@ -157,22 +158,24 @@ def test_any_options_can_be_read(options: dict[str, object]) -> None:
 def test_errors_round_trip() -> None:
     """Type, message, stack and exhaustion survive BullMQ's two fields and ours."""
     error = ErrorInfo(type="ValueError", message="no", stack="a\nb", exhausted=True)
-    fields = codec.error_fields(error)
-    read = codec.decode_error("no", str(fields["stacktrace"]), str(fields[codec.ERROR_FIELD]), exhausted=False)
+    fields = node_values.error_fields(error)
+    read = node_values.decode_error(
+        "no", str(fields["stacktrace"]), str(fields[node_values.ERROR_FIELD]), exhausted=False
+    )
     assert read == error
 
 
 def test_a_node_failure_after_ours_is_not_mixed_up() -> None:
     """Our field is ignored once a Node worker has written another reason."""
-    ours = codec.error_fields(ErrorInfo(type="ValueError", message="no", exhausted=True))
+    ours = node_values.error_fields(ErrorInfo(type="ValueError", message="no", exhausted=True))
     stack = json.dumps(["old", "TypeError: later\n    at x.js:1"])
-    read = codec.decode_error("later", stack, str(ours[codec.ERROR_FIELD]), exhausted=False)
+    read = node_values.decode_error("later", stack, str(ours[node_values.ERROR_FIELD]), exhausted=False)
     assert read == ErrorInfo(type="TypeError", message="later", stack="TypeError: later\n    at x.js:1")
 
 
 @pytest.mark.parametrize(("stack", "known"), [("{", "{"), ("[1]", "[]"), ("{}", "null"), ("", ""), (None, None)])
 def test_a_broken_failure_still_reads(stack: str | None, known: str | None) -> None:
     """A reason alone is an error."""
-    read = codec.decode_error("why", stack, known, exhausted=False)
+    read = node_values.decode_error("why", stack, known, exhausted=False)
     assert read is not None
     assert (read.type, read.message) == ("Error", "why")

@@ -31,8 +31,7 @@ from workers.jobs import (
     Retried,
     SettleStatus,
 )
-from workers.storage import redis as redis_storage
-from workers.storage import redis_notices, rules
+from workers.storage import portions, redis_listener, rules
 from workers.storage.base import Storage
 from workers.storage.redis import RedisStorage
 
@@ -474,7 +473,7 @@ async def test_a_waiter_is_told_of_an_end_it_could_not_hear(
     own_server: ValkeyProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs end while a listener's line is dead: that is noticed, the line made again, and the ends told."""
-    monkeypatch.setattr(redis_notices, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(redis_listener, "PING_SECONDS", 0.1)
     line = DeadLine(own_server)
     listener, storage = RedisStorage(await line.open()), RedisStorage(own_server.url)
     await listener.connect()
@@ -583,7 +582,7 @@ async def test_what_no_server_takes_is_an_error(storage: RedisStorage, monkeypat
 
 async def test_large_batches_are_sent_in_portions(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer stands in its place, however the batch was cut."""
-    monkeypatch.setattr(redis_storage, "PORTION_BYTES", 100)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 100)
     jobs = [job(f"job-{number}", payload=bytes(number * 9)) for number in range(20)]
     assert [result.id for result in await storage.enqueue(jobs)] == [one.id for one in jobs]
     claims = await storage.claim("w", leases=LEASES, limit=20)

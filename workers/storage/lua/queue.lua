@@ -35,15 +35,6 @@ local EVENT = { queued = 1, active = 2, completed = 3, failing = 4, failed = 5, 
 
 local HOUR = 3600 * 1000000
 
--- unpack() has room for some 8 000 values.
-local AT_ONCE = 2000
-
-local function batched(command, key, values)
-  for start = 1, #values, AT_ONCE do
-    redis.call(command, key, unpack(values, start, math.min(start + AT_ONCE - 1, #values)))
-  end
-end
-
 local function fetch(key, ids)
   local found = {}
   for start = 1, #ids, AT_ONCE do

@@ -94,9 +94,9 @@ async def impossible_leases_are_refused(harness: Harness) -> None:
 
 @case()
 async def the_farthest_times_are_kept(harness: Harness) -> None:
-    """Delays, leases and retentions of 100 years work; a retry may ask for any time, before and beyond them."""
+    """The longest delay, leases and retentions of 100 years work; a retry may ask for any time, before and beyond."""
     storage = await harness.open()
-    await enqueue(storage, job("scheduled", delay=MAX_DELAY), job("there", keep=MAX_DELAY))
+    await enqueue(storage, job("scheduled", delay=harness.limits.longest_delay), job("there", keep=MAX_DELAY))
     held = await claim_one(storage, lease=MAX_DELAY)
     assert held.job_id == "there"
     assert (await storage.renew([held])).lost == {}

@@ -9,6 +9,7 @@ from workers.storage.base import Storage, Subscription
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
+    HOUR,
     PATIENCE,
     apply,
     claim_one,
@@ -32,7 +33,7 @@ async def a_jobs_life_is_told_in_order(harness: Harness) -> None:
     storage = await harness.open()
     listener = await harness.open(storage.queue)
     async with listener.subscribe("job") as subscription:
-        await enqueue(storage, job("noise", priority=9), job("job"))
+        await enqueue(storage, job("noise", delay=HOUR), job("job"))
         await apply(storage, released(await claim_one(storage)))
         await apply(storage, retried(await claim_one(storage)))
         await expect(subscription, KIND.QUEUED, KIND.ACTIVE, KIND.QUEUED, KIND.ACTIVE, KIND.FAILING)

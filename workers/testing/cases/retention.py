@@ -83,6 +83,7 @@ async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
     assert (await storage.list(JobState.COMPLETED)).jobs == ()
     assert await storage.cancel("done") is CancelResult.NOT_FOUND
     assert await storage.retry(["bad"]) == 0
+    assert await storage.clean(JobState.COMPLETED, older_than=timedelta(0)) == 0
     assert dict((await storage.renew([done])).lost) == {done.token: LossReason.NOT_FOUND}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
-from workers.jobs import MAX_DELAY, Claim
+from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.testing.case import NAME_FILTER, ORDERING_KEYS, case
 from workers.testing.harness import Harness
@@ -187,7 +187,7 @@ async def an_idle_wait_does_not_spin(harness: Harness) -> None:
     """
     empty, delayed, remote, busy, paused = [await harness.open() for _ in range(5)]
     await enqueue(delayed, job(delay=HOUR))
-    await enqueue(remote, job(delay=MAX_DELAY))
+    await enqueue(remote, job(delay=remote.limits.longest_delay))
     await enqueue(busy, job())
     await claim_one(busy)
     await paused.pause()

@@ -1,0 +1,63 @@
+"""What the tests ask of a Bull queue from our side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final
+
+from tests.interop.patience import PATIENCE_SECONDS, eventually
+from workers import JobStatus, NewJob
+from workers.jobs import Claim, ErrorInfo, JobOutcome
+from workers.storage.bull import BullStorage
+from workers.storage.bull_codec import Dialect
+
+DIALECTS: Final[dict[str, Dialect]] = {"1.0.0": "B", "1.1.3": "C"}
+"""Of Bull's versions, as far as npm has them."""
+
+LEASES = {"*": timedelta(seconds=30)}
+ERROR = ErrorInfo(type="ValueError", message="no such server", stack="Traceback\nValueError: no such server")
+
+
+def a_job(job_id: str, data: dict[str, Any], **details: Any) -> NewJob:
+    """A job that wants what `data` says; see `bull_jobs.py`."""
+    return NewJob(id=job_id, name="ours", payload=json.dumps(data).encode(), **details)
+
+
+async def claim_one(queue: BullStorage) -> Claim:
+    """The next job, waited for as a worker waits."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (claims := await queue.claim("ours", leases=LEASES, limit=1)):
+            await queue.wait(("*",), timeout=timedelta(seconds=PATIENCE_SECONDS))
+    return claims[0]
+
+
+async def status(queue: BullStorage, job_id: str) -> JobStatus:
+    """The job as it stands; it must exist."""
+    [found] = await queue.status([job_id])
+    assert found is not None
+    return found
+
+
+async def ended(queue: BullStorage, job_id: str) -> JobOutcome:
+    """How the job ended, once it has."""
+    found = await eventually(lambda: queue.result(job_id), lambda outcome: outcome)
+    assert found is not None
+    return found
+
+
+class Ids:
+    """Ids for jobs of ours: Bull 1.0 reads numbers only, 1.1 keeps those for its counter.
+
+    They are far apart: the counter goes on from the last that was used.
+    """
+
+    def __init__(self, version: str) -> None:
+        self._prefix = "" if version == "1.0.0" else "ours-"
+        self._numbers = count(1_000, 1_000)
+
+    def __call__(self) -> str:
+        """One more."""
+        return f"{self._prefix}{next(self._numbers)}"

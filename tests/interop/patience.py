@@ -1,0 +1,24 @@
+"""Waiting for what another process does: asked again and again, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 20.0
+
+
+async def eventually(look: Callable[[], Awaitable[T]], holds: Callable[[T], object]) -> T:
+    """What `look` answered when it held."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            found = await look()
+        if holds(found):
+            return found
+        assert time.monotonic() < deadline, f"after {PATIENCE_SECONDS:g} s there was still: {found!r}"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,146 @@
+"""Who manages a Bull queue from Node and who does from here see and respect each other's steps."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from tests.interop.bull_queue import ERROR, LEASES, Ids, a_job, claim_one, ended, status
+from tests.interop.patience import eventually
+from tests.interop.peer import BullPeer
+from workers import JobState
+from workers.jobs import Completed, EnqueueStatus, Failed
+from workers.storage.bull import BullStorage
+
+LATER = timedelta(minutes=1)
+
+
+async def test_a_pause_from_here_holds_node_back(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What is added to a queue paused here, or promoted in it, waits for Node's `resume`; no job is lost."""
+    before, after, late = ids(), ids(), ids()
+    await queue.enqueue([a_job(before, {})])
+    await queue.pause()
+    await peer.work(concurrency=1)
+    theirs = await peer.add({})
+    await queue.enqueue([a_job(after, {}), a_job(late, {}, delay=LATER)])
+    assert await queue.promote([late]) == 1
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+    assert [(await peer.read(one))["state"] for one in (before, theirs, after, late)] == ["paused"] * 4
+    assert await peer.runs() == []
+    await peer.call("resume")
+    await eventually(peer.runs, lambda runs: [run["id"] for run in runs] == [before, theirs, after, late])
+
+
+async def test_a_pause_from_node_holds_us_back(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What is added to a queue that Node paused waits, also for us, until we resume it."""
+    theirs, ours = await peer.add({}), ids()
+    await peer.call("pause")
+    await queue.enqueue([a_job(ours, {})])
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+    await queue.resume()
+    assert [claim.job_id for claim in await queue.claim("ours", leases=LEASES, limit=5)] == [theirs, ours]
+
+
+async def test_pauses_merge_what_node_pushed_past_them(queue: BullStorage, peer: BullPeer) -> None:
+    """Jobs that Node promotes in a paused queue outlive our pauses and resumes, which its own would not let them."""
+    waiting = [await peer.add({}) for _ in range(2)]
+    late = await peer.add({}, delay=60_000)
+    await peer.call("pause")
+    await peer.call("promote", late)
+    assert (await peer.read(late))["state"] == "waiting"
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+    await queue.pause()
+    await queue.pause()
+    counts = await peer.call("counts")
+    assert (counts["wait"], counts["paused"]) == (0, 3)
+    await queue.resume()
+    await queue.resume()
+    claims = await queue.claim("ours", leases=LEASES, limit=5)
+    assert [claim.job_id for claim in claims] == [*waiting, late]
+
+
+async def test_resuming_merges_what_node_pushed_past_a_pause(queue: BullStorage, peer: BullPeer) -> None:
+    """Jobs that Node promoted in a paused queue are there after our `resume`, behind those that waited longer."""
+    waiting = [await peer.add({}) for _ in range(2)]
+    late = await peer.add({}, delay=60_000)
+    await peer.call("pause")
+    await peer.call("promote", late)
+    await queue.resume()
+    claims = await queue.claim("ours", leases=LEASES, limit=5)
+    assert [claim.job_id for claim in claims] == [*waiting, late]
+
+
+async def test_failures_are_retried_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What failed here Node retries, and what failed in Node we retry: it runs, and completes."""
+    theirs = await peer.add({"result": 1})
+    await queue.settle([Failed(claim=await claim_one(queue), error=ERROR)])
+    await peer.call("retry", theirs)
+    claim = await claim_one(queue)
+    assert claim.job_id == theirs
+    await queue.settle([Completed(claim=claim, result=b"1")])
+    assert (await peer.read(theirs))["state"] == "completed"
+
+    ours = ids()
+    await queue.enqueue([a_job(ours, {"failures": 1, "result": 2}, max_attempts=1)])
+    await peer.work()
+    await eventually(lambda: status(queue, ours), lambda found: found.state is JobState.FAILED)
+    assert await queue.retry([ours]) == 1
+    await eventually(lambda: peer.runs(ours), lambda runs: len(runs) == 2)
+    [_, again] = await peer.runs(ours)
+    assert again["attemptsMade"] == 0, "a retry from here is with fresh attempts"
+
+
+async def test_jobs_are_removed_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """What one removes is gone for the other, wherever it was; a running job is refused to both."""
+    for details in ({}, {"delay": LATER}):
+        job_id = ids()
+        await queue.enqueue([a_job(job_id, {}, **details)])
+        await peer.call("remove", job_id)
+        assert await queue.status([job_id]) == [None]
+    for opts in ({}, {"delay": 60_000}):
+        job_id = await peer.add({}, **opts)
+        assert await queue.remove([job_id]) == 1
+        assert await peer.call("read", job_id) is None
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []
+
+    running_here = await peer.add({})
+    claim = await claim_one(queue)
+    with pytest.raises(AssertionError, match="Could not get lock"):
+        await peer.call("remove", running_here)
+    await queue.settle([Completed(claim=claim, result=b"1")])
+    running_there = await peer.add({"hold": True})
+    await peer.work()
+    await eventually(peer.runs, len)
+    assert await queue.remove([running_there]) == 0
+    await peer.call("release", running_there)
+    await ended(queue, running_there)
+    await peer.call("remove", running_here)
+    assert await queue.remove([running_here, running_there]) == 1
+
+
+async def test_ended_jobs_are_cleaned_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """Bull's `clean` takes our ended jobs, and ours takes those of Node."""
+    ours, theirs = ids(), await peer.add({})
+    await queue.settle([Completed(claim=await claim_one(queue), result=b"1")])
+    assert await peer.call("clean", {"grace": -1_000, "state": "completed"}) == [theirs]
+    assert await queue.status([theirs]) == [None]
+    await queue.enqueue([a_job(ours, {})])
+    await peer.work()
+    await ended(queue, ours)
+    await eventually(lambda: queue.clean(JobState.COMPLETED, older_than=timedelta(0)), lambda removed: removed == 1)
+    assert await peer.call("read", ours) is None
+
+
+async def test_an_id_is_taken_once(queue: BullStorage, peer: BullPeer, version: str) -> None:
+    """An id that Node's job has is a duplicate here, and one that ours has adds nothing in Node."""
+    theirs = await peer.add({}, **({} if version == "1.0.0" else {"jobId": "order-7"}))
+    [result] = await queue.enqueue([a_job(theirs, {"ours": 1})])
+    assert result.status is EnqueueStatus.DUPLICATE
+    assert json.loads((await claim_one(queue)).payload) == {}
+    if version != "1.0.0":
+        await queue.enqueue([a_job("order-8", {"ours": 1})])
+        assert await peer.add({"theirs": 1}, jobId="order-8") == "order-8"
+        assert json.loads((await claim_one(queue)).payload) == {"ours": 1}
+    assert await queue.claim("ours", leases=LEASES, limit=5) == []

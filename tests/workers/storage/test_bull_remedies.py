@@ -1,0 +1,389 @@
+"""Where Bull 1.x itself loses, repeats or strands jobs, ours do not; W1 ... W12 are the races of its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.workers.storage.bull_steps import (
+    ERROR,
+    HOUR,
+    PATIENCE,
+    SHORT,
+    NodeBull,
+    claim_one,
+    claimed,
+    heard,
+    job,
+    key,
+    until,
+)
+from workers.errors import LossReason
+from workers.jobs import DROP, Completed, Failed, JobState, Released, Retried, SettleStatus
+from workers.storage.bull import BullStorage
+from workers.testing.steps import state, status
+
+GRACE = timedelta(milliseconds=300)
+
+
+@pytest.fixture
+async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
+    storage = BullStorage(redis_url, f"test-{uuid.uuid4().hex}", grace=GRACE)
+    await storage.connect()
+    yield storage
+    await storage.disconnect()
+
+
+@pytest.fixture
+async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage]:
+    """The same queue, with Node of dialect A beside it."""
+    old = BullStorage(redis_url, storage.queue, dialect="A", grace=GRACE)
+    await old.connect()
+    yield old
+    await old.disconnect()
+
+
+async def expired(node: NodeBull, raw: str) -> None:
+    """The lock of the job has run out."""
+    await until(lambda: _is_free(node, raw))
+
+
+async def _is_free(node: NodeBull, raw: str) -> bool:
+    return not await node.client.exists(node.key(f"{raw}:lock"))
+
+
+async def test_w1_a_job_that_is_just_being_taken_is_left_alone(storage: BullStorage, node: NodeBull) -> None:
+    """Between Node's two steps a job has no lock: the recovery that sees it so looks again, and lets go."""
+    raw = await node.add()
+    await node.take()
+    recovering = asyncio.create_task(storage.recover(10))
+    await asyncio.sleep(0.05)
+    await node.lock(raw)
+    assert (await recovering).requeued == ()
+    assert await node.line("active") == [raw]
+
+
+async def test_w1_a_job_that_stays_without_a_lock_comes_back(storage: BullStorage, node: NodeBull) -> None:
+    """What Node took and never locked is in front of the line again; that is no stall of Bull 1.1."""
+    raw, behind = await node.add(), await node.add()
+    await node.take()
+    assert (await storage.recover(10)).requeued == (raw,)
+    assert await node.line("wait") == [raw, behind]
+    assert (await node.record(raw))["stalledCounter"] == "0"
+
+
+async def test_w2_a_completed_job_in_line_is_only_taken_off(storage: BullStorage, node: NodeBull) -> None:
+    """An id that is completed and in line, or active, is not run and not recovered once more."""
+    waiting, active = await node.add("waiting-too"), await node.add("active-too")
+    await node.client.sadd(node.key("completed"), waiting, active)
+    await node.client.lrem(node.key("wait"), 0, active)
+    await node.client.lpush(node.key("active"), active)
+    assert await claimed(storage) == []
+    assert (await storage.recover(10)).requeued == ()
+    assert (await node.line("wait"), await node.line("active")) == ([], [])
+    assert await state(storage, waiting) is JobState.COMPLETED
+
+
+async def test_w3_a_failed_run_leaves_no_lock_behind(storage: BullStorage, node: NodeBull) -> None:
+    """A job that is to run again is in line and free in one step, for whoever comes first."""
+    await storage.enqueue([job("one")])
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=ERROR)])
+    assert await node.take() == "one"
+    await node.lock("one")
+
+
+async def test_w3_a_locked_job_in_line_waits_for_its_lock(storage: BullStorage, node: NodeBull) -> None:
+    """It stays in its place, others are taken past it, and waiters sleep until it is free."""
+    locked, free = await node.add(), await node.add()
+    await node.client.set(node.key(f"{locked}:lock"), "somebody", px=300)
+    assert await claimed(storage) == [free]
+    assert await node.line("wait") == [locked]
+    rounds = 0
+    while not (ids := await claimed(storage)):
+        await storage.wait(["*"], timeout=timedelta(seconds=5))
+        rounds += 1
+        assert rounds < 50, "the wait does not sleep"
+    assert ids == [locked]
+
+
+async def test_w3_any_number_of_locked_jobs_hide_no_other(storage: BullStorage, node: NodeBull) -> None:
+    """The claim looks behind 450 locked ones."""
+    locked = [await node.add(f"locked-{number}") for number in range(450)]
+    free = [await node.add(f"free-{number}") for number in range(3)]
+    for raw in locked:
+        await node.client.set(node.key(f"{raw}:lock"), "somebody", px=60_000)
+    assert await claimed(storage, 2) == free[:2]
+    assert await node.line("wait") == [*locked, free[2]]
+
+
+async def test_w5_a_lapse_of_a_lock_is_no_crash(old: BullStorage, node: NodeBull) -> None:
+    """Beside dialect A a job without a lock is recovered after the whole grace, not at once; also one of ours."""
+    await old.enqueue([job("7")])
+    await claim_one(old, SHORT)
+    await expired(node, "7")
+    recovering = asyncio.create_task(old.recover(10))
+    await asyncio.sleep(0.05)
+    await node.lock("7")  # dialect A takes over where the job stands
+    assert (await recovering).requeued == ()
+    await node.unlock("7")
+    assert (await old.recover(10)).requeued == ("7",)
+
+
+async def test_w6_a_stolen_lock_is_a_lost_claim(storage: BullStorage, node: NodeBull) -> None:
+    """Another token in the lock refuses renewals and results, and the thief's run goes on."""
+    await storage.enqueue([job("one")])
+    held = await claim_one(storage)
+    await node.client.set(node.key("one:lock"), node.token, px=5_000)
+    assert dict((await storage.renew([held])).lost) == {held.token: LossReason.TAKEN}
+    for end in (Completed(claim=held, result=b"1"), Failed(claim=held, error=ERROR), Released(claim=held)):
+        [outcome] = await storage.settle([end])
+        assert (outcome.status, outcome.reason) == (SettleStatus.LOST, LossReason.TAKEN)
+    assert (await node.line("active"), await node.client.get(node.key("one:lock"))) == (["one"], node.token)
+
+
+async def test_w6_an_older_claim_is_nothing_to_one_without_a_lock(storage: BullStorage, node: NodeBull) -> None:
+    """When the lock of the job's claim has run out as well, that claim alone may still end it."""
+    await storage.enqueue([job("one")])
+    older = await claim_one(storage, SHORT)
+    await expired(node, "one")
+    await storage.recover(10)
+    held = await claim_one(storage, SHORT)
+    await expired(node, "one")
+    assert (await storage.settle([Completed(claim=older, result=b"1")]))[0].reason is LossReason.TAKEN
+    assert dict((await storage.renew([older])).lost) == {older.token: LossReason.TAKEN}
+    assert (await storage.settle([Completed(claim=held, result=b"2")]))[0].status is SettleStatus.APPLIED
+
+
+async def test_w7_a_job_that_a_sweep_put_back_may_still_end(storage: BullStorage, node: NodeBull) -> None:
+    """While it waits for the next to take it, its first worker completes it, and it runs no more."""
+    await storage.enqueue([job("one")])
+    held = await claim_one(storage, SHORT)
+    await expired(node, "one")
+    await node.sweep()
+    assert await node.line("wait") == ["one"]
+    [outcome] = await storage.settle([Completed(claim=held, result=b"1")])
+    assert outcome.status is SettleStatus.APPLIED
+    assert (await node.line("wait"), await state(storage, "one")) == ([], JobState.COMPLETED)
+
+
+async def test_w7_a_renewal_takes_back_what_a_sweep_put_back(storage: BullStorage, node: NodeBull) -> None:
+    """A late renewal of a job that nobody took meanwhile keeps others from running it."""
+    await storage.enqueue([job("one")])
+    held = await claim_one(storage, SHORT)
+    await expired(node, "one")
+    await node.sweep()
+    assert (await storage.renew([replace(held, lease=HOUR)])).lost == {}
+    assert (await node.line("wait"), await node.line("active")) == ([], ["one"])
+
+
+async def test_w7_a_job_that_another_took_is_lost(storage: BullStorage, node: NodeBull) -> None:
+    """Once Node has taken it after its sweep, or ended it, the first worker's result is nobody's."""
+    await storage.enqueue([job("one")])
+    held = await claim_one(storage, SHORT)
+    await expired(node, "one")
+    await node.sweep()
+    await node.take()
+    await node.lock("one")
+    late = Completed(claim=held, result=b"1")
+    assert (await storage.settle([late]))[0].reason is LossReason.TAKEN
+    await node.unlock("one")
+    await node.client.lrem(node.key("active"), 0, "one")
+    await node.client.sadd(node.key("completed"), "one")
+    assert (await storage.settle([late]))[0].reason is LossReason.COMPLETED
+
+
+@pytest.mark.parametrize("place", ["wait", "active", "delayed"])
+async def test_w8_an_id_without_a_record_is_dropped_and_told(
+    place: str, storage: BullStorage, node: NodeBull, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever line it is in, it is out of it, makes no record, and the job behind it runs."""
+    for raw in ("gone", "no-data"):
+        if place == "delayed":
+            await node.client.zadd(node.key("delayed"), {raw: 1})
+        else:
+            await node.client.lpush(node.key(place), raw)
+    await node.client.hset(node.key("no-data"), "opts", "{}")
+    await node.add("good")
+    await storage.recover(10)
+    assert await claimed(storage) == ["good"]
+    assert (await node.line("wait"), await node.client.zcard(node.key("delayed"))) == ([], 0)
+    assert await node.line("active") == ["good"]
+    assert await node.record("gone") == {}
+    assert "bull.job_without_record" in caplog.text
+    assert "gone" in caplog.text
+
+
+async def test_w9_promoted_jobs_outlive_pauses(storage: BullStorage, node: NodeBull) -> None:
+    """What is put in line while paused, in whatever way, waits among the paused, and no pause or resume loses it."""
+    await storage.enqueue([job(name) for name in ("retried", "released", "failed", "recovered")])
+    retried, released, failed, recovered = await storage.claim("w", leases={"*": HOUR}, limit=4)
+    await storage.enqueue([job("due", delay=SHORT), job("promoted", delay=HOUR)])
+    await storage.settle([Failed(claim=failed, error=ERROR)])
+    await storage.renew([replace(recovered, lease=timedelta(milliseconds=1))])
+    await storage.pause()
+    await storage.settle([Retried(claim=retried, delay=timedelta(0), error=ERROR), Released(claim=released)])
+    await expired(node, "recovered")
+    await storage.recover(10)
+    assert (await storage.retry(["failed"]), await storage.promote(["promoted"])) == (1, 1)
+    await until(lambda: _is_due(storage, "due"))
+    assert await node.line("wait") == []
+    await storage.pause()
+    await storage.resume()
+    assert sorted(await claimed(storage)) == ["due", "failed", "promoted", "recovered", "released", "retried"]
+
+
+async def _is_due(storage: BullStorage, job_id: str) -> bool:
+    return await state(storage, job_id) is JobState.QUEUED
+
+
+async def test_w9_pausing_and_resuming_merge_both_lines(storage: BullStorage, node: NodeBull) -> None:
+    """Jobs that Node pushed past a pause survive the next pause and the resume; the paused ones run first."""
+    await node.add("paused-1")
+    await node.add("paused-2")
+    async with heard(node.client, key(storage, "paused")) as message:
+        await storage.pause()
+        await node.add("past-1")
+        await node.add("past-2")
+        await storage.pause()
+        assert (await node.line("paused"), await node.line("wait")) == (
+            ["paused-1", "paused-2", "past-1", "past-2"],
+            [],
+        )
+        await node.add("past-3")
+        await storage.resume()
+        assert [(await message())[1] for _ in range(3)] == ["paused", "paused", "resumed"]
+    assert await node.line("wait") == ["paused-1", "paused-2", "past-1", "past-2", "past-3"]
+    assert await node.client.exists(node.key("meta-paused"), node.key("paused")) == 0
+
+
+async def test_w11_what_is_due_needs_no_timer_of_node(storage: BullStorage, node: NodeBull) -> None:
+    """A claim puts what is due in line, at the back, tells Node of the next time once, and never comes early."""
+    now = int((await node.client.time())[0]) * 1_000
+    for name, eta in (("second", now - 5), ("first", now - 9), ("later", now + 60_000)):
+        await node.client.hset(node.key(name), mapping={"data": "{}", "opts": "{}", "delay": 9})
+        await node.client.zadd(node.key("delayed"), {name: eta * 4_096 + 4_095})
+    await node.add("waiting")
+    async with heard(node.client, key(storage, "delayed")) as message:
+        assert await claimed(storage) == ["waiting", "first", "second"]
+        assert float((await message())[1]) == now + 60_000 + 4_095 / 4_096
+    assert (await node.record("first"))["delay"] == "0"
+    assert await state(storage, "later") is JobState.SCHEDULED
+
+
+async def test_a_crash_counts_for_jobs_of_ours_alone(storage: BullStorage, node: NodeBull) -> None:
+    """With one attempt ours fails as it is lost; Node's goes on, up to the stalls allowed, as Bull counts them."""
+    await storage.enqueue([job("ours", max_attempts=1)])
+    await claim_one(storage, SHORT)
+    await expired(node, "ours")
+    assert (await storage.recover(10)).failed == ("ours",)
+    theirs = await node.add(attemptsMade=1)  # as after Node's `retry` of a failed job: one run more than its attempts
+    for stalls in (1, 2):
+        assert (await claim_one(storage, SHORT)).attempt == 2
+        await expired(node, theirs)
+        assert (await storage.recover(10, max_stalls=2)).requeued == (theirs,)
+        assert (await node.record(theirs))["stalledCounter"] == str(stalls)
+        assert "lockAcquired" not in await node.record(theirs)
+    await claim_one(storage, SHORT)
+    await expired(node, theirs)
+    assert (await storage.recover(10, max_stalls=2)).failed == (theirs,)
+    record = await node.record(theirs)
+    assert (record["failedReason"], record["attemptsMade"]) == ("job stalled more than allowable limit", "1")
+    found = await status(storage, theirs)
+    assert found.last_error is not None
+    assert found.last_error.type == "StalledError"
+
+
+async def test_recovered_jobs_keep_their_order(storage: BullStorage, node: NodeBull) -> None:
+    """Of a worker that died with several jobs the first taken is the first again."""
+    names = [f"job-{number}" for number in range(5)]
+    await storage.enqueue([job(name) for name in names])
+    await storage.claim("w", leases={"*": SHORT}, limit=4)
+    await expired(node, "job-0")
+    await expired(node, "job-3")
+    await storage.recover(10)
+    assert await node.line("wait") == names
+
+
+async def test_a_record_node_replaced_is_not_swept(storage: BullStorage, node: NodeBull) -> None:
+    """Node removed a finished job and made another of its id: the old record's time is not the new one's."""
+    await storage.enqueue([job("one", keep_completed=SHORT)])
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+    await node.client.delete(node.key("one"))
+    await node.client.srem(node.key("completed"), "one")
+    await node.add("one", opts=json.dumps({"jobId": "one"}))
+    assert await node.take() == "one"
+    await node.client.lrem(node.key("active"), 0, "one")
+    await node.client.sadd(node.key("completed"), "one")
+    await until(lambda: storage.sweep(10))
+    assert await state(storage, "one") is JobState.COMPLETED
+    assert await node.client.sismember(node.key("completed"), "one")
+
+
+async def test_what_node_ends_expires_too(storage: BullStorage, node: NodeBull) -> None:
+    """Node knows no retention: a job of ours that it ended lasts as long as it wants, one of its own for ever."""
+    await storage.enqueue([job("ours", keep_completed=SHORT)])
+    await node.add("theirs")
+    for raw in ("ours", "theirs"):
+        assert await node.take() == raw
+        await node.client.lrem(node.key("active"), 0, raw)
+        await node.client.sadd(node.key("completed"), raw)
+    async with asyncio.timeout(PATIENCE):
+        while await storage.status(["ours"]) != [None]:
+            await storage.sweep(10)
+    await storage.sweep(10)
+    assert await node.client.smembers(node.key("completed")) == {"theirs"}
+    assert await node.record("ours") == {}
+
+
+async def test_w10_a_hash_without_a_job_is_none(storage: BullStorage, node: NodeBull) -> None:
+    """What Node's races leave of a job, a delay or a mark, is no job, and its id is free."""
+    await node.client.hset(node.key("gone"), "delay", "0")
+    await node.client.hset(node.key("removed"), "lockAcquired", "1")
+    assert await storage.status(["gone", "removed"]) == [None, None]
+    assert await storage.cancel("gone") == "not_found"
+    await storage.enqueue([job("gone"), job("removed")])
+    assert await claimed(storage) == ["gone", "removed"]
+
+
+async def test_recovery_ends_on_a_busy_queue(storage: BullStorage, node: NodeBull) -> None:
+    """Though at every look another job has just been taken, a recovery is over when the first ones are clear."""
+    taking = asyncio.create_task(_take_on_and_on(node))
+    try:
+        await until(lambda: node.line("active"))
+        async with asyncio.timeout(PATIENCE):
+            assert (await storage.recover(10)).failed == ()
+    finally:
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+
+
+async def _take_on_and_on(node: NodeBull) -> None:
+    """Always some job is active and not locked yet, none for long."""
+    before = await node.add()
+    await node.take()
+    while True:
+        raw = await node.add()
+        await node.take()
+        await asyncio.sleep(0.02)
+        await node.lock(before, 60_000)
+        before = raw
+
+
+async def test_tombstones_and_worker_records_end(storage: BullStorage, node: NodeBull) -> None:
+    """Aged by an hour they are swept, and nothing of them is left."""
+    await storage.enqueue([job("one"), job("two", keep_completed=DROP)])
+    assert await storage.cancel("one") == "cancelled"
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+    assert await storage.result("one") is not None
+    for name in ("workers:cancelled", "workers:seen"):
+        for member, score in await node.client.zrange(node.key(name), 0, -1, withscores=True):
+            await node.client.zadd(node.key(name), {member: score - HOUR / timedelta(milliseconds=1) - 1})
+    assert (await storage.result("one"), await storage.workers()) == (None, [])
+    assert await storage.sweep(10) == 2
+    assert [found async for found in node.client.scan_iter(node.key("*"))] == [node.key("id")]

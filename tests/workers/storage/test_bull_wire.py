@@ -1,0 +1,425 @@
+"""What the Bull storage writes is what Node's Bull 1.x reads: fields, keys, scores and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import uuid
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from tests.workers.storage.bull_steps import (
+    ERROR,
+    HOUR,
+    PATIENCE,
+    NodeBull,
+    claim_one,
+    claimed,
+    heard,
+    job,
+    key,
+    parsed,
+    until,
+)
+from workers.errors import Unsupported
+from workers.jobs import DROP, Completed, Failed, JobEventKind, JobState, ProgressReport, Released, Retried
+from workers.retry import RetryPolicy
+from workers.storage.bull import BullStorage
+from workers.storage.bull_lua import EMITTER
+
+CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue"]
+
+
+@pytest.fixture
+async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
+    storage = BullStorage(f"bull+{redis_url}", f"test-{uuid.uuid4().hex}")
+    await storage.connect()
+    yield storage
+    await storage.disconnect()
+
+
+@pytest.fixture
+async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage]:
+    """The same queue, with Node of dialect A beside it."""
+    old = BullStorage(redis_url, storage.queue, dialect="A")
+    await old.connect()
+    yield old
+    await old.disconnect()
+
+
+async def test_a_job_has_bulls_fields_and_its_name(storage: BullStorage, node: NodeBull) -> None:
+    """Every field that Bull writes, and one more; what else Bull has no word for is in `opts.workers`."""
+    await storage.enqueue([job("mail-1", max_attempts=4, priority=7)])
+    record = await node.record("mail-1")
+    assert set(record) == {*CREATED, "name"}
+    assert (record["data"], record["name"]) == ('{"a":1}', "work")
+    assert [record[name] for name in ("progress", "delay", "attempts", "attemptsMade")] == ["0", "0", "4", "0"]
+    assert (record["stacktrace"], record["returnvalue"]) == ("[]", "null")
+    hour = 3_600_000
+    assert json.loads(record["opts"]) == {
+        "jobId": "mail-1",
+        "attempts": 4,
+        "workers": {"keepCompleted": hour, "keepFailed": hour, "priority": 7},
+    }
+    assert record["timestamp"].isdigit()
+
+
+async def test_jobs_are_lined_up_numbered_and_told_of(storage: BullStorage, node: NodeBull) -> None:
+    """Each job takes a number of the counter, stands behind the earlier ones, and is named on the channel of adds."""
+    async with heard(node.client, key(storage, "jobs")) as message:
+        await storage.enqueue([job("one"), job("two")])
+        await storage.enqueue([job("three")])
+        assert [(await message())[1] for _ in range(3)] == ["one", "two", "three"]
+    assert await node.line("wait") == ["one", "two", "three"]
+    assert await node.client.get(node.key("id")) == "3"
+
+
+async def test_a_delayed_job_is_scored_and_told_of(storage: BullStorage, node: NodeBull) -> None:
+    """The score is the time times 4096 and the low bits of the number; the message is the score without that factor."""
+    await node.client.set(node.key("id"), 4_096 + 41)
+    async with heard(node.client, key(storage, "delayed")) as message:
+        await storage.enqueue([job("later", delay=HOUR)])
+        published = float((await message())[1])
+    [(raw, score)] = await node.client.zrange(node.key("delayed"), 0, -1, withscores=True)
+    assert (raw, score % 4_096, published) == ("later", 42, score / 4_096)
+    record = await node.record("later")
+    assert math.floor(score / 4_096) == int(record["timestamp"]) + int(record["delay"])
+    assert 3_600_000 <= int(record["delay"]) <= 3_600_001
+
+
+async def test_a_claim_moves_locks_and_marks_in_one_step(storage: BullStorage, node: NodeBull) -> None:
+    """The job is active and locked with the lease; Node counts it as one that had a lock."""
+    await storage.enqueue([job("one"), job("two")])
+    claim = await claim_one(storage, timedelta(seconds=30))
+    assert (await node.line("active"), await node.line("wait")) == (["one"], ["two"])
+    assert await node.client.get(node.key("one:lock")) == claim.token
+    assert 29_000 < await node.client.pttl(node.key("one:lock")) <= 30_000
+    assert (await node.record("one"))["lockAcquired"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("result", "stored"),
+    [(b'{"n":1}', '{"n":1}'), (b"[]", "[]"), (b"true", "true"), (b"null", ""), (b"0", ""), (b"-0.0", ""), (b'""', "")],
+)
+async def test_a_result_is_json_or_empty(result: bytes, stored: str, storage: BullStorage, node: NodeBull) -> None:
+    """Falsy results are the empty text, as Bull has them, and still read as they were."""
+    await storage.enqueue([job("done")])
+    await storage.settle([Completed(claim=await claim_one(storage), result=result)])
+    assert (await node.record("done"))["returnvalue"] == stored
+    assert await node.client.smembers(node.key("completed")) == {"done"}
+    assert (await node.line("active"), await node.client.exists(node.key("done:lock"))) == ([], 0)
+    outcome = await storage.result("done")
+    assert outcome is not None
+    assert outcome.result == result
+
+
+async def test_failures_are_counted_and_stacked(storage: BullStorage, node: NodeBull) -> None:
+    """Each failed run is one attempt made and one stack more; `failedReason` is the message, no JSON."""
+    await storage.enqueue([job("bad")])
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=ERROR)])
+    assert "lockAcquired" not in await node.record("bad")
+    await storage.settle([Failed(claim=await claim_one(storage), error=ERROR)])
+    record = await node.record("bad")
+    assert (record["attemptsMade"], record["failedReason"]) == ("2", "no")
+    assert json.loads(record["stacktrace"]) == ["ValueError: no", "ValueError: no"]
+    assert await node.client.smembers(node.key("failed")) == {"bad"}
+
+
+async def test_stacks_do_not_grow_for_ever(storage: BullStorage, node: NodeBull) -> None:
+    """Of a job that fails again and again with long stacks the hash keeps a bounded part."""
+    await storage.enqueue([job("bad", max_attempts=1_000)])
+    await node.client.hset(node.key("bad"), "stacktrace", json.dumps(["x" * 70_000]))
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=ERROR)])
+    assert json.loads((await node.record("bad"))["stacktrace"]) == ["ValueError: no"]
+
+
+async def test_a_retry_waits_among_the_delayed(storage: BullStorage, node: NodeBull) -> None:
+    """The score has the low bits of a numeric id, 0 of others; the field `delay` stays; Node's timers are told."""
+    number = await node.add()
+    async with heard(node.client, key(storage, "delayed")) as message:
+        await storage.settle([Retried(claim=await claim_one(storage), delay=HOUR, error=ERROR)])
+        assert float((await message())[1]) > 0
+    assert await node.client.zscore(node.key("delayed"), number) % 4_096 == int(number) % 4_096
+    assert (await node.record(number))["delay"] == "0"
+
+
+async def test_a_job_of_node_may_be_last_in_first_out(storage: BullStorage, node: NodeBull) -> None:
+    """Retried at once, it is the next to run."""
+    await node.add(opts='{"lifo":true,"attempts":3}', attempts=3)
+    held = await claim_one(storage)
+    await node.add()
+    await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
+    assert (await node.line("wait"))[0] == held.job_id
+
+
+@pytest.mark.parametrize(
+    ("backoff", "delays"),
+    [
+        (500, [500, 500, 500]),
+        ({"type": "fixed", "delay": 70}, [70, 70, 70]),
+        ({"type": "exponential", "delay": 50}, [50, 150, 350]),
+        ({"type": "exponential", "delay": "50"}, [50, 150, 350]),
+    ],
+    ids=["number", "fixed", "exponential", "text"],
+)
+async def test_nodes_backoff_is_kept(backoff: object, delays: list[int], storage: BullStorage, node: NodeBull) -> None:
+    """The wait after the n-th failed run is Bull's: a number, or `(2^n - 1)` times the delay."""
+    await node.add(attempts=9, opts=json.dumps({"attempts": 9, "backoff": backoff}))
+    for made, delay in enumerate(delays):
+        held = await claim_one(storage)
+        assert (held.attempt, held.max_attempts, held.name) == (made + 1, 9, "default")
+        assert held.backoff is not None
+        assert held.backoff.delay(held.attempt) == timedelta(milliseconds=delay)
+        await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
+
+
+@pytest.mark.parametrize("backoff", ["null", '"x"', "{}", '{"type":"custom","delay":1}', "-5"])
+async def test_a_backoff_nobody_knows_is_the_workers(backoff: str, storage: BullStorage, node: NodeBull) -> None:
+    """Junk, and a kind that only its own worker has, leave the wait to the handler's or worker's policy."""
+    await node.add(opts=f'{{"backoff":{backoff}}}')
+    assert (await claim_one(storage)).backoff is None
+
+
+async def test_a_policy_of_ours_survives_the_way_through_redis(storage: BullStorage, node: NodeBull) -> None:
+    """Node finds the nearest of its kinds, we find our own."""
+    policy = RetryPolicy(initial=timedelta(seconds=5), multiplier=3, maximum=timedelta(minutes=9), jitter=0.25)
+    await storage.enqueue([job("ours", backoff=policy)])
+    assert json.loads((await node.record("ours"))["opts"])["backoff"] == {"type": "exponential", "delay": 5_000}
+    assert (await claim_one(storage)).backoff == policy
+
+
+async def test_remove_on_complete_leaves_nothing(storage: BullStorage, node: NodeBull) -> None:
+    """A job of Node's that wants to be removed, and one of ours that is dropped, are gone; Node sees ours so too."""
+    await node.add("theirs", opts='{"removeOnComplete":true}')
+    await storage.enqueue([job("ours", keep_completed=DROP)])
+    assert json.loads((await node.record("ours"))["opts"])["removeOnComplete"] is True
+    for claim in await storage.claim("w", leases={"*": HOUR}, limit=2):
+        await storage.settle([Completed(claim=claim, result=b"1")])
+    assert await node.client.exists(node.key("theirs"), node.key("ours"), node.key("completed")) == 0
+
+
+async def test_progress_is_a_number_to_node(storage: BullStorage, node: NodeBull) -> None:
+    """A number is Node's too, other reports are ours alone; what Node reports later counts."""
+    await storage.enqueue([job("one")])
+    held = await claim_one(storage)
+    await storage.progress([ProgressReport(claim=held, value=b"42")])
+    assert (await node.record("one"))["progress"] == "42"
+    await storage.progress([ProgressReport(claim=held, value=b'{"of":7}')])
+    assert (await node.record("one"))["progress"] == "0"
+    [found] = await storage.status(["one"])
+    assert found is not None
+    assert found.progress == b'{"of":7}'
+    await node.client.hset(node.key("one"), "progress", "99")
+    [found] = await storage.status(["one"])
+    assert found is not None
+    assert found.progress == b"99"
+
+
+async def test_node_is_told_with_whole_jobs(storage: BullStorage, node: NodeBull) -> None:
+    """Each event is `[who, job, ...]` with the id among the options: anything else would end the Node process."""
+    names = [f"{name}@{storage.queue}" for name in ("waiting", "progress", "failed", "completed", "stalled")]
+    async with heard(node.client, *names) as message:
+        await storage.enqueue([job("one", payload=b"not json \xff")])
+        held = await claim_one(storage)
+        await storage.progress([ProgressReport(claim=held, value=b"42")])
+        await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
+        await storage.settle([Completed(claim=await claim_one(storage), result=b'{"done":true}')])
+        told = [await message() for _ in range(4)]
+    assert [channel.partition("@")[0] for channel, _ in told] == ["waiting", "progress", "failed", "completed"]
+    waiting, progress, failed, completed = map(parsed, told)
+    assert {message[0] for message in (waiting, progress, failed, completed)} == {EMITTER}
+    assert list(waiting[1]) == CREATED
+    assert (len(waiting), waiting[1]["opts"]["jobId"], waiting[1]["returnvalue"]) == (2, "one", None)
+    assert (progress[2], progress[1]["progress"], failed[1]["attemptsMade"], failed[2]) == (42, 42, 1, {})
+    assert (completed[1]["returnvalue"], completed[2]) == ({"done": True}, {"done": True})
+    assert completed[1]["stacktrace"] == ["ValueError: no"]
+
+
+async def test_what_is_no_json_is_not_published(storage: BullStorage, node: NodeBull) -> None:
+    """Junk in a job of Node's, and control characters in it, never make a message that Node cannot parse."""
+    await node.add("bad", data='{"a":NaN}', opts="[1]", stacktrace="[", progress="x", returnvalue='"\n"')
+    async with heard(node.client, f"failed@{storage.queue}") as message:
+        await storage.settle([Failed(claim=await claim_one(storage), error=ERROR)])
+        [_, told, _] = parsed(await message())
+    assert (told["data"], told["opts"], told["progress"]) == (None, {"jobId": "bad"}, 0)
+    assert (told["stacktrace"], told["returnvalue"]) == (["ValueError: no"], " ")
+
+
+async def test_old_dialects_have_no_such_events(old: BullStorage, node: NodeBull) -> None:
+    """Beside Bull 1.0 nothing is published that only 1.1 knows."""
+    async with heard(node.client, f"waiting@{old.queue}", key(old, "jobs")) as message:
+        await old.enqueue([job("7")])
+        assert await message() == (key(old, "jobs"), "7")
+
+
+async def test_node_is_heard(storage: BullStorage, node: NodeBull) -> None:
+    """Events of Node's reach our subscribers, junk and our own echo do not; a failed run that is repeated is no end."""
+
+    def message(**about: object) -> str:
+        return json.dumps(
+            [node.token, {"data": {}, "opts": {"jobId": "one"}, "attempts": 2, "attemptsMade": 1, **about}]
+        )
+
+    async with storage.subscribe("one") as events:
+        for junk in ("", "{}", "[", "[1]", "null", '["x",{"opts":{}}]', '["x",{"opts":{"jobId":null}},1]', "\x00"):
+            await node.client.publish(f"completed@{storage.queue}", junk)
+        await node.client.publish(f"completed@{storage.queue}", json.dumps([EMITTER, {"opts": {"jobId": "one"}}]))
+        await node.client.publish(f"bull:{storage.queue}:workers:events@0", b"\xc1junk")
+        for name, about in (("waiting", {}), ("failed", {}), ("failed", {"attemptsMade": 2}), ("completed", {})):
+            await node.client.publish(f"{name}@{storage.queue}", message(**about))
+        kinds = [(await events.get()).kind for _ in range(4)]
+    assert kinds == [JobEventKind.QUEUED, JobEventKind.FAILING, JobEventKind.FAILED, JobEventKind.COMPLETED]
+
+
+@pytest.mark.parametrize("job_id", ["wait", "id", "paused", "stalled-check", "123", "a:lock", "007", "~x"])
+async def test_ids_that_bull_would_confuse_are_wrapped(job_id: str, storage: BullStorage, node: NodeBull) -> None:
+    """Names of keys, of locks, and numbers of the counter are no ids of ours in Redis; they read as they are."""
+    await storage.enqueue([job(job_id)])
+    [raw] = await node.line("wait")
+    assert raw.startswith("~")
+    assert await claimed(storage) == [job_id]
+
+
+async def test_ids_of_node_read_as_they_are(storage: BullStorage, node: NodeBull) -> None:
+    """Numbers and any text that Node chose; every verb finds them."""
+    theirs = [await node.add(), await node.add("a:b"), await node.add("wörk ~")]
+    assert [found.id if found else None for found in await storage.status(theirs)] == theirs
+    assert await claimed(storage) == theirs
+    assert await storage.remove(theirs, running=True) == 3
+
+
+@pytest.mark.parametrize("job_id", ["abc", "007", "-1", "1.0", "9007199254740992", "٣", "1 "])
+async def test_old_dialects_take_numbers_alone(job_id: str, old: BullStorage) -> None:
+    """Node up to 1.0 reads every id as a number: another is refused before anything is written, and told what to do."""
+    with pytest.raises(Unsupported, match="next_id"):
+        await old.enqueue([job("1"), job(job_id)])
+    assert await old.status(["1"]) == [None]
+
+
+async def test_old_dialects_have_numbers_to_take(old: BullStorage, node: NodeBull) -> None:
+    """Numbers from `next_id` are nobody else's; one from elsewhere is never given out again."""
+    first = await old.next_id()
+    await old.enqueue([job(first), job("500")])
+    assert await node.add() == "501"
+    assert (await node.record("500"))["opts"].startswith('{"attempts"')
+    assert await claimed(old) == [first, "500", "501"]
+
+
+async def test_far_delays_are_refused(storage: BullStorage, node: NodeBull) -> None:
+    """Node's timers break on them; a retry that asks for more waits as long as there is."""
+    with pytest.raises(Unsupported, match="24 days"):
+        await storage.enqueue([job("near"), job("far", delay=timedelta(days=24, seconds=1))])
+    assert await storage.status(["near"]) == [None]
+    await storage.enqueue([job("near")])
+    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(days=365), error=ERROR)])
+    [found] = await storage.status(["near"])
+    assert found is not None
+    assert found.next_run_at is not None
+    assert timedelta(days=23) < found.next_run_at - found.created_at < timedelta(days=25)
+
+
+async def test_a_released_group_keeps_its_order(storage: BullStorage, node: NodeBull) -> None:
+    """Jobs given back together stand in front as they stood, without a lock, a mark or a stall."""
+    await storage.enqueue([job(name) for name in ("a", "b", "c")])
+    claims = await storage.claim("w", leases={"*": HOUR}, limit=2)
+    await storage.settle([Released(claim=claim) for claim in claims])
+    assert await node.line("wait") == ["a", "b", "c"]
+    assert "lockAcquired" not in await node.record("a")
+    assert await node.client.exists(node.key("a:lock")) == 0
+
+
+async def test_what_node_finished_is_read(storage: BullStorage, node: NodeBull) -> None:
+    """A result, a failure of Node's and one of its sweep; when they ended nobody knows."""
+    for raw, line, fields in (
+        ("done", "completed", {"returnvalue": '{"n":1}'}),
+        ("falsy", "completed", {"returnvalue": ""}),
+        ("bad", "failed", {"failedReason": "oh", "stacktrace": '["TypeError: oh\\n at x"]', "attemptsMade": 1}),
+        ("lost", "failed", {"failedReason": "job stalled more than allowable limit"}),
+    ):
+        await node.add(raw, **fields)
+        await node.take()
+        await node.client.lrem(node.key("active"), 0, raw)
+        await node.client.sadd(node.key(line), raw)
+    outcomes = [await storage.result(raw) for raw in ("done", "falsy", "bad", "lost")]
+    assert [outcome.result if outcome else None for outcome in outcomes] == [b'{"n":1}', b"null", None, None]
+    errors = [outcome.error.type for outcome in outcomes if outcome and outcome.error]
+    assert errors == ["TypeError", "StalledError"]
+    [done] = await storage.status(["done"])
+    assert done is not None
+    assert (done.state, done.attempt, done.finished_at) == (JobState.COMPLETED, 1, None)
+    assert await storage.clean(JobState.COMPLETED, older_than=HOUR) == 2
+
+
+@pytest.mark.parametrize("silently", [False, True])
+async def test_what_node_adds_wakes(silently: bool, storage: BullStorage, node: NodeBull) -> None:
+    """A sleeper gets what Node adds, and what Node puts in line without a word."""
+    waiting = asyncio.create_task(storage.wait(["*"], timeout=6 * timedelta(seconds=PATIENCE)))
+    try:
+        await until(lambda: _somebody_hears(node))
+        await asyncio.sleep(0.05)  # it has looked, too
+        assert not waiting.done()
+        if silently:
+            await node.client.hset(node.key("mute"), mapping={"data": "{}", "opts": "{}"})
+            await node.client.lpush(node.key("wait"), "mute")
+        else:
+            await node.add()
+        async with asyncio.timeout(PATIENCE):
+            await waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert len(await claimed(storage)) == 1
+
+
+async def _somebody_hears(node: NodeBull) -> bool:
+    [(_, hearers)] = await node.client.pubsub_numsub(node.key("paused"))
+    return bool(hearers)
+
+
+async def test_nobody_listens_for_a_busy_worker(storage: BullStorage, node: NodeBull) -> None:
+    """Each added job is a message: who has not waited for a while is sent them no more, until the next wait."""
+    await storage.wait(["*"], timeout=timedelta(milliseconds=1))
+    await until(lambda: _nobody_hears_adds(storage, node))
+    await claimed(storage, 1_000)
+    waiting = asyncio.create_task(storage.wait(["*"], timeout=6 * timedelta(seconds=PATIENCE)))
+    async with asyncio.timeout(PATIENCE):
+        while await _nobody_hears_adds(storage, node):
+            pass
+        await waiting
+
+
+async def _nobody_hears_adds(storage: BullStorage, node: NodeBull) -> bool:
+    await node.add()
+    [(_, hearers)] = await node.client.pubsub_numsub(node.key("jobs"))
+    return not hearers
+
+
+async def test_the_dialect_may_be_in_the_url(redis_url: str) -> None:
+    """As an argument it wins, with neither it is C; another letter is refused."""
+    url = f"bull+{redis_url}?queue=q"
+    found = [
+        repr(BullStorage(url)),
+        repr(BullStorage(f"{url}&dialect=A")),
+        repr(BullStorage(f"{url}&dialect=A", dialect="B")),
+    ]
+    assert found == [f"BullStorage(queue='q', dialect='{dialect}')" for dialect in "CAB"]
+    for wrong in (f"{url}&dialect=D", f"{url}&dialect=a"):
+        with pytest.raises(ValueError, match="one of A, B, C"):
+            BullStorage(wrong)
+
+
+async def test_an_end_costs_the_same_with_any_backlog(storage: BullStorage, node: NodeBull) -> None:
+    """A job is looked for among the active ones alone, as long as it is there."""
+    await storage.enqueue([job(str(number)) for number in range(5)])
+    claims = await storage.claim("w", leases={"*": HOUR}, limit=3)
+    before = await _removals(node)
+    await storage.settle([Completed(claim=claim, result=b"1") for claim in claims])
+    assert await _removals(node) - before == 3
+
+
+async def _removals(node: NodeBull) -> int:
+    """How often the server has looked through a list so far."""
+    return int((await node.client.info("commandstats")).get("cmdstat_lrem", {"calls": 0})["calls"])

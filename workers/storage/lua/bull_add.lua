@@ -1,0 +1,66 @@
+-- Adding jobs, each `{id, name, data, opts, attempts, delay in microseconds}`; `opts` is JSON.
+local counter = redis.call('GET', COUNTER)
+if counter and not string.find(counter, '^%d+$') then
+  return redis.error_reply('WRONGTYPE ' .. COUNTER .. ' is no number; set it to one that no id of this queue has reached')
+end
+
+-- The number of the job, which is its id if that is one; then it must not be given out again.
+local function next_number(id)
+  local number = redis.call('INCR', COUNTER)
+  if not string.find(id, '^%d+$') then
+    return number
+  elseif tonumber(id) > number then
+    redis.call('SET', COUNTER, id)
+  end
+  return tonumber(id)
+end
+
+-- 0 if there is no such job, else the state it is in, and its result, or no state where none can be. A failed or expired
+-- one makes room.
+local function existing(id)
+  local kind = redis.call('TYPE', P .. id).ok
+  if kind == 'none' then
+    return 0
+  elseif kind ~= 'hash' then
+    return { 0 }
+  end
+  if not exists(id) then
+    redis.call('DEL', P .. id)
+    return 0
+  end
+  local state = state_of(id)
+  if state == STATE.completed then
+    local found = fields(id, 'returnvalue', 'workers:result')
+    return { state, found[1], found[2] }
+  elseif state and state ~= STATE.failed then
+    return { state }
+  end
+  forget(id)
+  return 0
+end
+
+local some_cancelled = redis.call('EXISTS', CANCELLED) == 1
+local function add(job)
+  local id, name, data, opts, attempts, delay = unpack(job)
+  local found = existing(id)
+  if found ~= 0 then
+    return found
+  end
+  local number = next_number(id)
+  local eta = delay > 0 and later(delay) or now
+  redis.call(
+    'HMSET', P .. id, 'data', data, 'opts', opts, 'progress', '0', 'delay', string.format('%.0f', eta - now), 'timestamp',
+    string.format('%.0f', now), 'attempts', attempts, 'attemptsMade', '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name
+  )
+  if some_cancelled then
+    redis.call('ZREM', CANCELLED, id)
+  end
+  if delay > 0 then
+    delay_until(eta, number % SCALE, id)
+  else
+    line_up(id)
+  end
+  tell(EVENT.queued, id)
+  emit('waiting', id)
+  return 0
+end

@@ -1,0 +1,12 @@
+-- ARGV[5]: `completed` or `failed`, [6]: `{ids}`. Records of ours that Node has ended expire as well, from now on.
+local line = P .. ARGV[5]
+local which = line == COMPLETED and 'keepCompleted' or 'keepFailed'
+for _, id in ipairs(cmsgpack.unpack(ARGV[6])) do
+  local found = fields(id, 'workers:expires', 'opts')
+  local keep = found and found[2] and not found[1] and keep_of(options(found[2]), which) or FOREVER
+  if keep < FOREVER and redis.call('SISMEMBER', line, id) == 1 then
+    local expires = string.format('%.0f', now + keep)
+    redis.call('HSET', P .. id, 'workers:expires', expires)
+    redis.call('ZADD', ENDED[line], expires, id)
+  end
+end

@@ -1,0 +1,16 @@
+-- ARGV[5]: `{ids}` the job may have, [6]: how long its tombstone lasts. Answers the state it was in, nothing for no job.
+local id, state = find(cmsgpack.unpack(ARGV[5]))
+if not id then
+  return false
+end
+if state == STATE.processing then
+  redis.call('HSET', P .. id, 'workers:cancel', '1')
+  request_cancel(id)
+elseif state ~= STATE.completed and state ~= STATE.failed then
+  take(id, state)
+  redis.call('DEL', P .. id)
+  redis.call('ZADD', CANCELLED, now + tonumber(ARGV[6]), id)
+  tell(EVENT.cancelled, id)
+end
+finish()
+return state

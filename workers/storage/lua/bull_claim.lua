@@ -1,0 +1,81 @@
+-- ARGV[5]: worker, [6]: the head of the tokens, [7]: limit, [8]: `{lease of other names in ms, name, lease, ...}`.
+-- Answers `{{id, name, data, opts, timestamp, attempts, attemptsMade, stalledCounter, lease, ...}, {ids dropped}}`; the
+-- token of the n-th is the head and n in four hexadecimal digits.
+local worker, head, limit = ARGV[5], ARGV[6], tonumber(ARGV[7])
+local leases, wanted = {}, cmsgpack.unpack(ARGV[8])
+for at = 2, #wanted, 2 do
+  leases[wanted[at]] = wanted[at + 1]
+end
+local DUE_AT_ONCE, READ_AT_ONCE, LOCKED_PASSED, ENOUGH_BYTES = 1000, 200, 1000, 8 * 1024 * 1024
+
+redis.call('ZADD', SEEN, now, worker)
+if paused then
+  return cmsgpack.pack({ {}, {} })
+end
+line_up_what_is_due(math.max(math.min(limit, AT_ONCE), DUE_AT_ONCE))
+
+local answer, taken, bytes, mine = {}, {}, 0, {}
+
+local function grant(id, found)
+  local lease = leases[found[1] or 'default'] or wanted[1]
+  taken[#taken + 1] = id
+  mine[id] = true
+  local token = head .. string.format('%04x', #taken)
+  redis.call('SET', P .. id .. ':lock', token, 'PX', lease)
+  redis.call('HMSET', P .. id, CLAIM, '+' .. token .. worker, 'lockAcquired', '1')
+  answer[#answer + 1] = id
+  for at = 1, 7 do
+    answer[#answer + 1] = found[at]
+  end
+  answer[#answer + 1] = lease
+  bytes = bytes + #found[2] + #(found[3] or '')
+  tell(EVENT.active, id)
+end
+
+-- Whether the job is taken, or dropped: one that is completed already, that is mine already, or that has no record.
+local function sort_out(id, completed)
+  if mine[id] or completed == 1 then
+    return
+  end
+  local found = fields(id, 'name', 'data', 'opts', 'timestamp', 'attempts', 'attemptsMade', 'stalledCounter')
+  if found and found[2] then
+    grant(id, found)
+  else
+    dropped[#dropped + 1] = id
+  end
+end
+
+-- Whoever holds a lock on a job in line is about to let go of it, or to take it out: it stays where it is.
+local passed = 0
+while #taken < limit and passed < LOCKED_PASSED and bytes <= ENOUGH_BYTES do
+  local width = math.min(limit - #taken, READ_AT_ONCE)
+  local line = redis.call('LRANGE', WAIT, -(passed + width), -(passed + 1))
+  if #line == 0 then
+    break
+  end
+  local holders, completed = locks_of(line), redis.call('SMISMEMBER', COMPLETED, unpack(line))
+  local gone, stay = {}, 0
+  for at = #line, 1, -1 do
+    if bytes > ENOUGH_BYTES then
+      break
+    end
+    local id = line[at]
+    if holders[at] and not mine[id] then
+      stay = stay + 1
+    else
+      sort_out(id, completed[at])
+      gone[#gone + 1] = id
+    end
+  end
+  if passed + stay == 0 then
+    redis.call('LTRIM', WAIT, 0, -(#gone + 1))
+  else
+    for _, id in ipairs(gone) do
+      redis.call('LREM', WAIT, -1, id)
+    end
+  end
+  passed = passed + stay
+end
+batched('LPUSH', ACTIVE, taken)
+finish()
+return cmsgpack.pack({ answer, dropped })

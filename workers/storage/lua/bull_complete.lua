@@ -1,0 +1,22 @@
+-- ARGV[5]: `{ids}` the job may have, [6]: its return value, [7]: its result as it is where that cannot tell, else empty,
+-- [8]: how long it is kept, empty for as long as it wants. Answers the state it was in, nothing for no job.
+local id, state = find(cmsgpack.unpack(ARGV[5]))
+if not id then
+  return false
+end
+if state ~= STATE.completed and state ~= STATE.failed then
+  take(id, state)
+  local changes = { 'returnvalue', ARGV[6] }
+  if ARGV[7] ~= '' then
+    changes[3], changes[4] = 'workers:result', ARGV[7]
+  end
+  if state ~= STATE.processing then
+    changes[#changes + 1] = 'workers:idle'
+    changes[#changes + 1] = '1'
+  end
+  redis.call('HDEL', P .. id, CLAIM, 'lockAcquired', 'workers:cancel')
+  local keep = tonumber(ARGV[8]) or keep_of(options((fields(id, 'opts') or {})[1]), 'keepCompleted')
+  conclude(id, COMPLETED, keep, changes, ARGV[6])
+end
+finish()
+return state

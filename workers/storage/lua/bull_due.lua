@@ -1,0 +1,23 @@
+-- Delayed jobs that are due stand in line, in the order they became due; those without a record are dropped.
+local dropped = {}
+local function line_up_what_is_due(limit)
+  local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', '(' .. string.format('%.0f', (now + 1) * SCALE), 'LIMIT', 0, limit)
+  if #due == 0 then
+    return
+  end
+  batched('ZREM', DELAYED, due)
+  local standing = {}
+  for _, id in ipairs(due) do
+    local found = fields(id, 'data')
+    if found and found[1] then
+      redis.call('HSET', P .. id, 'delay', '0')
+      standing[#standing + 1] = id
+    else
+      dropped[#dropped + 1] = id
+    end
+  end
+  batched('LPUSH', LINE, standing)
+  announce(standing)
+  local first = redis.call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES')[2]
+  next_delayed = first and math.min(next_delayed or math.huge, tonumber(first)) or next_delayed
+end

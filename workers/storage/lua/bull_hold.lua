@@ -1,0 +1,22 @@
+-- Whether a claim still holds its job.
+local TAKEN, OVER, UNKNOWN = 2, 3, 4
+
+-- Why a claim without the job's mark does not have it.
+local function loss(id)
+  if not exists(id) then
+    return UNKNOWN
+  end
+  local state = state_of(id)
+  if not state then
+    return UNKNOWN
+  end
+  return (state == STATE.completed or state == STATE.failed) and OVER or TAKEN
+end
+
+-- Nothing while nobody else has the job: its lock is the claim's own, or has run out.
+local function why_not_held(id, token, mark, holder)
+  if not mark or string.sub(mark, 1, 1 + TOKEN_LENGTH) ~= '+' .. token then
+    return loss(id)
+  end
+  return holder and holder ~= token and TAKEN or nil
+end

@@ -1,0 +1,10 @@
+-- ARGV[5]: `{ids}` the job may have, [6]: how long it is kept from now, in ms. Answers whether it had ended.
+local id, state = find(cmsgpack.unpack(ARGV[5]))
+local line = state == STATE.completed and COMPLETED or state == STATE.failed and FAILED
+if not line then
+  return 0
+end
+local expires = string.format('%.0f', now + tonumber(ARGV[6]))
+redis.call('HSET', P .. id, 'workers:expires', expires)
+redis.call('ZADD', ENDED[line], expires, id)
+return 1

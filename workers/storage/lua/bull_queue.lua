@@ -1,0 +1,300 @@
+-- What every script begins with: the queue's keys, its clock, how jobs are found, put in line and told of.
+-- KEYS[1] is `<prefix>:<queue>:`; ARGV[1] the database's number, [2] the queue's name, [3] the dialect of the Node peers,
+-- [4] who we are to them. Times are milliseconds of the server's clock.
+local P = KEYS[1]
+local QUEUE, DIALECT, EMITTER = ARGV[2], ARGV[3], ARGV[4]
+local WAIT, PAUSED, ACTIVE, DELAYED = P .. 'wait', P .. 'paused', P .. 'active', P .. 'delayed'
+local COMPLETED, FAILED, COUNTER, META_PAUSED = P .. 'completed', P .. 'failed', P .. 'id', P .. 'meta-paused'
+-- Ours, which Node does not know: ended jobs and cancelled ids by when they expire, workers by when they were last seen.
+local ENDED = { [COMPLETED] = P .. 'workers:completed', [FAILED] = P .. 'workers:failed' }
+local CANCELLED, SEEN = P .. 'workers:cancelled', P .. 'workers:seen'
+
+-- A wrong type found in the middle of a step would leave half of it done.
+local KINDS = {
+  list = { WAIT, PAUSED, ACTIVE }, set = { COMPLETED, FAILED }, string = { COUNTER, META_PAUSED },
+  zset = { DELAYED, ENDED[COMPLETED], ENDED[FAILED], CANCELLED, SEEN },
+}
+for kind, keys in pairs(KINDS) do
+  for _, key in ipairs(keys) do
+    local found = redis.call('TYPE', key).ok
+    if found ~= 'none' and found ~= kind then
+      local why = found == 'zset' and 'this queue is one of Bull 3 or newer: leave it to them, and take another name or prefix'
+        or 'this is no queue of Bull 1: remove what is there, or take another name or prefix'
+      return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. found .. ', not a ' .. kind .. '; ' .. why)
+    end
+  end
+end
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+-- The first millisecond that is not before `microseconds` from now.
+local function later(microseconds)
+  return math.ceil((clock[1] * 1000000 + clock[2] + microseconds) / 1000)
+end
+
+local STATE = { queued = 1, failing = 2, processing = 3, completed = 4, failed = 5, cancelled = 6, scheduled = 7 }
+local EVENT = { queued = 1, active = 2, completed = 3, failing = 4, failed = 5, cancelled = 6, cancel_requested = 7, progress = 8 }
+
+-- In the hash of a job: `+` and the token of the claim that holds it, then its worker; `-` and the token that settled it.
+local CLAIM = 'workers:claim'
+local TOKEN_LENGTH = 28
+
+local HOUR = 3600 * 1000
+local SCALE = 4096
+local STACKS_BYTES = 64 * 1024
+
+local function whole(text)
+  local number = tonumber(text or 0)
+  return number and number >= 0 and number <= 9007199254740992 and math.floor(number) or 0
+end
+
+-- The fields of a job; nothing where its key holds something else.
+local function fields(id, ...)
+  local found = redis.pcall('HMGET', P .. id, ...)
+  return not found.err and found or nil
+end
+
+-- Who holds the lock of each job, false for nobody.
+local function locks_of(ids)
+  local holders = {}
+  for start = 1, #ids, AT_ONCE do
+    local stop, keys = math.min(start + AT_ONCE - 1, #ids), {}
+    for at = start, stop do
+      keys[#keys + 1] = P .. ids[at] .. ':lock'
+    end
+    for at, holder in ipairs(redis.call('MGET', unpack(keys))) do
+      holders[start + at - 1] = holder
+    end
+  end
+  return holders
+end
+
+local function options(text)
+  local good, opts = pcall(cjson.decode, text or '')
+  return good and type(opts) == 'table' and opts or {}
+end
+
+-- How long a job's own producer wants its record to last once it has ended; without a word for ever.
+local FOREVER = 36525 * 24 * HOUR
+local function keep_of(opts, which)
+  local ours = type(opts.workers) == 'table' and opts.workers or {}
+  if which == 'keepCompleted' and opts.removeOnComplete == true then
+    return 0
+  end
+  return ours[which] and whole(ours[which]) or FOREVER
+end
+
+-- Where to put what is to be run: never into WAIT while the queue is paused, or a resume would lose it.
+local paused = redis.call('EXISTS', META_PAUSED) == 1
+local LINE = paused and PAUSED or WAIT
+
+local events = {}
+local function tell(kind, id)
+  events[#events + 1] = kind
+  events[#events + 1] = id
+end
+
+local function request_cancel(id)
+  tell(EVENT.cancel_requested, id)
+  redis.call('PUBLISH', P .. 'workers:cancels@' .. ARGV[1], id)
+end
+
+-- JSON text that Node can parse in the middle of more, or something else in its place.
+local strict
+local function json(text, instead)
+  if not strict then
+    strict = cjson.new() -- the settings of the one at hand are everybody's on this server
+    strict.decode_invalid_numbers(false)
+  end
+  if not text or not pcall(strict.decode, text) then
+    return instead
+  end
+  return (string.gsub(text, '[%z\1-\31]', ' '))
+end
+
+local listened = {}
+local function is_listened(channel)
+  if listened[channel] == nil then
+    listened[channel] = redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 or redis.call('PUBSUB', 'NUMPAT') > 0
+  end
+  return listened[channel]
+end
+
+-- Tells Node processes of dialect C, if any listens, with the whole job as it is now.
+local function emit(name, id, extra)
+  local channel = name .. '@' .. QUEUE
+  if DIALECT ~= 'C' or not is_listened(channel) then
+    return
+  end
+  local found = fields(id, 'data', 'opts', 'progress', 'delay', 'timestamp', 'attempts', 'attemptsMade', 'stacktrace', 'returnvalue')
+  if not found or not found[1] then
+    return
+  end
+  local opts = string.match(json(found[2], '{}'), '^%s*{(.*)}%s*$') or ''
+  local head = string.find(opts, '%S') and opts .. ',' or ''
+  local numbers = {}
+  for at = 3, 7 do
+    numbers[at] = string.format('%.0f', whole(found[at]))
+  end
+  local job = '{"data":' .. json(found[1], 'null') .. ',"opts":{' .. head .. '"jobId":' .. cjson.encode(id)
+    .. '},"progress":' .. numbers[3] .. ',"delay":' .. numbers[4] .. ',"timestamp":' .. numbers[5] .. ',"attempts":' .. numbers[6]
+    .. ',"attemptsMade":' .. numbers[7] .. ',"stacktrace":' .. json(found[8], '[]') .. ',"returnvalue":' .. json(found[9], 'null') .. '}'
+  redis.call('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. (extra and ',' .. json(extra, 'null') or '') .. ']')
+end
+
+-- What is to be done for a whole batch at the end.
+local unlocked, behind, in_front, ends = {}, {}, {}, { [COMPLETED] = {}, [FAILED] = {} }
+local next_delayed
+
+local function unlock(id)
+  unlocked[#unlocked + 1] = P .. id .. ':lock'
+end
+
+local function line_up(id)
+  behind[#behind + 1] = id
+end
+
+-- A group that is put back keeps its order.
+local function line_up_in_front(id)
+  in_front[#in_front + 1] = id
+end
+
+local function delay_until(eta, low, id)
+  redis.call('ZADD', DELAYED, eta * SCALE + low, id)
+  next_delayed = math.min(next_delayed or math.huge, eta * SCALE + low)
+end
+
+-- Of a job that is not new the low bits of its place among those due in one millisecond come from its id.
+local function low_bits(id)
+  return string.find(id, '^%d+$') and #id < 17 and tonumber(id) % SCALE or 0
+end
+
+local function announce(ids)
+  for _, id in ipairs(ids) do
+    redis.call('PUBLISH', P .. 'jobs', id)
+  end
+end
+
+-- The last step of every script that changes something.
+local function finish()
+  for start = 1, #unlocked, AT_ONCE do
+    redis.call('DEL', unpack(unlocked, start, math.min(start + AT_ONCE - 1, #unlocked)))
+  end
+  batched('ZADD', ENDED[COMPLETED], ends[COMPLETED])
+  batched('ZADD', ENDED[FAILED], ends[FAILED])
+  local reversed = {}
+  for at = #in_front, 1, -1 do
+    reversed[#reversed + 1] = in_front[at]
+  end
+  batched('LPUSH', LINE, behind)
+  batched('RPUSH', LINE, reversed)
+  announce(behind)
+  announce(in_front)
+  if next_delayed then
+    redis.call('PUBLISH', P .. 'delayed', string.format('%.17g', next_delayed / SCALE))
+  end
+  if #events > 0 then
+    redis.call('PUBLISH', P .. 'workers:events@' .. ARGV[1], cmsgpack.pack(events))
+  end
+end
+
+-- The public state of a job whose hash is there, and when it is due; no state for one whose record has expired. Jobs
+-- that are nowhere else stand in line: to look there would cost a walk through all of it.
+local function state_of(id)
+  for line, state in pairs({ [COMPLETED] = STATE.completed, [FAILED] = STATE.failed }) do
+    if redis.call('SISMEMBER', line, id) == 1 then
+      local found = fields(id, 'workers:expires')
+      local expires = found and tonumber(found[1] or '')
+      return (not expires or expires > now) and state or nil
+    end
+  end
+  local score = redis.call('ZSCORE', DELAYED, id)
+  if score then
+    local due = math.floor(tonumber(score) / SCALE)
+    local found = fields(id, 'failedReason', 'attemptsMade') or {}
+    local later_state = (found[1] or whole(found[2]) > 0) and STATE.failing or STATE.scheduled
+    return due <= now and STATE.queued or later_state, due
+  end
+  return redis.call('LPOS', ACTIVE, id) and STATE.processing or STATE.queued
+end
+
+-- Whether there is such a job. Node leaves hashes behind that have nothing of one but a delay or a mark.
+local function exists(id)
+  return redis.pcall('HEXISTS', P .. id, 'data') == 1
+end
+
+-- A job may be known under one of several ids; the first that is there, and its state.
+local function find(ids)
+  for _, id in ipairs(ids) do
+    if exists(id) then
+      local state, due = state_of(id)
+      if state then
+        return id, state, due
+      end
+    end
+  end
+end
+
+local function leave_line(id)
+  return redis.call('LREM', WAIT, -1, id) + redis.call('LREM', PAUSED, -1, id)
+end
+
+-- What is no hash is no job, whatever stands in line: an id may be called as a key of the queue is.
+local function delete(id)
+  if redis.call('TYPE', P .. id).ok == 'hash' then
+    redis.call('DEL', P .. id)
+  end
+  unlock(id)
+end
+
+local function forget(id)
+  delete(id)
+  for _, line in ipairs({ COMPLETED, FAILED }) do
+    redis.call('SREM', line, id)
+    redis.call('ZREM', ENDED[line], id)
+  end
+end
+
+-- Nobody runs the job, and nobody will: out of its line, or its claim void.
+local function take(id, state)
+  if state == STATE.processing then
+    redis.call('LREM', ACTIVE, 0, id)
+    request_cancel(id)
+  elseif redis.call('ZREM', DELAYED, id) == 0 then
+    redis.call('LREM', WAIT, 0, id)
+    redis.call('LREM', PAUSED, 0, id)
+  end
+  unlock(id)
+end
+
+-- The job ends; without `keep` it leaves nothing. `changes` are fields and values.
+local function conclude(id, line, keep, changes, extra)
+  changes[#changes + 1] = 'workers:finished'
+  changes[#changes + 1] = string.format('%.0f', now)
+  local expires = string.format('%.0f', now + keep)
+  if keep < FOREVER then
+    changes[#changes + 1] = 'workers:expires'
+    changes[#changes + 1] = expires
+  end
+  redis.call('HMSET', P .. id, unpack(changes))
+  tell(line == COMPLETED and EVENT.completed or EVENT.failed, id)
+  emit(line == COMPLETED and 'completed' or 'failed', id, extra)
+  unlock(id)
+  if keep == 0 then
+    redis.call('DEL', P .. id)
+    return
+  end
+  redis.call('SADD', line, id)
+  if keep < FOREVER then
+    local some = ends[line]
+    some[#some + 1] = expires
+    some[#some + 1] = id
+  end
+end
+
+-- The stacks of earlier failures and one more, which is JSON; cut to the last where they grow out of bounds.
+local function with_stack(stacks, one)
+  local before = stacks and #stacks < STACKS_BYTES and json(stacks, nil) and string.match(stacks, '^%s*%[(.*)%]%s*$') or ''
+  return '[' .. (string.find(before, '%S') and before .. ',' or '') .. one .. ']'
+end

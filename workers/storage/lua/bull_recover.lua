@@ -1,0 +1,76 @@
+-- ARGV[5]: limit, [6]: stalls allowed, [7]: 1 where a claim of ours is over with its lock, [8]: `{ids}` that nobody has had
+-- a lock on for long enough. Answers the ids that are in line again, that failed, that were dropped, and those without a
+-- lock that shall be looked at again.
+local LOOKED_AT = 10000
+local limit, max_stalls, ours_at_once = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
+local ripe = {}
+for _, id in ipairs(cmsgpack.unpack(ARGV[8])) do
+  ripe[id] = true
+end
+local requeued, failed, suspects = {}, {}, {}
+
+local function give_up(id, job, stalls)
+  local facts = cjson.encode({ job.worker, job.spent, job.attempts, stalls, max_stalls })
+  local changes = { 'failedReason', 'job stalled more than allowable limit', 'workers:stalled', facts }
+  conclude(id, FAILED, keep_of(options(job.opts), 'keepFailed'), changes, '{}')
+  redis.call('HDEL', P .. id, CLAIM)
+  failed[#failed + 1] = id
+end
+
+-- A lost claim of ours counts as an attempt of a job of ours; Node's producers expect that it does not. One that Node has
+-- taken and never locked has not begun.
+local function recover(id, found)
+  local mark, ours = found[2], found[3]
+  local counted = mark or found[4] or DIALECT ~= 'C'
+  local stalls = whole(found[5]) + (counted and 1 or 0)
+  local job = {
+    worker = mark and string.sub(mark, 2 + TOKEN_LENGTH) or '', attempts = math.max(1, whole(found[6])), opts = found[8],
+    spent = whole(found[7]) + (ours and stalls or 0),
+  }
+  redis.call('HMSET', P .. id, 'stalledCounter', string.format('%.0f', stalls))
+  if stalls > max_stalls or (ours and mark and job.spent >= job.attempts) then
+    return give_up(id, job, stalls)
+  end
+  redis.call('HDEL', P .. id, CLAIM, 'lockAcquired')
+  unlock(id)
+  line_up_in_front(id)
+  tell(EVENT.queued, id)
+  emit('stalled', id)
+  requeued[#requeued + 1] = id
+end
+
+local dropped = {}
+local function look(id, completed)
+  local found = fields(id, 'data', CLAIM, 'name', 'lockAcquired', 'stalledCounter', 'attempts', 'attemptsMade', 'opts')
+  local mark = found and found[2]
+  local held = mark and string.sub(mark, 1, 1) == '+'
+  if not ripe[id] and not (ours_at_once and held) then
+    suspects[#suspects + 1] = id
+    return
+  end
+  redis.call('LREM', ACTIVE, 0, id)
+  if completed == 1 then
+    return
+  elseif not found or not found[1] then
+    dropped[#dropped + 1] = id
+    return
+  end
+  found[2] = held and mark
+  recover(id, found)
+end
+
+-- The oldest first, as they shall be in line again.
+local active = redis.call('LRANGE', ACTIVE, -LOOKED_AT, -1)
+local holders, seen = locks_of(active), {}
+for at = #active, 1, -1 do
+  local id = active[at]
+  if #requeued + #failed >= limit then
+    break
+  end
+  if not holders[at] and not seen[id] then
+    seen[id] = true
+    look(id, redis.call('SISMEMBER', COMPLETED, id))
+  end
+end
+finish()
+return cmsgpack.pack({ requeued, failed, dropped, suspects })

@@ -1,0 +1,44 @@
+-- ARGV[5]: the claims, each `{id, token, lease in ms}`; then the workers. Answers `{place of the claim, code, ...}`: lost
+-- for one of three reasons, or to be cancelled.
+local CANCEL = 6
+for at = 6, #ARGV do
+  redis.call('ZADD', SEEN, now, ARGV[at])
+end
+
+-- The job is where a claim has it. Of one that Node's sweep took for abandoned, and nobody has taken, nothing is lost.
+local function hold(id, holder)
+  if holder or redis.call('LPOS', ACTIVE, id) then
+    return true
+  end
+  if leave_line(id) == 0 then
+    return false
+  end
+  redis.call('LPUSH', ACTIVE, id)
+  return true
+end
+
+local function renew(id, token, lease, holder)
+  local found = fields(id, CLAIM, 'workers:cancel')
+  local reason = why_not_held(id, token, found and found[1], holder)
+  if reason then
+    return reason
+  elseif not hold(id, holder) then
+    return loss(id)
+  end
+  redis.call('SET', P .. id .. ':lock', token, 'PX', lease)
+  return found[2] == '1' and CANCEL or nil
+end
+
+local claims, ids, answer = cmsgpack.unpack(ARGV[5]), {}, {}
+for at, claim in ipairs(claims) do
+  ids[at] = claim[1]
+end
+local holders = locks_of(ids)
+for at, claim in ipairs(claims) do
+  local code = renew(claim[1], claim[2], claim[3], holders[at])
+  if code then
+    answer[#answer + 1] = at
+    answer[#answer + 1] = code
+  end
+end
+return cmsgpack.pack(answer)

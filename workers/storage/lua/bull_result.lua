@@ -1,0 +1,27 @@
+-- ARGV[5]: jobs, each `{ids}` it may have. Answers for as many as one answer shall hold how each ended: 0 for one that has
+-- not, else `{state, returnvalue, result as it is, reason, stacks, facts, stall}`.
+local ENOUGH_BYTES = 8 * 1024 * 1024
+local answer, bytes = {}, 0
+for at, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
+  if bytes > ENOUGH_BYTES then
+    break
+  end
+  local id, state = find(ids)
+  answer[at] = 0
+  if state == STATE.completed or state == STATE.failed then
+    answer[at] = {
+      state, unpack(fields(
+        id, 'returnvalue', 'workers:result', 'failedReason', 'stacktrace', 'workers:error', 'workers:stalled', 'attempts', 'attemptsMade'
+      )),
+    }
+    bytes = bytes + #(answer[at][2] or '')
+  elseif not id then
+    for _, gone in ipairs(ids) do
+      local expires = redis.call('ZSCORE', CANCELLED, gone)
+      if expires and tonumber(expires) > now then
+        answer[at] = { STATE.cancelled }
+      end
+    end
+  end
+end
+return cmsgpack.pack(answer)

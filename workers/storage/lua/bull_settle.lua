@@ -1,0 +1,142 @@
+-- ARGV[5]: the settlements, each `{id, token, kind, ...}`; [6]: uncounted retries allowed in a row.
+-- Answers a code for each.
+local APPLIED, ALREADY, OCCUPIED = 0, 1, 5
+local COMPLETE, RETRY, FAIL, RELEASE, CONTINUE = 1, 2, 3, 4, 5
+
+-- Whether something else than a job has the key of this one.
+local function is_occupied(id)
+  local kind = redis.call('TYPE', P .. id).ok
+  return kind ~= 'none' and kind ~= 'hash'
+end
+
+-- The attempt is over; what was noted of it goes.
+local function let_go(id)
+  redis.call('HDEL', P .. id, 'lockAcquired', 'workers:cancel')
+  unlock(id)
+end
+
+local function complete(id, token, keep, returnvalue, exact, next)
+  local changes = { 'returnvalue', returnvalue, CLAIM, '-' .. token }
+  if exact then
+    changes[5], changes[6] = 'workers:result', exact
+  end
+  conclude(id, COMPLETED, keep, changes, returnvalue)
+  if next then
+    add(next)
+  end
+end
+
+local function failure(job, token, counted, reason, stack, facts)
+  return {
+    'attemptsMade', string.format('%.0f', whole(job.made) + (counted and 1 or 0)), 'stacktrace', with_stack(job.stacks, stack),
+    'failedReason', reason, 'workers:error', facts, CLAIM, '-' .. token,
+  }
+end
+
+-- Whether the retry uses an attempt up, and how many uncounted ones in a row that makes.
+local function count(uncounted, counted, postponed)
+  if postponed then
+    return false, uncounted
+  end
+  if counted or uncounted >= tonumber(ARGV[6]) then
+    return true, 0
+  end
+  return false, uncounted + 1
+end
+
+local function retry(id, token, job, delay, reason, stack, facts, counted, postponed, keep)
+  local counts, in_a_row = count(whole(job.uncounted), counted, postponed)
+  if counts and not counted and job.spent + 1 >= whole(job.attempts) then
+    facts = string.gsub(facts, '"exhausted":false', '"exhausted":true')
+    return conclude(id, FAILED, keep, failure(job, token, true, reason, stack, facts), '{}')
+  end
+  local changes = failure(job, token, counts, reason, stack, facts)
+  changes[#changes + 1] = 'workers:uncounted'
+  changes[#changes + 1] = in_a_row
+  redis.call('HMSET', P .. id, unpack(changes))
+  let_go(id)
+  if delay > 0 then
+    delay_until(later(delay), low_bits(id), id)
+  elseif options(job.opts).lifo == true then
+    line_up_in_front(id)
+  else
+    line_up(id)
+  end
+  tell(EVENT.failing, id)
+  emit('failed', id, '{}')
+end
+
+-- Everything is the next link's but the id, the date and the progress.
+local function continue(id, token, next)
+  local _, name, data, opts, attempts, delay = unpack(next)
+  local eta = delay > 0 and later(delay) or now
+  redis.call(
+    'HMSET', P .. id, 'data', data, 'opts', opts, 'delay', string.format('%.0f', eta - now), 'attempts', attempts, 'attemptsMade',
+    '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name, CLAIM, '-' .. token
+  )
+  redis.call('HDEL', P .. id, 'failedReason', 'stalledCounter', 'workers:error', 'workers:uncounted')
+  let_go(id)
+  if delay > 0 then
+    delay_until(eta, low_bits(id), id)
+  else
+    line_up(id)
+  end
+  tell(EVENT.queued, id)
+  emit('waiting', id)
+end
+
+local function apply(id, token, job, settlement)
+  local kind = settlement[3]
+  if kind == COMPLETE then
+    complete(id, token, unpack(settlement, 4, 7))
+  elseif kind == RETRY then
+    retry(id, token, job, unpack(settlement, 4, 10))
+  elseif kind == FAIL then
+    conclude(id, FAILED, settlement[4], failure(job, token, true, unpack(settlement, 5, 7)), '{}')
+  elseif kind == CONTINUE then
+    continue(id, token, settlement[4])
+  else
+    redis.call('HSET', P .. id, CLAIM, '-' .. token)
+    let_go(id)
+    line_up_in_front(id)
+    tell(EVENT.queued, id)
+  end
+end
+
+-- A job that Node's sweep has put back in line, and nobody has taken, may still be ended by its claim.
+local function leave(id)
+  return redis.call('LREM', ACTIVE, -1, id) > 0 or leave_line(id) > 0
+end
+
+local function settle(settlement, holder)
+  local id, token = settlement[1], settlement[2]
+  local found = fields(id, CLAIM, 'attempts', 'attemptsMade', 'stalledCounter', 'name', 'workers:uncounted', 'stacktrace', 'opts')
+  local mark = found and found[1]
+  if mark == '-' .. token then
+    return ALREADY
+  end
+  local reason = why_not_held(id, token, mark, holder)
+  if reason then
+    return reason
+  elseif settlement[3] == COMPLETE and settlement[7] and is_occupied(settlement[7][1]) then
+    return OCCUPIED
+  elseif not leave(id) then
+    return loss(id)
+  end
+  apply(id, token, {
+    attempts = found[2], made = found[3], spent = whole(found[3]) + (found[5] and whole(found[4]) or 0), uncounted = found[6],
+    stacks = found[7], opts = found[8],
+  }, settlement)
+  return APPLIED
+end
+
+local settlements, ids, outcomes = cmsgpack.unpack(ARGV[5]), {}, {}
+for at, settlement in ipairs(settlements) do
+  ids[at] = settlement[1]
+end
+local holders = locks_of(ids)
+for at, settlement in ipairs(settlements) do
+  outcomes[at] = settle(settlement, holders[at])
+end
+finish()
+return cmsgpack.pack(outcomes)

@@ -1,0 +1,174 @@
+"""Ids, payloads, errors and numbers as the queues of Node keep them, and back; pure.
+
+Everything read here may have been written by any producer: junk never raises, it reads as if it were not there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import zlib
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from workers.jobs import MAX_DELAY, MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
+from workers.storage.rules import bounded
+
+ERROR_FIELD: Final = "workers:error"
+"""What `failedReason` cannot say: the error's type, and whether the attempts were used up."""
+
+DELAY_SCALE: Final = 0x1000
+"""Scores of the delayed set are milliseconds times this; the low bits keep the order within one millisecond."""
+
+FOREVER: Final = MAX_DELAY
+MAX_NUMBER: Final = 2**53
+"""The largest number that JavaScript and Lua count exactly to."""
+
+_PLAIN_ID: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
+_UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z", re.ASCII)
+_WRAPPED: Final = b'{"$base64":"'
+_STACK_HEAD: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)", re.ASCII)
+
+
+def encode_id(job_id: str, reserved: Collection[str]) -> str:
+    """The id in Redis: itself if a UUID or a plain word that is no `reserved` name of a key, else `~` and base64url."""
+    if _UUID.match(job_id) or (_PLAIN_ID.match(job_id) and job_id not in reserved):
+        return job_id
+    return "~" + base64.urlsafe_b64encode(job_id.encode(errors="surrogateescape")).decode().rstrip("=")
+
+
+def decode_id(raw: str, reserved: Collection[str]) -> str:
+    """The id a job in Redis goes by; what `encode_id` did not make reads as it is."""
+    if not raw.startswith("~"):
+        return raw
+    try:
+        job_id = base64.urlsafe_b64decode(raw[1:] + "=" * (-len(raw[1:]) % 4)).decode()
+    except (binascii.Error, ValueError):
+        return raw
+    return job_id if job_id and encode_id(job_id, reserved) == raw else raw
+
+
+def encode_bytes(data: bytes) -> bytes:
+    """JSON text for `data`: byte for byte itself if it is JSON, else `{"$base64":"..."}`."""
+    if data.startswith(_WRAPPED) or not _is_json(data):
+        return _WRAPPED + base64.b64encode(data) + b'"}'
+    return data
+
+
+def decode_bytes(text: str) -> bytes:
+    """The bytes that `encode_bytes` took, or the JSON text of another producer."""
+    data = text.encode(errors="surrogateescape")
+    if data.startswith(_WRAPPED) and data.endswith(b'"}'):
+        try:
+            return base64.b64decode(data[len(_WRAPPED) : -2], validate=True)
+        except binascii.Error:
+            pass
+    return data
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def error_fields(error: ErrorInfo) -> dict[str, object]:
+    """Hash fields that go with a failure, beside `failedReason`."""
+    return {"stacktrace": json.dumps([error.stack] if error.stack else []), ERROR_FIELD: error_facts(error)}
+
+
+def error_facts(error: ErrorInfo) -> str:
+    """What `ERROR_FIELD` holds."""
+    known = {"type": error.type, "exhausted": error.exhausted, "of": _checksum(error.message)}
+    return json.dumps(known, separators=(",", ":"))
+
+
+def decode_error(reason: str | None, stacktrace: str | None, known: str | None, *, exhausted: bool) -> ErrorInfo | None:
+    """The last failure. `known` counts only if it belongs to this `reason`: a Node worker may have failed since."""
+    if reason is None:
+        return None
+    stack = _last_text(stacktrace)
+    facts = json_object(known)
+    head = _STACK_HEAD.match(stack)
+    kind = head.group() if head else "Error"
+    if facts.get("of") == _checksum(reason):
+        kind, exhausted = str(facts.get("type")), facts.get("exhausted") is True
+    return ErrorInfo(
+        type=kind, message=reason[:MESSAGE_CHARACTERS], stack=stack[-STACK_CHARACTERS:], exhausted=exhausted
+    )
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode(errors="surrogateescape"))
+
+
+def _last_text(stacktrace: str | None) -> str:
+    try:
+        stacks = json.loads(stacktrace or "[]")
+    except (ValueError, RecursionError):
+        return ""
+    return str(stacks[-1] or "") if isinstance(stacks, list) and stacks else ""
+
+
+def json_object(text: str | None) -> Mapping[str, object]:
+    """The JSON object in `text`, empty if there is none."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def number(value: object) -> float | None:
+    """A number from 0 to 2^53, given as a number or as text; else None."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        parsed = float(value)
+    except (ValueError, OverflowError):
+        return None
+    if not 0 <= parsed <= MAX_NUMBER:
+        return None
+    return int(parsed) if parsed.is_integer() else parsed
+
+
+def whole(value: object) -> int:
+    """A counter as the scripts keep them, 0 when missing."""
+    return int(number(value) or 0)
+
+
+def to_ms(duration: timedelta) -> int:
+    """Milliseconds of the bounded duration."""
+    return round(bounded(duration) / timedelta(milliseconds=1))
+
+
+def from_ms(milliseconds: float) -> timedelta:
+    return timedelta(milliseconds=min(milliseconds, FOREVER / timedelta(milliseconds=1)))
+
+
+def moment(milliseconds: float) -> datetime:
+    """A timestamp of BullMQ; one that is out of range reads as the start of 1970."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+def due_ms(score: object) -> int | None:
+    """When the member of the delayed set with this score, a number or its text, is due; None for no score."""
+    # Not `number`: the scale takes every date after 2039 beyond what counts exactly, which dates can do without.
+    if not isinstance(score, str | int | float):
+        return None
+    try:
+        return int(float(score) // DELAY_SCALE)
+    except (ValueError, OverflowError):
+        return None
