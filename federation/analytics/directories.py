@@ -1,4 +1,4 @@
-"""Directories that are replaced whole: readers find the old one or the fresh one, and never a part of either.
+"""Directories and files that are replaced whole: readers find the old or the fresh one, and never a part of either.
 
 Work goes on in `.staging` inside the directory it is for, a name no reader looks at. A lock on the directory, which
 ends with its process, keeps a second writer out, so what lies in `.staging` when a writer begins is a dead one's.
@@ -68,6 +68,14 @@ def replace_directory(fresh: Path, place: Path) -> None:
         old = fresh.with_name(fresh.name + _OLD)
         place.rename(old)
         fresh.rename(place)
+    _sync(place.parent)
+
+
+def replace_file(fresh: Path, place: Path) -> None:
+    """`place` is what `fresh` was, in one step."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _sync(fresh)
+    fresh.replace(place)
     _sync(place.parent)
 
 

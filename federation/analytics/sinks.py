@@ -10,15 +10,14 @@ when a run begins is a dead one's and is removed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from federation.analytics.directories import replace_file, staging_in
 from federation.analytics.results import DAILY, DATED, Result, local
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from federation.analytics.frames import Outputs, Window
-
-STAGING: Final = ".staging"
 
 
 def write_outputs(
@@ -46,10 +43,10 @@ def write_outputs(
     day or window, never one per attempt; nothing that grows with the attempts is kept.
 
     Raises:
-        OSError: another run is writing to `directory`, or the disk refuses; every day is whole.
+        DirectoryUnusable: another run is writing to `directory`, or it cannot be written to; nothing has changed.
+        OSError: the disk refuses; every day is whole.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory), _staging(directory) as staging, _kept(outputs.server_daily, outputs.server_scorecard):
+    with staging_in(directory) as staging, _kept(outputs.server_daily, outputs.server_scorecard):
         renames: list[tuple[Path, Path]] = []
         for result in DAILY:
             told(f"computing {result.name}")
@@ -62,7 +59,7 @@ def write_outputs(
             renames.append((_stage_dated(frame, result, staging), result.file(directory, window.as_of)))
         told("putting the results in place")
         for source, target in renames:
-            _replace(source, target)
+            replace_file(source, target)
 
 
 def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) -> dict[date, Path]:
@@ -97,45 +94,6 @@ def _empty_files(spark: SparkSession, result: Result, target: Path, count: int) 
 def _only_file(directory: Path) -> Path:
     [file] = directory.glob("*.parquet")
     return file
-
-
-def _replace(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _sync(source)
-    source.replace(target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OSError(f"{directory}: another analytics run is writing here; wait until it has ended") from error
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _staging(directory: Path) -> Iterator[Path]:
-    staging = directory / STAGING
-    if staging.exists():
-        shutil.rmtree(staging)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from federation.analytics import frames
+from federation.analytics.errors import DirectoryUnusable
 from federation.analytics.frames import Window
 from federation.analytics.results import (
     DAILY,
@@ -157,7 +158,7 @@ def test_a_second_run_at_the_same_time_is_refused(spark: SparkSession, tmp_path:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="another analytics run is writing here"):
+        with pytest.raises(DirectoryUnusable, match="another run is writing"):
             write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
     finally:
         os.close(descriptor)
