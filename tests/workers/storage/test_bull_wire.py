@@ -24,7 +24,7 @@ from tests.workers.storage.bull_steps import (
     parsed,
     until,
 )
-from workers.errors import Unsupported
+from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, Completed, Failed, JobEventKind, JobState, ProgressReport, Released, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bull import BullStorage
@@ -406,9 +406,11 @@ async def test_the_dialect_may_be_in_the_url(redis_url: str) -> None:
         repr(BullStorage(f"{url}&dialect=A", dialect="B")),
     ]
     assert found == [f"BullStorage(queue='q', dialect='{dialect}')" for dialect in "CAB"]
-    for wrong in (f"{url}&dialect=D", f"{url}&dialect=a"):
-        with pytest.raises(ValueError, match="one of A, B, C"):
-            BullStorage(wrong)
+    for wrong in ("D", "a", ""):
+        with pytest.raises(StorageError, match="one of A, B, C"):
+            BullStorage(f"{url}&dialect={wrong}")
+    with pytest.raises(ValueError, match="one of A, B, C"):
+        BullStorage(url, dialect="D")  # type: ignore[arg-type]  # what is not checked by its caller
 
 
 async def test_an_end_costs_the_same_with_any_backlog(storage: BullStorage, node: NodeBull) -> None:
