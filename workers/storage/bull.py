@@ -51,7 +51,6 @@ from workers.storage.bull_codec import (
     TOKEN_HEAD_BYTES,
     BullClaim,
     Dialect,
-    keep_ms,
     known_dialect,
     lease_ms,
     raw_ids,
@@ -59,6 +58,7 @@ from workers.storage.bull_codec import (
 from workers.storage.bull_inspect import Inspector
 from workers.storage.bull_lua import QueueScripts, loaded_scripts
 from workers.storage.bull_notices import Notices
+from workers.storage.bull_options import keep_ms
 from workers.storage.bull_recovery import GRACES, Recoverer, report_dropped
 from workers.storage.claiming import claimed
 from workers.storage.node_values import to_ms

@@ -82,7 +82,8 @@ local function keep_of(opts, which)
   if which == 'keepCompleted' and opts.removeOnComplete == true then
     return 0
   end
-  return ours[which] and whole(ours[which]) or FOREVER
+  local keep = ours[which]
+  return type(keep) == 'number' and keep >= 0 and keep < FOREVER and math.floor(keep) or FOREVER
 end
 
 -- Where to put what is to be run: never into WAIT while the queue is paused, or a resume would lose it.
