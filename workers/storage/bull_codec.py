@@ -269,10 +269,19 @@ def decode_error(
     """The last failure."""
     if stall is not None:
         return stall
-    error = node_values.decode_error(_text(reason), _text(stacks), _text(facts), exhausted=exhausted)
+    why = _text(reason)
+    if why is None:
+        why = _reason_in(_text(stacks))
+    error = node_values.decode_error(why, _text(stacks), _text(facts), exhausted=exhausted)
     if error is not None and error.message == NODE_STALLED and not json_object(_text(facts)):
         return ErrorInfo(type="StalledError", message=error.message, exhausted=exhausted)
     return error
+
+
+def _reason_in(stacks: str | None) -> str | None:
+    """The message in front of the last stack, which is all that Bull 1.0 keeps of it."""
+    said, _, _ = node_values.last_text(stacks).partition("\n    at ")
+    return said.partition(": ")[2] or said or None
 
 
 NODE_STALLED: Final = "job stalled more than allowable limit"
