@@ -207,7 +207,11 @@ def bullmq_url(settings: Settings) -> str | None:
 def keyless_redis_url(settings: Settings) -> str | None:
     """The Redis of BullMQ's or Bull's queues, which keep no deduplication keys; None if the queues live elsewhere."""
     chosen = plain(settings.queue_url) or ""
-    return chosen.removeprefix("bull+") if chosen.startswith(BULL_SCHEMES) else bullmq_url(settings)
+    if not chosen.startswith(BULL_SCHEMES):
+        return bullmq_url(settings)
+    from workers.storage.redis_server import take_parameter
+
+    return take_parameter(chosen.removeprefix("bull+"), "dialect")[0]
 
 
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from redis.asyncio import Redis
+
 from tests.chaos import ledger
 from tests.interop.bull_child import Order, bull_child, kill
 from tests.interop.bull_jobs import Obedient
@@ -156,6 +158,39 @@ async def test_what_comes_too_late_from_node(queue: BullStorage, peer: BullPeer,
 async def runs_of(handler: Obedient) -> list[object]:
     """The runs so far."""
     return list(handler.runs)
+
+
+POISON = {
+    "no hash": {},
+    "no data": {"opts": "{}"},
+    "data that is no JSON": {"data": "{", "opts": "{}"},
+    "options that are no JSON": {"data": "{}", "opts": "{"},
+}
+
+
+async def test_poison_is_taken_out_of_nodes_way(queue: BullStorage, peer: BullPeer, redis_url: str) -> None:
+    """What no Node worker can load, and would leave in `active` or move to and fro for ever, ours drop or fail."""
+    await peer.work()
+    prefix = f"bull:{queue.queue}:"
+    async with Redis.from_url(redis_url, decode_responses=True) as client:
+        for job_id, fields in zip(map(str, range(101, 105)), POISON.values(), strict=True):
+            if fields:
+                await client.hset(prefix + job_id, mapping=fields)
+            await client.lpush(prefix + "wait", job_id)
+        await eventually(lambda: client.llen(prefix + "active"), lambda stuck: stuck == len(POISON))
+        async with running(Worker(queue, {"*": Obedient()}, lease=SECOND, max_stalls=1)):
+            last = await peer.add({"result": 1})
+            assert (await ended(queue, last)).result == b"1"
+            await eventually(lambda: lines(client, prefix), lambda found: found == ([], []))
+        assert await client.smembers(prefix + "failed") == {"103", "104"}
+        assert await client.smembers(prefix + "completed") == {last}
+
+
+async def lines(client: Redis, prefix: str) -> tuple[list[str], list[str]]:
+    """What waits and what runs at one moment."""
+    async with client.pipeline(transaction=True) as view:
+        waiting, active = await view.lrange(prefix + "wait", 0, -1).lrange(prefix + "active", 0, -1).execute()
+    return waiting, active
 
 
 async def test_both_versions_and_ours_share_a_queue(npm_packages: None, redis_url: str) -> None:

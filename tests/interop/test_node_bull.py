@@ -112,7 +112,7 @@ async def test_our_failures_read_in_node(queue: BullStorage, peer: BullPeer, ver
         assert found["failedReason"] == "no such server"
 
 
-async def test_nodes_failures_read_here(queue: BullStorage, peer: BullPeer, ids: Ids, version: str) -> None:
+async def test_nodes_failures_read_here(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
     """A job of ours that failed in Node has failed here too, with its attempts and its last error."""
     job_id = ids()
     policy = RetryPolicy(initial=timedelta(milliseconds=30), multiplier=1, jitter=0)
@@ -121,8 +121,8 @@ async def test_nodes_failures_read_here(queue: BullStorage, peer: BullPeer, ids:
     outcome = await ended(queue, job_id)
     assert outcome.error is not None
     assert outcome.kind is OutcomeKind.FAILED
-    if version != "1.0.0":
-        assert outcome.error.message == "boom"
+    assert (outcome.error.type, outcome.error.message) == ("TypeError", "boom")
+    assert "bull_peer.mjs" in outcome.error.stack
     assert ((await status(queue, job_id)).state, (await status(queue, job_id)).attempt) == (JobState.FAILED, 3)
     starts = [run["at"] for run in await peer.runs(job_id)]
     assert len(starts) == 3

@@ -51,7 +51,6 @@ from workers.storage.bull_codec import (
     TOKEN_HEAD_BYTES,
     BullClaim,
     Dialect,
-    keep_ms,
     known_dialect,
     lease_ms,
     raw_ids,
@@ -59,6 +58,7 @@ from workers.storage.bull_codec import (
 from workers.storage.bull_inspect import Inspector
 from workers.storage.bull_lua import QueueScripts, loaded_scripts
 from workers.storage.bull_notices import Notices
+from workers.storage.bull_options import keep_ms
 from workers.storage.bull_recovery import GRACES, Recoverer, report_dropped
 from workers.storage.claiming import claimed
 from workers.storage.node_values import to_ms
@@ -98,7 +98,7 @@ class BullStorage(ScriptedStorage):
     pause may leave one behind, reads as queued.
 
     Raises:
-        StorageError: a target that is no Redis URL.
+        StorageError: a target that is no Redis URL, or has an unknown dialect.
         ValueError: an unknown dialect.
     """
 
@@ -129,7 +129,7 @@ class BullStorage(ScriptedStorage):
             target, named = parse_url(target.removeprefix(SCHEME))
             queue = named if named and queue == DEFAULT_QUEUE else queue
             target, spoken = take_parameter(target, "dialect")
-            dialect = dialect or known_dialect(spoken or "C")
+            dialect = dialect or _spoken(spoken)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
         server = Server(target, timeout, scripts=loaded_scripts, text=False)
@@ -294,3 +294,10 @@ class BullStorage(ScriptedStorage):
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._inspector.page(state, cursor, limit)
+
+
+def _spoken(dialect: str | None) -> Dialect | None:
+    try:
+        return None if dialect is None else known_dialect(dialect)
+    except ValueError as error:
+        raise StorageError(f"not the URL of a Bull queue: {error}") from None

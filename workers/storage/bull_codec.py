@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
 from typing import Final, Literal, TypeAlias, get_args
 
 from workers.errors import Unsupported
 from workers.jobs import (
-    DROP,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
     Claim,
@@ -28,13 +26,12 @@ from workers.jobs import (
     Failed,
     JobState,
     NewJob,
-    Retention,
     Retried,
     Settlement,
 )
-from workers.retry import RetryPolicy
 from workers.storage import node_values
-from workers.storage.node_values import FOREVER, MAX_NUMBER, encode_bytes, from_ms, json_object, number, to_ms, whole
+from workers.storage.bull_options import keep_ms, read_options, write_options
+from workers.storage.node_values import MAX_NUMBER, encode_bytes, json_object, number, whole
 from workers.storage.redis_codec import STATES, duration
 from workers.storage.redis_server import Reply
 from workers.storage.rules import bounded
@@ -75,7 +72,6 @@ CORRUPT: Final = ErrorInfo(
 
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]*)\Z", re.ASCII)
 _FALSY_NUMBER: Final = re.compile(rb"-?[0-9.]+(?:[eE][+-]?[0-9]+)?\Z")
-_CACHED_BYTES: Final = 2_048
 _TOKEN_HEAD_CHARACTERS: Final = 24
 TOKEN_HEAD_BYTES: Final = _TOKEN_HEAD_CHARACTERS // 2
 
@@ -123,59 +119,6 @@ def raw_ids(job_id: str, dialect: Dialect) -> list[bytes]:
     return [plain, encoded.encode()] if dialect != "C" else [encoded.encode(), plain]
 
 
-class BullBackoff(RetryPolicy):
-    """Bull's exponential back-off: `(2^n - 1) * delay` after the n-th failed run, without jitter or cap."""
-
-    def delay(self, attempt: int, **_: object) -> timedelta:
-        milliseconds = self.initial / timedelta(milliseconds=1)
-        return from_ms(round((2.0 ** min(attempt, 1_000) - 1) * milliseconds))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """What a claim needs of a job's `opts`."""
-
-    keep_completed: Retention = FOREVER
-    keep_failed: Retention = FOREVER
-    priority: int = 0
-    chain_index: int = 0
-    backoff: RetryPolicy | None = None
-    corrupt: bool = False
-
-
-@lru_cache(512)
-def _own_options(
-    attempts: int,
-    delay: timedelta,
-    keep_completed: Retention,
-    keep_failed: Retention,
-    priority: int,
-    chain_index: int,
-    backoff: RetryPolicy | None,
-) -> bytes:
-    """Our options behind the id's. What Bull has no word for is in the member `workers`, which Node keeps as it is."""
-    ours: dict[str, object] = {"keepCompleted": keep_ms(keep_completed), "keepFailed": keep_ms(keep_failed)}
-    options: dict[str, object] = {"attempts": attempts, "workers": ours}
-    if keep_completed is DROP:
-        options["removeOnComplete"] = True
-    if delay:
-        options["delay"] = max(1, to_ms(delay))
-    if priority:
-        ours["priority"] = priority
-    if chain_index:
-        ours["chainIndex"] = chain_index
-    if backoff is not None:
-        kind = "fixed" if backoff.multiplier == 1 else "exponential"
-        options["backoff"] = {"type": kind, "delay": to_ms(backoff.initial)}
-        ours["backoff"] = [to_ms(backoff.initial), backoff.multiplier, to_ms(backoff.maximum), backoff.jitter]
-    return json.dumps(options, separators=(",", ":")).encode()
-
-
-def keep_ms(keep: Retention) -> int:
-    """Milliseconds, 0 for `DROP`."""
-    return 0 if keep is DROP else max(1, to_ms(keep))
-
-
 def lease_ms(lease: timedelta) -> int:
     """Milliseconds a lock lasts: one at least, Redis refuses a shorter one."""
     return max(1, math.ceil(bounded(lease) / timedelta(milliseconds=1)))
@@ -195,11 +138,7 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
             " enqueue it nearer to its time, or in another storage"
         )
     raw = encode_id(job.id, dialect)
-    options = _own_options(
-        job.max_attempts, job.delay, job.keep_completed, job.keep_failed, job.priority, job.chain_index, job.backoff
-    )
-    if dialect == "C":
-        options = b'{"jobId":"%b",%b' % (raw.encode(), options[1:])
+    options = write_options(job, raw if dialect == "C" else None)
     return raw.encode(), job.name.encode(), encode_bytes(job.payload), options, job.max_attempts, duration(job.delay)
 
 
@@ -212,61 +151,6 @@ def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
         result = decode_result(*found[1:])
         return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=state, result=result)
     return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=state)
-
-
-def read_options(raw: bytes, text: bytes | None) -> JobOptions:
-    """The options of a job; those of ours differ but by the id, which stands in front."""
-    head = b'{"jobId":"%b",' % raw
-    if not text:
-        return JobOptions(corrupt=True)
-    rest = b"{" + text[len(head) :] if text.startswith(head) else text
-    return _parsed(rest) if len(rest) <= _CACHED_BYTES else _parsed.__wrapped__(rest)
-
-
-@lru_cache(1_024)
-def _parsed(text: bytes) -> JobOptions:
-    try:
-        options = json.loads(text.decode(errors="surrogateescape"))
-    except (ValueError, RecursionError):
-        options = None
-    if not isinstance(options, dict):
-        return JobOptions(corrupt=True)
-    found = options.get("workers")
-    ours = found if isinstance(found, dict) else {}
-    dropped = options.get("removeOnComplete") is True
-    return JobOptions(
-        keep_completed=DROP if dropped else _retention(ours.get("keepCompleted")),
-        keep_failed=_retention(ours.get("keepFailed")),
-        priority=whole(ours.get("priority")),
-        chain_index=whole(ours.get("chainIndex")),
-        backoff=_own_backoff(ours.get("backoff")) or _node_backoff(options.get("backoff")),
-    )
-
-
-def _retention(value: object) -> Retention:
-    milliseconds = number(value)
-    return FOREVER if milliseconds is None else from_ms(milliseconds) or DROP
-
-
-def _own_backoff(value: object) -> RetryPolicy | None:
-    numbers = [number(one) for one in value] if isinstance(value, list) and len(value) == 4 else []
-    initial, multiplier, maximum, jitter = numbers or (None,) * 4
-    if initial is None or multiplier is None or maximum is None or jitter is None:
-        return None
-    return RetryPolicy(
-        initial=from_ms(initial), multiplier=max(1.0, multiplier), maximum=from_ms(maximum), jitter=min(jitter, 1.0)
-    )
-
-
-def _node_backoff(value: object) -> RetryPolicy | None:
-    """A fixed number of milliseconds, or one of Bull's two kinds; None for a kind only its own worker knows."""
-    backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
-    delay = number(backoff.get("delay"))
-    kinds = {"fixed": RetryPolicy, "exponential": BullBackoff}
-    kind = kinds.get(str(backoff.get("type")))
-    if value is None or kind is None or delay is None:
-        return None
-    return kind(initial=from_ms(delay), multiplier=1.0, maximum=FOREVER, jitter=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,10 +269,19 @@ def decode_error(
     """The last failure."""
     if stall is not None:
         return stall
-    error = node_values.decode_error(_text(reason), _text(stacks), _text(facts), exhausted=exhausted)
+    why = _text(reason)
+    if why is None:
+        why = _reason_in(_text(stacks))
+    error = node_values.decode_error(why, _text(stacks), _text(facts), exhausted=exhausted)
     if error is not None and error.message == NODE_STALLED and not json_object(_text(facts)):
         return ErrorInfo(type="StalledError", message=error.message, exhausted=exhausted)
     return error
+
+
+def _reason_in(stacks: str | None) -> str | None:
+    """The message in front of the last stack, which is all that Bull 1.0 keeps of it."""
+    said, _, _ = node_values.last_text(stacks).partition("\n    at ")
+    return said.partition(": ")[2] or said or None
 
 
 NODE_STALLED: Final = "job stalled more than allowable limit"

@@ -18,10 +18,10 @@ from workers.storage.bull_codec import (
     decode_progress,
     decode_result,
     raw_ids,
-    read_options,
     spent,
 )
 from workers.storage.bull_lua import QueueScripts
+from workers.storage.bull_options import read_options
 from workers.storage.node_values import moment, to_ms
 from workers.storage.portions import AT_ONCE, portions
 from workers.storage.redis_codec import CANCELLED, STATES, pack, unpack

@@ -96,7 +96,7 @@ def decode_error(reason: str | None, stacktrace: str | None, known: str | None, 
     """The last failure. `known` counts only if it belongs to this `reason`: a Node worker may have failed since."""
     if reason is None:
         return None
-    stack = _last_text(stacktrace)
+    stack = last_text(stacktrace)
     facts = json_object(known)
     head = _STACK_HEAD.match(stack)
     kind = head.group() if head else "Error"
@@ -111,7 +111,8 @@ def _checksum(text: str) -> int:
     return zlib.crc32(text.encode(errors="surrogateescape"))
 
 
-def _last_text(stacktrace: str | None) -> str:
+def last_text(stacktrace: str | None) -> str:
+    """The last stack of a JSON list of them, empty where there is none."""
     try:
         stacks = json.loads(stacktrace or "[]")
     except (ValueError, RecursionError):

@@ -110,6 +110,15 @@ class NodeBull:
         return dict(await self.client.hgetall(self.key(raw)))
 
 
+async def expired(node: NodeBull, raw: str) -> None:
+    """The lock of the job has run out."""
+    await until(lambda: _is_free(node, raw))
+
+
+async def _is_free(node: NodeBull, raw: str) -> bool:
+    return not await node.client.exists(node.key(f"{raw}:lock"))
+
+
 @asynccontextmanager
 async def heard(client: Redis, *channels: str) -> AsyncIterator[Callable[[], Awaitable[tuple[str, str]]]]:
     """The next message on any of the channels, as `(channel, text)`."""

@@ -2,8 +2,8 @@
 local line = P .. ARGV[5]
 local which = line == COMPLETED and 'keepCompleted' or 'keepFailed'
 for _, id in ipairs(cmsgpack.unpack(ARGV[6])) do
-  local found = fields(id, 'workers:expires', 'opts')
-  local keep = found and found[2] and not found[1] and keep_of(options(found[2]), which) or FOREVER
+  local found = not expiry(line, id) and fields(id, 'opts')
+  local keep = found and found[1] and keep_of(options(found[1]), which) or FOREVER
   if keep < FOREVER and redis.call('SISMEMBER', line, id) == 1 then
     local expires = string.format('%.0f', now + keep)
     redis.call('HSET', P .. id, 'workers:expires', expires)

@@ -4,8 +4,9 @@ local line, before = P .. ARGV[5], now - tonumber(ARGV[6])
 local left = tonumber(ARGV[7])
 for _, id in ipairs(cmsgpack.unpack(ARGV[8])) do
   local found = left > 0 and redis.call('SISMEMBER', line, id) == 1
-    and (fields(id, 'workers:finished', 'timestamp', 'workers:expires') or {})
-  local expired = found and found[3] and whole(found[3]) <= now -- is gone for everybody already
+    and (fields(id, 'workers:finished', 'timestamp') or {})
+  local expires = found and expiry(line, id)
+  local expired = expires and expires <= now -- is gone for everybody already
   if found and not expired and whole(found[1] or found[2]) <= before then
     forget(id)
     left = left - 1

@@ -82,7 +82,8 @@ local function keep_of(opts, which)
   if which == 'keepCompleted' and opts.removeOnComplete == true then
     return 0
   end
-  return ours[which] and whole(ours[which]) or FOREVER
+  local keep = ours[which]
+  return type(keep) == 'number' and keep >= 0 and keep < FOREVER and math.floor(keep) or FOREVER
 end
 
 -- Where to put what is to be run: never into WAIT while the queue is paused, or a resume would lose it.
@@ -199,13 +200,20 @@ local function finish()
   end
 end
 
+-- When the record of a job that ended in this line expires; never, or who knows, for one that Node ended: what the hash
+-- says may be about an end before Node ran the job again, and what the line says about one that Node has replaced.
+local function expiry(line, id)
+  local found = fields(id, 'workers:expires')
+  local expires = found and tonumber(found[1] or '')
+  return expires and tonumber(redis.call('ZSCORE', ENDED[line], id) or '') == expires and expires or nil
+end
+
 -- The public state of a job whose hash is there, and when it is due; no state for one whose record has expired. Jobs
 -- that are nowhere else stand in line: to look there would cost a walk through all of it.
 local function state_of(id)
   for line, state in pairs({ [COMPLETED] = STATE.completed, [FAILED] = STATE.failed }) do
     if redis.call('SISMEMBER', line, id) == 1 then
-      local found = fields(id, 'workers:expires')
-      local expires = found and tonumber(found[1] or '')
+      local expires = expiry(line, id)
       return (not expires or expires > now) and state or nil
     end
   end

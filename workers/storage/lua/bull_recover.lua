@@ -18,10 +18,10 @@ local function give_up(id, job, stalls)
 end
 
 -- A lost claim of ours counts as an attempt of a job of ours; Node's producers expect that it does not. One that Node has
--- taken and never locked has not begun.
+-- taken and never locked has not begun, unless Node cannot read it: it would take and leave that again and again.
 local function recover(id, found)
   local mark, ours = found[2], found[3]
-  local counted = mark or found[4] or DIALECT ~= 'C'
+  local counted = mark or found[4] or DIALECT ~= 'C' or not (json(found[1]) and json(found[8]))
   local stalls = whole(found[5]) + (counted and 1 or 0)
   local job = {
     worker = mark and string.sub(mark, 2 + TOKEN_LENGTH) or '', attempts = math.max(1, whole(found[6])), opts = found[8],

@@ -7,14 +7,12 @@ local function over(key, until_ms)
 end
 for line, key in pairs(ENDED) do
   local expired = over(key, now)
-  batched('ZREM', key, expired)
   for _, id in ipairs(expired) do
-    local found = fields(id, 'workers:expires')
-    -- Node may have removed the record, and made another one under its id.
-    if found and whole(found[1]) > 0 and whole(found[1]) <= now and redis.call('SREM', line, id) == 1 then
+    if expiry(line, id) and redis.call('SREM', line, id) == 1 then
       redis.call('DEL', P .. id)
     end
   end
+  batched('ZREM', key, expired)
 end
 batched('ZREM', CANCELLED, over(CANCELLED, now))
 batched('ZREM', SEEN, over(SEEN, now - tonumber(ARGV[6])))
