@@ -10,8 +10,6 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess, valkey
-from tests.workers.storage.bull_steps import NodeBull
-from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 
 
@@ -27,12 +25,6 @@ async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
 async def client(redis_url: str) -> AsyncIterator[Any]:
     async with Redis.from_url(redis_url, decode_responses=True) as client:
         yield client
-
-
-@pytest.fixture
-def node(client: Redis, storage: BullStorage) -> NodeBull:
-    """A Node process on the Bull queue that is `storage` in tests of one."""
-    return NodeBull(client, storage)
 
 
 @pytest.fixture

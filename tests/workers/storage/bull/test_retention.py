@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull_steps import (
+from tests.workers.storage.bull.steps import (
     ERROR,
     HOUR,
     PATIENCE,
@@ -24,25 +22,6 @@ from tests.workers.storage.bull_steps import (
 from workers.jobs import DROP, Completed, Failed, JobState
 from workers.storage.bull import BullStorage
 from workers.testing.steps import state, status
-
-GRACE = timedelta(milliseconds=300)
-
-
-@pytest.fixture
-async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
-    storage = BullStorage(redis_url, f"test-{uuid.uuid4().hex}", grace=GRACE)
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
-
-
-@pytest.fixture
-async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage]:
-    """The same queue, with Node of dialect A beside it."""
-    old = BullStorage(redis_url, storage.queue, dialect="A", grace=GRACE)
-    await old.connect()
-    yield old
-    await old.disconnect()
 
 
 async def test_a_record_node_replaced_is_not_swept(storage: BullStorage, node: NodeBull) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull_steps import (
+from tests.workers.storage.bull.steps import (
     ERROR,
     HOUR,
     PATIENCE,
@@ -28,25 +26,6 @@ from workers.errors import LossReason
 from workers.jobs import Completed, Failed, JobState, Released, Retried, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.testing.steps import state, status
-
-GRACE = timedelta(milliseconds=300)
-
-
-@pytest.fixture
-async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
-    storage = BullStorage(redis_url, f"test-{uuid.uuid4().hex}", grace=GRACE)
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
-
-
-@pytest.fixture
-async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage]:
-    """The same queue, with Node of dialect A beside it."""
-    old = BullStorage(redis_url, storage.queue, dialect="A", grace=GRACE)
-    await old.connect()
-    yield old
-    await old.disconnect()
 
 
 async def test_w1_a_job_that_is_just_being_taken_is_left_alone(storage: BullStorage, node: NodeBull) -> None:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
-from tests.workers.storage.bull_steps import ERROR, LEASES, NodeBull, claim_one, claimed, job
+from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claim_one, claimed, job
 from workers.errors import StorageError
 from workers.events import WorkerEventKind
 from workers.jobs import Claim, Completed, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.worker import Worker
-
-
-@pytest.fixture
-async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
-    storage = BullStorage(redis_url, f"test-{uuid.uuid4().hex}")
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
 
 
 def worker_on(storage: BullStorage, recorder: Recorder) -> Worker:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull_steps import (
+from tests.workers.storage.bull.steps import (
     ERROR,
     PATIENCE,
     NodeBull,
@@ -27,23 +25,6 @@ from workers.storage.bull import BullStorage
 from workers.storage.bull_lua import EMITTER
 
 CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue"]
-
-
-@pytest.fixture
-async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
-    storage = BullStorage(f"bull+{redis_url}", f"test-{uuid.uuid4().hex}")
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
-
-
-@pytest.fixture
-async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage]:
-    """The same queue, with Node of dialect A beside it."""
-    old = BullStorage(redis_url, storage.queue, dialect="A")
-    await old.connect()
-    yield old
-    await old.disconnect()
 
 
 async def test_node_is_told_with_whole_jobs(storage: BullStorage, node: NodeBull) -> None:

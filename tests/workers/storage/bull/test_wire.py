@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import uuid
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull_steps import (
+from tests.workers.storage.bull.steps import (
     ERROR,
     HOUR,
     NodeBull,
@@ -26,23 +24,6 @@ from workers.retry import RetryPolicy
 from workers.storage.bull import BullStorage
 
 CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue"]
-
-
-@pytest.fixture
-async def storage(redis_url: str) -> AsyncIterator[BullStorage]:
-    storage = BullStorage(f"bull+{redis_url}", f"test-{uuid.uuid4().hex}")
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
-
-
-@pytest.fixture
-async def old(redis_url: str, storage: BullStorage) -> AsyncIterator[BullStorage]:
-    """The same queue, with Node of dialect A beside it."""
-    old = BullStorage(redis_url, storage.queue, dialect="A")
-    await old.connect()
-    yield old
-    await old.disconnect()
 
 
 async def test_a_job_has_bulls_fields_and_its_name(storage: BullStorage, node: NodeBull) -> None:
