@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from sqlalchemy import bindparam, delete, update
 from sqlalchemy.exc import DataError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlmodel import col
 
 from db import Database, DeliveryJob, Follow
@@ -156,26 +156,15 @@ class Ledger:
                     delete(DeliveryJob).where(col(DeliveryJob.id).in_(gone)).returning(col(DeliveryJob.payload_id))
                 )
                 await release(session, (await connection.execute(removed)).scalars())
-            return [await _apply(session, entry) for entry in entries]
+            return [await _apply(connection, entry) for entry in entries]
 
 
-async def _apply(session: AsyncSession, entry: Entry) -> bool:
+async def _apply(connection: AsyncConnection, entry: Entry) -> bool:
     if not isinstance(entry, Gone) or entry.follow is None:
         return True
     answer = entry.follow
-    # A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
-    values = {"accepted": True} if answer.accepted else {"acknowledged": True}
-    changed = (
-        update(Follow)
-        .where(
-            col(Follow.follower_id) == answer.follower_id,
-            col(Follow.following_id) == answer.following_id,
-            col(Follow.follower_server_url) == answer.server_url,
-        )
-        .values(values)
-        .returning(col(Follow.id))
-    )
-    return (await session.execute(changed)).first() is not None
+    follow = {"follower": answer.follower_id, "following": answer.following_id, "server": answer.server_url}
+    return (await connection.execute(_ACCEPTED if answer.accepted else _ACKNOWLEDGED, follow)).first() is not None
 
 
 _TABLE = DeliveryJob.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core statements skip the ORM
@@ -195,6 +184,20 @@ _SETTLED = (
         error_code=bindparam("code"),
     )
 )
+
+_FOLLOWS = Follow.__table__  # type: ignore[attr-defined] # as above
+_FOLLOW = (
+    update(_FOLLOWS)
+    .where(
+        _FOLLOWS.c.follower_id == bindparam("follower"),
+        _FOLLOWS.c.following_id == bindparam("following"),
+        _FOLLOWS.c.follower_server_url == bindparam("server"),
+    )
+    .returning(_FOLLOWS.c.id)
+)
+# A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
+_ACCEPTED = _FOLLOW.values(accepted=True)
+_ACKNOWLEDGED = _FOLLOW.values(acknowledged=True)
 
 
 def _fail(group: Sequence[tuple[Entry, asyncio.Future[bool]]], error: Exception) -> None:
