@@ -48,6 +48,25 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(0.005)
 
 
+@asynccontextmanager
+async def a_script_of(client: Redis) -> AsyncIterator[None]:
+    """At the end of the block somebody, whom the block has started, has run a script."""
+    before = await _scripts_run(client)
+    yield
+
+    async def ran() -> bool:
+        return await _scripts_run(client) > before
+
+    await until(ran)
+
+
+async def _scripts_run(client: Redis) -> int:
+    """How often the server has run one to its end."""
+    told = await client.info("commandstats")
+    stats = [told.get(f"cmdstat_{name}", {}) for name in ("eval", "evalsha")]
+    return sum(stat.get("calls", 0) - stat.get("failed_calls", 0) for stat in stats)
+
+
 class NodeBull:
     """What a Node process of Bull 1.1 does to the queue, each step of its own as it is there."""
 

@@ -12,6 +12,7 @@ from tests.workers.storage.bull.steps import (
     ERROR,
     PATIENCE,
     NodeBull,
+    a_script_of,
     claim_one,
     claimed,
     heard,
@@ -86,10 +87,10 @@ async def test_node_is_heard(storage: BullStorage, node: NodeBull) -> None:
 @pytest.mark.parametrize("silently", [False, True])
 async def test_what_node_adds_wakes(silently: bool, storage: BullStorage, node: NodeBull) -> None:
     """A sleeper gets what Node adds, and what Node puts in line without a word."""
-    waiting = asyncio.create_task(storage.wait(["*"], timeout=6 * timedelta(seconds=PATIENCE)))
+    async with a_script_of(node.client):
+        waiting = asyncio.create_task(storage.wait(["*"], timeout=6 * timedelta(seconds=PATIENCE)))
     try:
         await until(lambda: _somebody_hears(node))
-        await asyncio.sleep(0.05)  # it has looked, too
         assert not waiting.done()
         if silently:
             await node.client.hset(node.key("mute"), mapping={"data": "{}", "opts": "{}"})

@@ -14,6 +14,7 @@ from tests.workers.storage.bull.steps import (
     PATIENCE,
     SHORT,
     NodeBull,
+    a_script_of,
     claim_one,
     claimed,
     expired,
@@ -32,8 +33,8 @@ async def test_w1_a_job_that_is_just_being_taken_is_left_alone(storage: BullStor
     """Between Node's two steps a job has no lock: the recovery that sees it so looks again, and lets go."""
     raw = await node.add()
     await node.take()
-    recovering = asyncio.create_task(storage.recover(10))
-    await asyncio.sleep(0.05)
+    async with a_script_of(node.client):
+        recovering = asyncio.create_task(storage.recover(10))
     await node.lock(raw)
     assert (await recovering).requeued == ()
     assert await node.line("active") == [raw]
@@ -97,8 +98,8 @@ async def test_w5_a_lapse_of_a_lock_is_no_crash(old: BullStorage, node: NodeBull
     await old.enqueue([job("7")])
     await claim_one(old, SHORT)
     await expired(node, "7")
-    recovering = asyncio.create_task(old.recover(10))
-    await asyncio.sleep(0.05)
+    async with a_script_of(node.client):
+        recovering = asyncio.create_task(old.recover(10))
     await node.lock("7")  # dialect A takes over where the job stands
     assert (await recovering).requeued == ()
     await node.unlock("7")
