@@ -8,14 +8,18 @@ belongs inside.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection, Engine, Row, Select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.util import greenlet_spawn
 
-from db.engines import async_engines
+from db.engines import async_engines, unwrapped
 from db.url import parse_url
+
+T = TypeVar("T")
 
 
 class Database:
@@ -32,6 +36,7 @@ class Database:
         self._writer, self._reader = async_engines(self._url)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
+        self._queries = unwrapped(self._reader).sync_engine
         self._tasks_writing: set[asyncio.Task[object] | None] = set()
 
     def __repr__(self) -> str:
@@ -50,15 +55,26 @@ class Database:
         Raises:
             RuntimeError: this task is inside `transaction()` already; hand its session on instead.
         """
-        task = asyncio.current_task()
-        if task in self._tasks_writing:
-            raise RuntimeError("transaction() inside transaction() of the same task; pass the outer session on")
-        self._tasks_writing.add(task)
-        try:
+        with self._writing():
             async with self._write_sessions() as session, session.begin():
                 yield session
-        finally:
-            self._tasks_writing.discard(task)
+
+    async def transact(self, work: Callable[[Connection], T]) -> T:
+        """What `work` did on its connection is committed, or undone if it raises; at half the price of `transaction`.
+
+        It runs in this task and cannot await: statements alone belong into it.
+
+        Raises:
+            RuntimeError: as for `transaction`.
+        """
+        with self._writing():
+            return await greenlet_spawn(_transact, self._writer.sync_engine, work)
+
+    async def rows(
+        self, query: Select[*tuple[Any, ...]], values: Mapping[str, object] | None = None
+    ) -> Sequence[Row[*tuple[Any, ...]]]:
+        """What one query finds, committed before it; at a third of the price of `read`. It waits for no writer."""
+        return await greenlet_spawn(_rows, self._queries, query, values)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
@@ -69,7 +85,33 @@ class Database:
         async with self._read_sessions() as session:
             yield session
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        if task in self._tasks_writing:
+            raise RuntimeError("transaction() inside transaction() of the same task; pass the outer session on")
+        self._tasks_writing.add(task)
+        try:
+            yield
+        finally:
+            self._tasks_writing.discard(task)
+
     async def close(self) -> None:
         """Every idle connection is closed; end the sessions first. A second call does nothing."""
         await self._reader.dispose()
         await self._writer.dispose()
+
+
+# SQLAlchemy's asynchronous connections change greenlets at each step. These take all steps in one, which they wait in.
+
+
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)
+
+
+def _rows(
+    engine: Engine, query: Select[*tuple[Any, ...]], values: Mapping[str, object] | None
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    with engine.connect() as connection:
+        return connection.execute(query, values).all()

@@ -197,7 +197,7 @@ class BulkDeliveries:
         async with self._database.transaction() as session:
             connection = await session.connection()
             rows = (await connection.execute(gone.where(_is_among(ids, connection.dialect.name)))).all()
-            await release(session, [row.payload_id for row in rows])
+            await connection.run_sync(release, [row.payload_id for row in rows])
         shared = [row for row in rows if row.payload_id is not None and row.settled_at is None]
         again = [row.id for row in shared if row.last_attempted_at is None or not had_jobs]
         if again:

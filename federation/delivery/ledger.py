@@ -10,21 +10,23 @@ between the commit and the settling of the job runs the attempt again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from sqlalchemy import bindparam, delete, update
+from sqlalchemy import Connection, bindparam, delete, tuple_, update
 from sqlalchemy.exc import DataError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlmodel import col
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from db import Database, DeliveryJob, Follow
 from federation.delivery.payloads import release
 
 MAX_GROUP: Final = 500
 MAX_ERROR_CHARACTERS: Final = 1_000
+
+FollowKey: TypeAlias = tuple[str, str, str]
 
 _REFUSED: Final = (DataError, IntegrityError, UnicodeError)
 """Blames an entry, not the database. The last is what a text without a UTF-8 form raises, bare."""
@@ -46,6 +48,11 @@ class FollowAnswer:
     following_id: str
     server_url: str
     accepted: bool
+
+    @property
+    def key(self) -> FollowKey:
+        """What tells the follow from all others."""
+        return self.follower_id, self.following_id, self.server_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +130,8 @@ class Ledger:
 
     async def _write_group(self, group: Sequence[tuple[Entry, asyncio.Future[bool]]]) -> None:
         try:
-            results = await self._commit([entry for entry, _ in group])
+            entries = [entry for entry, _ in group]
+            results = await self._database.transact(lambda connection: _write(connection, entries))
         except _REFUSED as error:
             if len(group) == 1:
                 _fail(group, error)
@@ -137,43 +145,48 @@ class Ledger:
                 if not future.done():
                     future.set_result(result)
 
-    async def _commit(self, entries: Sequence[Entry]) -> list[bool]:
-        attempted = [{"row": e.delivery_id, "at": e.at} for e in entries if isinstance(e, Attempted)]
-        gone = [e.delivery_id for e in entries if isinstance(e, Gone)]
-        settled = [
-            {"row": e.delivery_id, "at": e.at, "how": e.outcome, "why": e.error, "code": e.code}
-            for e in entries
-            if isinstance(e, Settled)
-        ]
-        async with self._database.transaction() as session:
-            connection = await session.connection()
-            if attempted:
-                await connection.execute(_ATTEMPTED, attempted)
-            if settled:
-                await connection.execute(_SETTLED, settled)
-            if gone:
-                removed = (
-                    delete(DeliveryJob).where(col(DeliveryJob.id).in_(gone)).returning(col(DeliveryJob.payload_id))
-                )
-                await release(session, (await connection.execute(removed)).scalars())
-            return [await _apply(connection, entry) for entry in entries]
+
+def _write(connection: Connection, entries: Sequence[Entry]) -> list[bool]:
+    """Whether each entry found what it is about; each kind is one statement, however many there are."""
+    attempted = [entry for entry in entries if isinstance(entry, Attempted)]
+    for ids in _rounds(entry.delivery_id for entry in attempted):
+        connection.execute(_ATTEMPTED, {"rows": ids, "at": max(entry.at for entry in attempted)})
+    settled = [
+        {"row": e.delivery_id, "at": e.at, "how": e.outcome, "why": e.error, "code": e.code}
+        for e in entries
+        if isinstance(e, Settled)
+    ]
+    if settled:
+        connection.execute(_SETTLED, settled)
+    gone = [entry for entry in entries if isinstance(entry, Gone)]
+    if gone:
+        release(connection, connection.execute(_GONE, {"rows": [entry.delivery_id for entry in gone]}).scalars())
+    answers = [entry.follow for entry in gone if entry.follow is not None]
+    known = _answer(connection, _ACCEPTED, [answer for answer in answers if answer.accepted])
+    known |= _answer(connection, _ACKNOWLEDGED, [answer for answer in answers if not answer.accepted])
+    return [not isinstance(entry, Gone) or entry.follow is None or entry.follow.key in known for entry in entries]
 
 
-async def _apply(connection: AsyncConnection, entry: Entry) -> bool:
-    if not isinstance(entry, Gone) or entry.follow is None:
-        return True
-    answer = entry.follow
-    follow = {"follower": answer.follower_id, "following": answer.following_id, "server": answer.server_url}
-    return (await connection.execute(_ACCEPTED if answer.accepted else _ACKNOWLEDGED, follow)).first() is not None
+def _rounds(ids: Iterable[str]) -> Iterator[list[str]]:
+    """Lists without repetitions, together as many of each id as there were."""
+    counts = Counter(ids)
+    while counts:
+        yield list(counts)
+        counts -= Counter(counts.keys())
+
+
+def _answer(connection: Connection, statement: ReturningUpdate[Any], answers: Sequence[FollowAnswer]) -> set[FollowKey]:
+    if not answers:
+        return set()
+    follows = connection.execute(statement, {"follows": [answer.key for answer in answers]})
+    return {(row.follower_id, row.following_id, row.follower_server_url) for row in follows}
 
 
 _TABLE = DeliveryJob.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core statements skip the ORM
 
-_ATTEMPTED = (
-    update(_TABLE)
-    .where(_TABLE.c.id == bindparam("row"))
-    .values(attempts=_TABLE.c.attempts + 1, last_attempted_at=bindparam("at"))
-)
+_ROWS = _TABLE.c.id.in_(bindparam("rows", expanding=True))
+_ATTEMPTED = update(_TABLE).where(_ROWS).values(attempts=_TABLE.c.attempts + 1, last_attempted_at=bindparam("at"))
+_GONE = delete(_TABLE).where(_ROWS).returning(_TABLE.c.payload_id)
 _SETTLED = (
     update(_TABLE)
     .where(_TABLE.c.id == bindparam("row"))
@@ -186,15 +199,8 @@ _SETTLED = (
 )
 
 _FOLLOWS = Follow.__table__  # type: ignore[attr-defined] # as above
-_FOLLOW = (
-    update(_FOLLOWS)
-    .where(
-        _FOLLOWS.c.follower_id == bindparam("follower"),
-        _FOLLOWS.c.following_id == bindparam("following"),
-        _FOLLOWS.c.follower_server_url == bindparam("server"),
-    )
-    .returning(_FOLLOWS.c.id)
-)
+_KEY = (_FOLLOWS.c.follower_id, _FOLLOWS.c.following_id, _FOLLOWS.c.follower_server_url)
+_FOLLOW = update(_FOLLOWS).where(tuple_(*_KEY).in_(bindparam("follows", expanding=True))).returning(*_KEY)
 # A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
 _ACCEPTED = _FOLLOW.values(accepted=True)
 _ACKNOWLEDGED = _FOLLOW.values(acknowledged=True)

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import bindparam, delete, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryPayload
@@ -53,9 +52,7 @@ class Payloads:
         await self._shared.close()
 
     async def _of_rows(self, ids: Sequence[str]) -> list[str | None]:
-        query = select(col(DeliveryJob.id), col(DeliveryJob.payload)).where(col(DeliveryJob.id).in_(ids))
-        async with self._database.read() as session:
-            texts = {row.id: row.payload for row in await session.execute(query)}
+        texts = {row.id: row.payload for row in await self._database.rows(_OWN, {"ids": ids})}
         return [texts.get(row_id) for row_id in ids]
 
     async def _load_shared(self, payload_id: str) -> str | None:
@@ -65,7 +62,7 @@ class Payloads:
             return text
 
 
-async def release(session: AsyncSession, payload_ids: Iterable[str | None]) -> None:
+def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
     """Each id stands for a row that this transaction removed: its text has one reference less, and goes with the last.
 
     Nulls are rows with a text of their own. Locks the texts in the order of their ids, so that two such transactions
@@ -74,12 +71,15 @@ async def release(session: AsyncSession, payload_ids: Iterable[str | None]) -> N
     counts = Counter(payload_id for payload_id in payload_ids if payload_id is not None)
     if not counts:
         return
-    connection = await session.connection()
-    await connection.execute(_RELEASE, [{"text": text, "rows": rows} for text, rows in sorted(counts.items())])
-    await connection.execute(
+    connection.execute(_RELEASE, [{"text": text, "rows": rows} for text, rows in sorted(counts.items())])
+    connection.execute(
         delete(DeliveryPayload).where(col(DeliveryPayload.id).in_(counts), col(DeliveryPayload.refs) <= 0)
     )
 
+
+_OWN = select(col(DeliveryJob.id), col(DeliveryJob.payload)).where(
+    col(DeliveryJob.id).in_(bindparam("ids", expanding=True))
+)
 
 _TABLE = DeliveryPayload.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
 

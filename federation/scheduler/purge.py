@@ -56,7 +56,7 @@ class Purge:
             async with self._database.transaction() as session:
                 gone = await session.execute(delete(model).where(col(model.id).in_(batch)).returning(text))
                 texts = gone.scalars().all()
-                await release(session, texts)
+                await (await session.connection()).run_sync(release, texts)
             total += len(texts)
             if len(texts) < BATCH:
                 return total

@@ -8,12 +8,13 @@ The blacklist is no part of that cache: see `Blacklist`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import structlog
-from sqlalchemy import insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
@@ -22,10 +23,12 @@ from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
 from federation.logs import crash
 from federation.servers.blacklist import Blacklist
 from federation.servers.cache import LoadingCache
+from workers.gathering import Gathering
 
 log = structlog.get_logger(__name__)
 
 CACHE_TTL = timedelta(seconds=5)
+MAX_LOADED: Final = 200
 
 ScheduleHealthCheck = Callable[[str, int], Awaitable[None]]
 """Plans probe number n (from 0) of a server."""
@@ -64,7 +67,7 @@ class Registry:
         self._database = database
         self._schedule_health_check = schedule_health_check
         self._blacklist = blacklist or Blacklist(database)
-        self._servers = LoadingCache(self._load, ttl=CACHE_TTL)
+        self._servers = LoadingCache(Gathering(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
 
     async def standing(self, url: str) -> Standing:
         """What is known of `url`: its row, found byte for byte and a few seconds old, and what the blacklist says."""
@@ -177,26 +180,9 @@ class Registry:
         healthy: bool | None = (await session.execute(query)).scalar_one_or_none()
         return healthy
 
-    async def _load(self, url: str) -> KnownServer | None:
-        query = select(
-            col(Server.public_key),
-            col(Server.encryption_public_key),
-            col(Server.is_healthy),
-            col(Server.health_check_attempts),
-            col(Server.unhealthy_reason),
-        ).where(col(Server.url) == url)
-        async with self._database.read() as session:
-            row = (await session.execute(query)).one_or_none()
-        if row is None:
-            return None
-        return KnownServer(
-            url=url,
-            public_key=row.public_key,
-            encryption_public_key=row.encryption_public_key,
-            is_healthy=row.is_healthy,
-            health_check_attempts=row.health_check_attempts,
-            unhealthy_reason=row.unhealthy_reason,
-        )
+    async def _load(self, urls: Sequence[str]) -> list[KnownServer | None]:
+        found = {row.url: KnownServer(**row._mapping) for row in await self._database.rows(_KNOWN, {"urls": urls})}
+        return [found.get(url) for url in urls]
 
 
 async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_public_key: str) -> None:
@@ -226,3 +212,8 @@ async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_p
 async def _note_seen(session: AsyncSession, url: str, now: datetime) -> bool:
     seen = update(Server).where(col(Server.url) == url).values(last_seen=now, updated_at=now).returning(col(Server.id))
     return (await session.execute(seen)).first() is not None
+
+
+_KNOWN = select(*(col(getattr(Server, field.name)) for field in fields(KnownServer))).where(
+    col(Server.url).in_(bindparam("urls", expanding=True))
+)
