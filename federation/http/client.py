@@ -91,12 +91,12 @@ class FederationClient:
 
 
 def _request(method: str, target: Target, headers: Mapping[str, str], body: bytes | None) -> httpx.Request:
-    merged = {**_OWN_HEADERS, **headers}
-    if body is None or len(body) <= _LARGEST_PLAIN_BODY:
-        return httpx.Request(method, target.url, headers=merged, content=body)
-    merged["Content-Length"] = str(len(body))
-    merged["Host"] = target.url.netloc.decode("ascii")
-    return httpx.Request(method, target.url, headers=merged, stream=_LargeBody(body))
+    merged = {**_OWN_HEADERS, **headers, "Host": target.origin.partition("://")[2]}
+    if body is not None:
+        merged["Content-Length"] = str(len(body))
+    content = body or b""
+    stream = httpx.ByteStream(content) if len(content) <= _LARGEST_PLAIN_BODY else _LargeBody(content)
+    return httpx.Request(method, target.url, headers=merged, stream=stream)  # to a stream httpx adds no headers
 
 
 class _LargeBody(httpx.AsyncByteStream):

@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol
 
 import aiohttp
@@ -28,7 +28,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
-from httpx_aiohttp import AiohttpTransport
+from httpx_aiohttp.transport import AiohttpResponseStream, map_aiohttp_exceptions
+from yarl import URL
 
 from federation.http.guard import AddressGuard
 
@@ -156,17 +157,48 @@ class _Connector(aiohttp.TCPConnector):
         super()._release(key, protocol, should_close=should_close or full)
 
 
-class PooledTransport(AiohttpTransport):
-    """An httpx transport that sends a request again, once, if a reused connection proves to have been closed."""
+class PooledTransport(httpx.AsyncBaseTransport):
+    """An httpx transport that sends a request again, once, if a reused connection proves to have been closed.
+
+    What `httpx_aiohttp.AiohttpTransport` does besides, for authentication, proxies and timeouts, costs as much as
+    aiohttp's own share of an exchange.
+    """
+
+    def __init__(self, open_session: Callable[[], aiohttp.ClientSession]) -> None:
+        self._open_session = open_session
+        self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         _dialled.set(False)
         try:
-            return await super().handle_async_request(request)
+            return await self._exchange(request)
         except httpx.TransportError as exc:
             if _dialled.get() or not isinstance(exc.__cause__, _CONNECTION_LOST):
                 raise
-        return await super().handle_async_request(request)
+        return await self._exchange(request)
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _exchange(self, request: httpx.Request) -> httpx.Response:
+        if self._session is None:
+            self._session = self._open_session()
+        stream = request.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
+        with map_aiohttp_exceptions():
+            response = await self._session.request(
+                request.method,
+                _address(str(request.url)),
+                headers=[(name.decode("ascii"), value.decode("ascii")) for name, value in request.headers.raw],
+                data=b"".join(stream) or None if isinstance(stream, httpx.ByteStream) else stream,
+                allow_redirects=False,
+            )
+        return httpx.Response(response.status, headers=response.raw_headers, stream=AiohttpResponseStream(response))
+
+
+# yarl's own cache has 128 places, fewer than there are servers.
+_address = lru_cache(maxsize=1024)(URL)
 
 
 _CONNECTION_LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
@@ -191,10 +223,11 @@ def pooled_transport(
             connector=_Connector(GuardedResolver(guard, resolver or SystemResolver()), context, limits),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(),  # none: the client has one deadline over all
             trust_env=False,
         )
         # aiohttp would repeat every idempotent request, also one that a fresh connection failed.
         session._retry_connection = False
         return session
 
-    return PooledTransport(verify=context, trust_env=False, client=open_session)
+    return PooledTransport(open_session)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import idna
@@ -25,6 +26,7 @@ _HOST = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
 
 
+@lru_cache(maxsize=1024)
 def canonical_origin(url: str) -> str:
     """Return `scheme://host[:port]` of *url*: lower case, IDNA, no default port, no path, no slash at the end.
 
