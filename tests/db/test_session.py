@@ -7,12 +7,15 @@ import gc
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Insert, event, func, insert, select, text, update
+from sqlalchemy import Connection, Insert, bindparam, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlmodel import col
 
 from db import BlacklistedServer, Database, DeliveryJob, Post, create_host_tables, engines
 from db.migrate import upgrade
@@ -57,6 +60,39 @@ async def test_a_transaction_that_raises_leaves_nothing(database: Database) -> N
     assert await count(database) == 1
 
 
+def insert_decision(connection: Connection, name: str) -> None:
+    connection.execute(insert(BlacklistedServer).values(decision(name).model_dump()))
+
+
+async def test_work_on_a_connection_is_committed_as_a_whole(database: Database) -> None:
+    """Its result comes back once others see what it did; if it raises, nothing of it is left."""
+
+    def add_two(connection: Connection) -> str:
+        insert_decision(connection, "a")
+        insert_decision(connection, "b")
+        return "done"
+
+    assert await database.transact(add_two) == "done"
+    assert await count(database) == 2
+
+    with pytest.raises(IntegrityError):
+        await database.transact(lambda connection: [insert_decision(connection, name) for name in ("c", "a")])
+    assert await count(database) == 2
+
+
+async def test_a_query_of_its_own_sees_the_latest_commit(database: Database) -> None:
+    """And nothing of what a writer that it does not wait for has not committed; there may be more than readers."""
+    names = select(col(BlacklistedServer.id)).where(col(BlacklistedServer.id).in_(bindparam("ids", expanding=True)))
+    await add(database, "a")
+    async with database.transaction() as session:
+        session.add(decision("b"))
+        await session.flush()
+        async with asyncio.timeout(10):
+            found = await asyncio.gather(*(database.rows(names, {"ids": ["a", "b"]}) for _ in range(40)))
+    assert {tuple(row.id for row in rows) for rows in found} == {("a",)}
+    assert {row.id for row in await database.rows(names, {"ids": ["a", "b"]})} == {"a", "b"}
+
+
 async def test_a_read_session_cannot_write(database: Database) -> None:
     """The database itself refuses, and the connection's next transaction may write again."""
     with pytest.raises(DBAPIError, match=r"readonly|read-only"):
@@ -73,6 +109,8 @@ async def test_a_transaction_inside_a_transaction_is_refused_at_once(database: D
         with pytest.raises(RuntimeError, match="pass the outer session on"):
             async with database.transaction():
                 pass
+        with pytest.raises(RuntimeError, match="pass the outer session on"):
+            await database.transact(lambda _: None)
         session.add(decision("a"))
         other = asyncio.create_task(add(database, "b"))
     await other
@@ -133,20 +171,26 @@ async def test_a_cancelled_transaction_is_rolled_back_and_frees_its_connection(d
     assert await count(database) == 1
 
 
-async def test_a_transaction_cancelled_in_a_statement_gives_up_the_lock_at_once(sqlite_url: str) -> None:
+async def in_session(database: Database, work: Callable[[Connection], None]) -> None:
+    async with database.transaction() as session:
+        await (await session.connection()).run_sync(work)
+
+
+@pytest.mark.parametrize("transact", [in_session, Database.transact], ids=["transaction", "transact"])
+async def test_a_transaction_cancelled_in_a_statement_gives_up_the_lock_at_once(
+    sqlite_url: str, transact: Callable[[Database, Callable[[Connection], None]], Coroutine[object, object, None]]
+) -> None:
     """Also while somebody holds the exception that ended it, as a worker does until the job is settled."""
     upgrade(sqlite_url)
     database = Database(sqlite_url)
     under_way = asyncio.Event()
 
-    async def read_for_long() -> None:
-        async with database.transaction() as session:
-            connection = (await session.connection()).sync_connection
-            event.listen(connection, "before_cursor_execute", lambda *_: under_way.set())
-            numbers = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 1000000)"
-            await session.execute(text(f"{numbers} SELECT count(*) FROM n"))
+    def read_for_long(connection: Connection) -> None:
+        event.listen(connection, "before_cursor_execute", lambda *_: under_way.set())
+        numbers = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 1000000)"
+        connection.execute(text(f"{numbers} SELECT count(*) FROM n"))
 
-    reading = asyncio.create_task(read_for_long())
+    reading = asyncio.create_task(transact(database, read_for_long))
     await under_way.wait()
     reading.cancel()
     (held,) = await asyncio.gather(reading, return_exceptions=True)
@@ -245,8 +289,12 @@ async def test_connections_that_died_while_idle_are_replaced(
         end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         ended = await session.execute(text(f"{end} AND datname = current_database()"))
         assert len(ended.all()) > 0
-    await asyncio.gather(*(add(database, f"after-{number}") for number in range(5)))
-    assert await count(database) == 10
+    await asyncio.gather(
+        *(add(database, f"after-{number}") for number in range(5)),
+        *(database.transact(partial(insert_decision, name=f"once-{number}")) for number in range(5)),
+        *(database.rows(select(col(BlacklistedServer.id))) for _ in range(5)),
+    )
+    assert await count(database) == 15
     await database.close()
     await other.close()
 

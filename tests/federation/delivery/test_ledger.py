@@ -96,6 +96,33 @@ async def test_what_arrives_during_a_commit_makes_the_next_group(ledger: Ledger,
     assert [row.attempts for row in (await rows(database)).values()] == [1] * 21
 
 
+async def test_under_load_a_group_is_waited_for(
+    ledger: Ledger, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a group of several, what comes a few turns of the loop later shares the next transaction."""
+    monkeypatch.setattr("federation.delivery.ledger.LINGER_SECONDS", 0.5)
+    await add_rows(database, *(f"row-{n}" for n in range(4)))
+    await asyncio.gather(ledger.gone("row-0"), ledger.gone("row-1"))
+
+    with counted_commits() as commits:
+        first = asyncio.create_task(ledger.gone("row-2"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await asyncio.gather(first, ledger.gone("row-3"))
+
+    assert len(commits) == 1
+    assert await rows(database) == {}
+
+
+async def test_attempts_at_one_row_all_count(ledger: Ledger, database: Database) -> None:
+    """Two workers that believe in the same job, in one group, are two attempts."""
+    await add_rows(database, "row-1", "row-2")
+
+    await asyncio.gather(*(ledger.attempted(each) for each in ("row-1", "row-1", "row-2", "row-1")))
+
+    assert {each: row.attempts for each, row in (await rows(database)).items()} == {"row-1": 3, "row-2": 1}
+
+
 async def test_a_group_is_bounded(ledger: Ledger, database: Database) -> None:
     """More than one group's worth takes more transactions, in order, and nothing is left over."""
     ids = [f"row-{n}" for n in range(MAX_GROUP + 1)]

@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import Engine, delete, event, select, update
 from sqlmodel import col
 from structlog.testing import capture_logs
 
@@ -61,6 +61,27 @@ async def test_a_new_server_is_registered_healthy(registry: Registry, database: 
     assert (row.public_key, row.encryption_public_key) == ("k1", "e1")
     assert (row.is_healthy, row.health_check_attempts, row.unhealthy_reason) == (True, 0, None)
     assert row.created_at == row.updated_at == row.last_seen
+
+
+async def test_servers_asked_for_together_are_read_together(registry: Registry, database: Database) -> None:
+    """Fifty deliveries to as many servers cost two queries, and each is told of its own."""
+    urls = [f"https://{number}.example" for number in range(50)]
+    for url in urls[:40]:
+        await register(registry, url, key=f"k-{url}", encryption_key=f"e-{url}")
+    queries: list[str] = []
+
+    def note(*event: object) -> None:
+        queries.append(str(event[2]))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        standings = await asyncio.gather(*(registry.standing(url) for url in urls))
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+    keys = [standing.server.public_key if standing.server else None for standing in standings]
+    assert keys == [*(f"k-{url}" for url in urls[:40]), *(None for _ in urls[40:])]
+    assert len([query for query in queries if "FROM server_registry" in query]) == 2
 
 
 async def test_a_known_server_is_only_seen_again(registry: Registry, database: Database) -> None:
