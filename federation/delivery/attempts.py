@@ -41,6 +41,7 @@ class AttemptRecord:
     response_bytes: int | None = None
 
 
+_INSERT: Final = insert(DeliveryAttempt)
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
 
 
@@ -105,9 +106,7 @@ class AttemptLog:
     async def _write(self, batch: list[AttemptRecord]) -> None:
         rows = [{column: getattr(attempt, column) for column in _COLUMNS} for attempt in batch]
         try:
-            async with self._database.transaction() as session:
-                connection = await session.connection()
-                await connection.execute(insert(DeliveryAttempt), rows)
+            await self._database.transact(lambda connection: connection.execute(_INSERT, rows))
         except (DataError, IntegrityError, UnicodeError) as error:
             if len(batch) == 1:
                 log.warning("attempt_log_refused", delivery_id=batch[0].delivery_id, error=type(error).__name__)
