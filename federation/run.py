@@ -14,7 +14,7 @@ import structlog
 from federation.app import Federation
 from federation.errors import ConfigurationError
 from federation.monitoring.monitor import monitored
-from federation.process import adopt, release
+from federation.process import adopt, release, set_aside_loaded
 from federation.reach import require_schema
 from federation.settings import Settings
 from federation.tasks import declared_tasks
@@ -57,6 +57,7 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
         federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
         parts: list[Part | None] = [server, federation_workers]
         async with monitored(federation, metrics, port=metrics_port):
+            set_aside_loaded()
             with _stopping_on_signals([part for part in parts if part is not None]):
                 async with asyncio.TaskGroup() as group:
                     if server is not None and listener is not None:
