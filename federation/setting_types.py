@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
@@ -98,6 +98,8 @@ def _queue_url(value: SecretStr) -> SecretStr:
     for layout in ("", "bullmq+", "bull+"):
         if url.startswith((f"{layout}redis://", f"{layout}rediss://")):
             _redis_url(SecretStr(url.removeprefix(layout)))
+            if layout == "bull+":
+                _check_dialect(url)
             return value
     if url.startswith("file:///") and url.removeprefix("file:///"):
         return value
@@ -106,6 +108,17 @@ def _queue_url(value: SecretStr) -> SecretStr:
         " bullmq+redis://host:port or bull+redis://host:port;"
         " no other queue storage is known"
     )
+
+
+def _check_dialect(url: str) -> None:
+    from workers.storage.bull_codec import known_dialect  # here, as it needs the Redis package, and so does the queue
+
+    for name, dialect in parse_qsl(urlsplit(url).query, keep_blank_values=True):
+        if name == "dialect":
+            try:
+                known_dialect(dialect)
+            except ValueError:  # it quotes the value
+                raise ValueError("its dialect is none of Bull's; write ?dialect=A, B or C") from None
 
 
 def plain(value: SecretStr | str | None) -> str | None:
