@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from federation.app import Federation
 from federation.cli.problems import USAGE_ERROR
 from federation.scheduler import analytics as module
 from federation.scheduler.analytics import AFTER_MIDNIGHT, TOLD, NightlyAnalytics
+from federation.scheduler.jobs import recurring_jobs
 from federation.scheduler.runner import JobFailed
+from tests.federation.conftest import MakeSettings
 
 PATIENCE_SECONDS = 20
 
@@ -41,6 +44,19 @@ def today() -> date:
 
 def yesterday() -> str:
     return (today() - timedelta(days=1)).isoformat()
+
+
+async def test_only_a_node_that_is_told_where_to_has_nightly_analytics(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """FEDERATION_ANALYTICS_OUT is the directory; its job has hours, and may be asked for often."""
+    for out in (None, tmp_path):
+        node = Federation(make_settings(federation_analytics_out=out))
+        jobs = {job.name: job for job in recurring_jobs(node)}
+        await node.close()
+        assert ("analytics" in jobs) is (out is not None)
+    assert isinstance(jobs["analytics"].run, NightlyAnalytics)
+    assert jobs["analytics"].timeout > jobs["analytics"].interval
 
 
 async def test_the_first_run_computes_everything(interpreter: Path) -> None:
