@@ -28,7 +28,7 @@ from sqlalchemy import insert
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.node import fresh_places, machine
+from bench.node import fresh_places, machine, unwind_when_terminated
 
 from db import DeliveryJob, DeliveryPayload, new_id
 from federation.admin import deliveries
@@ -62,6 +62,7 @@ def main() -> None:
     if options.rows < 3 * options.jobs:
         parser.error("--rows must be at least three times --jobs")
     configure_logging("warning")
+    unwind_when_terminated()
     results = []
     for place in options.place:
         with fresh_places(place) as values:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.node import fresh_places, machine
+from bench.node import fresh_places, machine, unwind_when_terminated
 
 from db import Database
 from db.migrate import upgrade
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rules", type=int, default=100_000)
     options = parser.parse_args()
     configure_logging("warning")
+    unwind_when_terminated()
     for kind in options.database:
         with fresh_places(kind) as values:
             url = values["DATABASE_URL"]

@@ -44,7 +44,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import chains, expiry, ours, peers, storages
-from bench.node import machine
+from bench.node import machine, unwind_when_terminated
 from bench.report import Row, by_table, markdown
 
 CONCURRENCY: Final = [50, 10]
@@ -53,6 +53,7 @@ CONCURRENCY: Final = [50, 10]
 def main() -> None:
     """Run the benchmark."""
     options = parse()
+    unwind_when_terminated()
     others = [] if options.peers is None else peers.installed(options.peers or list(peers.PEERS), options.peers_python)
     rows = [*throughput_rows(options, others), *extra_rows(options), *chain_rows(options), *expiry_rows(options)]
     for _ in range(options.repeat):

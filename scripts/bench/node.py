@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -12,6 +14,11 @@ from collections.abc import Iterator
 def machine() -> dict[str, object]:
     """What the numbers were measured on."""
     return {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+
+
+def unwind_when_terminated() -> None:
+    """SIGTERM ends this process as Ctrl-C does: what it started has ended, and what it wrote is gone."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @contextlib.contextmanager
