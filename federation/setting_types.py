@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
@@ -16,6 +16,7 @@ from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 
 LONGEST_DURATION: Final = timedelta(days=365)
+BULL_DIALECT: Final = "C"
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)?")
@@ -98,6 +99,8 @@ def _queue_url(value: SecretStr) -> SecretStr:
     for layout in ("", "bullmq+", "bull+"):
         if url.startswith((f"{layout}redis://", f"{layout}rediss://")):
             _redis_url(SecretStr(url.removeprefix(layout)))
+            if layout == "bull+":
+                _check_dialect(url)
             return value
     if url.startswith("file:///") and url.removeprefix("file:///"):
         return value
@@ -106,6 +109,13 @@ def _queue_url(value: SecretStr) -> SecretStr:
         " bullmq+redis://host:port or bull+redis://host:port;"
         " no other queue storage is known"
     )
+
+
+def _check_dialect(url: str) -> None:
+    """Our jobs have words for ids, which Node's Bull 1.0 and older, the dialects A and B, take for numbers."""
+    spoken = [value for name, value in parse_qsl(urlsplit(url).query, keep_blank_values=True) if name == "dialect"]
+    if any(dialect != BULL_DIALECT for dialect in spoken):
+        raise ValueError(f"?dialect= must be {BULL_DIALECT}, of Bull 1.1, or left out: older ones take no ids of ours")
 
 
 def plain(value: SecretStr | str | None) -> str | None:

@@ -15,15 +15,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import cProfile
 import json
-import os
-import platform
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -31,6 +27,8 @@ from typing import Final
 from sqlalchemy import insert
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.node import fresh_places, machine, unwind_when_terminated
 
 from db import DeliveryJob, DeliveryPayload, new_id
 from federation.admin import deliveries
@@ -64,9 +62,11 @@ def main() -> None:
     if options.rows < 3 * options.jobs:
         parser.error("--rows must be at least three times --jobs")
     configure_logging("warning")
+    unwind_when_terminated()
     results = []
     for place in options.place:
-        with settings_of(place) as settings:
+        with fresh_places(place) as values:
+            settings = Settings.from_values(values)
             upgrade(settings)
             results += [{"place": place, **row} for row in asyncio.run(measure(settings, options))]
     for row in results:
@@ -74,23 +74,7 @@ def main() -> None:
             *(f"{value:>12}" if isinstance(value, str) else f"{value:>12.6g}" for value in row.values()),
             file=sys.stderr,
         )
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
-    print(json.dumps({"rows": options.rows, "jobs": options.jobs, **machine, "commands": results}))
-
-
-@contextlib.contextmanager
-def settings_of(place: str) -> Iterator[Settings]:
-    """A fresh node, and the servers it needs."""
-    from tests.servers import postgres, valkey
-
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-"))
-        values = {"DATABASE_URL": f"sqlite:///{directory}/node.sqlite3"}
-        if place != "sqlite":
-            values["DATABASE_URL"] = stack.enter_context(postgres())
-        if place == "bullmq":
-            values["REDIS_URL"] = stack.enter_context(valkey()).url
-        yield Settings.from_values(values)
+    print(json.dumps({"rows": options.rows, "jobs": options.jobs, **machine(), "commands": results}))
 
 
 async def measure(settings: Settings, options: argparse.Namespace) -> list[dict[str, float | str]]:

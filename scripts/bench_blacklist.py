@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import io
 import json
-import os
-import platform
 import statistics
 import sys
-import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.node import fresh_places, machine, unwind_when_terminated
+
 from db import Database
 from db.migrate import upgrade
 from federation.admin import blacklist
+from federation.logs import configure_logging
 from federation.servers.blacklist import Blacklist, load_rules
 from federation.servers.rules import RuleSet
 
@@ -43,23 +41,13 @@ def main() -> None:
     parser.add_argument("--database", nargs="+", default=["sqlite", "postgres"], choices=["sqlite", "postgres"])
     parser.add_argument("--rules", type=int, default=100_000)
     options = parser.parse_args()
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+    configure_logging("warning")
+    unwind_when_terminated()
     for kind in options.database:
-        with database_url(kind) as url:
+        with fresh_places(kind) as values:
+            url = values["DATABASE_URL"]
             upgrade(url)
-            print(json.dumps({"database": kind, **machine, **asyncio.run(measure(url, options.rules))}), flush=True)
-
-
-@contextlib.contextmanager
-def database_url(kind: str) -> Iterator[str]:
-    if kind == "sqlite":
-        with tempfile.TemporaryDirectory(prefix="fd-bench-") as directory:
-            yield f"sqlite:///{directory}/node.sqlite3"
-        return
-    from tests.servers import postgres
-
-    with postgres() as url:
-        yield url
+            print(json.dumps({"database": kind, **machine(), **asyncio.run(measure(url, options.rules))}), flush=True)
 
 
 async def measure(url: str, count: int) -> dict[str, float]:

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -33,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.node import machine
 
 from federation.protocol.keys import OwnKeys, generate_own_keys
 
@@ -88,10 +89,6 @@ def benchmark_fan_out(options: argparse.Namespace) -> None:
     row = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     show([row])
     print(json.dumps({**machine(), "rows": [row]}))
-
-
-def machine() -> dict[str, object]:
-    return {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
 
 
 def show(rows: list[dict[str, Any]]) -> None:

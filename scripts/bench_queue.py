@@ -35,8 +35,6 @@ import argparse
 import asyncio
 import gc
 import json
-import os
-import platform
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -46,6 +44,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import chains, expiry, ours, peers, storages
+from bench.node import machine, unwind_when_terminated
 from bench.report import Row, by_table, markdown
 
 CONCURRENCY: Final = [50, 10]
@@ -54,13 +53,15 @@ CONCURRENCY: Final = [50, 10]
 def main() -> None:
     """Run the benchmark."""
     options = parse()
+    unwind_when_terminated()
     others = [] if options.peers is None else peers.installed(options.peers or list(peers.PEERS), options.peers_python)
     rows = [*throughput_rows(options, others), *extra_rows(options), *chain_rows(options), *expiry_rows(options)]
     for _ in range(options.repeat):
         for row in rows:
             row.runs.append(asyncio.run(row.measure()))
             gc.collect()
-    told = {"jobs": options.jobs, "repeat": options.repeat, **machine(options.storage, others)}
+    versions = {**storages.versions(options.storage), **{peer.name: peer.version for peer in others}}
+    told = {"jobs": options.jobs, "repeat": options.repeat, **machine(), **versions}
     print(f"{markdown(rows)}\n\n{told}", file=sys.stdout if options.markdown else sys.stderr)
     if not options.markdown:
         print(json.dumps({**told, "tables": by_table(rows)}))
@@ -134,17 +135,6 @@ def expiry_rows(options: argparse.Namespace) -> Iterator[Row]:
             yield Row(
                 table="claims while records expire", labels=labels, measure=partial(expiry.expiry, storage, records)
             )
-
-
-def machine(kinds: list[str], others: list[peers.Peer]) -> dict[str, object]:
-    """What the numbers were measured on."""
-    return {
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **storages.versions(kinds),
-        **{peer.name: peer.version for peer in others},
-    }
 
 
 if __name__ == "__main__":

@@ -10,15 +10,12 @@ interpreter or in .venv beside the scripts.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import sys
 import time
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from spark_environment import find_environment
 
 
 def main() -> None:
@@ -28,16 +25,6 @@ def main() -> None:
 
     options = parse()
     complete(lambda: generate(options))
-
-
-def find_environment() -> None:
-    """This program goes on where pyspark is installed: here, or in `.venv`."""
-    if importlib.util.find_spec("pyspark") and importlib.util.find_spec("sqlmodel"):
-        return
-    python = ROOT / ".venv" / "bin" / "python"
-    if python.exists() and Path(sys.prefix) != ROOT / ".venv":
-        os.execv(python, [str(python), *sys.argv])  # noqa: S606 - the same program, by the right interpreter
-    sys.exit(f"{Path(__file__).name}: this needs more packages: pip install '{ROOT}[analytics]'")
 
 
 def parse() -> argparse.Namespace:

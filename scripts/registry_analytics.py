@@ -9,13 +9,9 @@ Needs Java 17 or newer and the extra `analytics`, in the environment of this int
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from spark_environment import find_environment
 
 
 def main() -> None:
@@ -24,16 +20,6 @@ def main() -> None:
     from federation.cli import main as federation
 
     federation(["analytics", "run", *sys.argv[1:]])
-
-
-def find_environment() -> None:
-    """This program goes on where pyspark is installed: here, or in `.venv`."""
-    if importlib.util.find_spec("pyspark") and importlib.util.find_spec("sqlmodel"):
-        return
-    python = ROOT / ".venv" / "bin" / "python"
-    if python.exists() and Path(sys.prefix) != ROOT / ".venv":
-        os.execv(python, [str(python), *sys.argv])  # noqa: S606 - the same program, by the right interpreter
-    sys.exit(f"{Path(__file__).name}: this needs more packages: pip install '{ROOT}[analytics]'")
 
 
 if __name__ == "__main__":

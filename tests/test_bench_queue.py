@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from tests.interop.peer import install_npm_packages
 
@@ -32,6 +36,21 @@ def test_nodes_bull_is_measured_beside_our_storage() -> None:
     assert [row["queue"] for row in rows] == ["bull", "node-bull 1.1.3", "node-bull-1.0 1.0.0"]
     assert all(row["enqueued_per_s"] > 0 and row["processed_per_s"] > 0 for row in rows)
     assert all(row["times slower"] > 0 for row in rows[1:])
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "redis"])
+def test_a_terminated_run_leaves_nothing_behind(tmp_path: Path, storage: str) -> None:
+    """Neither a directory nor a server: it ends as by Ctrl-C."""
+    many = ["--storage", storage, "--concurrency", "1", "--jobs", "1000000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, str(SCRIPT), *many], env=environment, stderr=subprocess.DEVNULL) as run:
+        deadline = time.monotonic() + 30
+        while not any(tmp_path.glob("*/*")):
+            assert time.monotonic() < deadline, "it has written nothing"
+            time.sleep(0.05)
+        run.terminate()
+        assert run.wait(timeout=30) == 143
+    assert list(tmp_path.iterdir()) == []
 
 
 def measured(*options: str) -> dict[str, list[dict[str, float]]]:

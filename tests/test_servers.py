@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
 import redis
 import sqlalchemy
+
+ROOT = Path(__file__).parent.parent
+PATIENCE_SECONDS = 30
+
+RUN = """
+import time
+from tests.servers import postgres_process, valkey
+
+with valkey() as keys, postgres_process() as rows:
+    pid = (rows.directory / "data" / "postmaster.pid").read_text().split()[0]
+    print(keys.port, keys.directory, pid, rows.directory, flush=True)
+    time.sleep(600)
+"""
 
 
 def test_valkey_answers(redis_url: str) -> None:
@@ -17,3 +39,21 @@ def test_postgres_database_is_empty(postgres_url: str) -> None:
     engine = sqlalchemy.create_engine(postgres_url)
     assert sqlalchemy.inspect(engine).get_table_names() == []
     engine.dispose()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_servers_end_with_a_run_that_is_killed(ending: signal.Signals) -> None:
+    """Nothing of it unwinds; its servers and their directories are gone nevertheless."""
+    with subprocess.Popen([sys.executable, "-c", RUN], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        port, keys, pid, rows = run.stdout.readline().split()
+        run.send_signal(ending)
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while Path(keys).exists() or Path(rows).exists():
+        assert time.monotonic() < deadline, f"{keys} or {rows} is still there"
+        time.sleep(0.05)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
+        pass
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)

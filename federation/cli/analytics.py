@@ -1,14 +1,11 @@
 """Scorecards and reports of servers, with Spark.
 
-These commands parse their own arguments: `scripts/registry_analytics.py` runs them on a cluster, with nothing of the
-console script but its way of telling what is wrong.
+Its commands parse their own arguments: see `federation/analytics/cli.py`, which is loaded when one of them is run.
 """
 
 from __future__ import annotations
 
 import typer
-
-from federation.cli.problems import complete
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -17,4 +14,4 @@ def analytics(context: typer.Context) -> None:
     """Scorecards and a report of servers, with Spark: run, export, report."""
     from federation.analytics.cli import main
 
-    complete(lambda: main(context.args))
+    main(context.args)

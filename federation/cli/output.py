@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from typing import Final
 
@@ -19,7 +19,7 @@ COLUMN_GAP: Final = 2
 
 
 def print_json(value: object) -> None:
-    """*value* is on stdout as one JSON document; times in ISO 8601, durations in seconds."""
+    """*value* is on stdout as one JSON document; days and times in ISO 8601, durations in seconds."""
     typer.echo(json.dumps(_jsonable(value), ensure_ascii=False, indent=2))
 
 
@@ -102,6 +102,8 @@ def _jsonable(value: object) -> object:
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
         case timedelta():
             return value.total_seconds()
         case Enum():

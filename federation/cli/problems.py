@@ -63,7 +63,7 @@ def explain(error: BaseException) -> list[str]:
         case ConfigurationError():
             return ["this node's settings need attention:", *error.problems]
         case StorageError():
-            return [str(error), "`federation upgrade` makes the tables a queue in a database needs"]
+            return [str(error), "where a queue in a database lacks tables, `federation upgrade` makes them"]
         case UrlError() | WorkersError() | CommandError() | Unreachable() | AnalyticsError() | DatabaseUrlError():
             return [str(error)]
         case OSError():

@@ -130,6 +130,8 @@ class DeliveryProcessor:
             self._slots.forget_parked(report.delivery.delivery_job_id)
             await self._fail(job, report, failure)
             raise failure from None
+        except SQLAlchemyError:  # rules that were never read: it stays parked, as the look is no attempt
+            return
 
     async def _parse(self, job: Job) -> FederationDeliveryJob:
         try:
@@ -181,7 +183,7 @@ class DeliveryProcessor:
         try:
             await self._ledger.settled(row, outcome=AttemptOutcome.RETRYABLE, error=str(failure), code=failure.code)
         except SQLAlchemyError as error:
-            log.error("delivery_row_not_settled", delivery_id=row, error=type(error).__name__)
+            log.error("delivery_row_not_settled", delivery_id=row, **crash(error))
 
     async def _deliver(self, job: Job, report: Report) -> FollowAnswer | None:
         delivery = report.delivery

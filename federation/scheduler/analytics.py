@@ -15,6 +15,8 @@ from federation.scheduler.runner import JobFailed
 
 AFTER_MIDNIGHT: Final = timedelta(minutes=15)
 """Attempts reach the database up to a second late; clocks of several machines differ."""
+TOLD: Final = 2
+"""The status with which a command says on stderr, in lines written for the operator, what it could not do."""
 STOPS_WITHIN: Final = timedelta(seconds=10)
 MAX_LINE_CHARACTERS: Final = 300
 
@@ -26,17 +28,18 @@ class NightlyAnalytics:
         self._out = out
 
     async def __call__(self) -> Mapping[str, object]:
-        """The results in OUT are of yesterday or later.
+        """The results in OUT are of the last UTC day that is over, or later.
 
         Raises:
-            JobFailed: the process did not end well; says its status and last line.
+            JobFailed: the process did not end well; says its status, and its last line where that is meant to be read.
         """
-        yesterday = (datetime.now(UTC) - AFTER_MIDNIGHT).date() - timedelta(days=1)
+        until = (datetime.now(UTC) - AFTER_MIDNIGHT).date()
+        yesterday = until - timedelta(days=1)
         computed = _computed(self._out / "summary.json")
         if computed is not None and computed >= yesterday:
             return {"as_of": computed.isoformat(), "ran": False}
         since = [] if computed is None else ["--since", computed.isoformat()]
-        await self._run("analytics", "run", "--out", str(self._out), *since, "--until", "today")
+        await self._run("analytics", "run", "--out", str(self._out), *since, "--until", until.isoformat())
         return {"as_of": yesterday.isoformat(), "ran": True}
 
     async def _run(self, *arguments: str) -> None:
@@ -52,8 +55,10 @@ class NightlyAnalytics:
             status = await process.wait()
         finally:
             await _end(process)
-        if status:
+        if status == TOLD:
             raise JobFailed(f"the analytics ended with status {status}: {last}")
+        if status:  # a traceback's last line quotes whatever went wrong, perhaps a secret
+            raise JobFailed(f"the analytics ended with status {status}; `federation {arguments[0]}` by hand says why")
 
 
 def _computed(summary: Path) -> date | None:

@@ -1,1 +1,1 @@
-"""What `bench_queue.py` measures, and how it shows it."""
+"""What the `bench_*.py` beside it measure with, and how they show it."""

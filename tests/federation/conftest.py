@@ -98,9 +98,17 @@ def queue_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, 
     if request.param == "file":
         return {"queue_url": f"file://{tmp_path / 'queues'}"}
     redis_url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("queue_prefix")
-    places = {"redis": {"queue_url": redis_url}, "bullmq": {"redis_url": redis_url}}
-    place = places.get(request.param, {"queue_url": f"bull+{redis_url}"})
-    return {**place, "federation_queue_prefix": prefix}
+    return {**redis_place(request.param, redis_url), "federation_queue_prefix": prefix}
+
+
+def redis_place(layout: str, redis_url: str) -> dict[str, object]:
+    """Settings that put the queues on this server, in that layout: `redis`, `bullmq` or `bull`."""
+    places: dict[str, dict[str, object]] = {
+        "redis": {"queue_url": redis_url},
+        "bullmq": {"redis_url": redis_url},
+        "bull": {"queue_url": f"bull+{redis_url}"},
+    }
+    return places[layout]
 
 
 @pytest.fixture

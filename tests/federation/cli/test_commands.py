@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
 
 import pytest
 
-from db import Database, DeliveryAttempt, Server
+from db import Database, DeliveryAttempt, Server, ServerScorecard
 from db.deliveries import AttemptOutcome
 from federation.app import Federation
 from federation.queues import POST_JOB
@@ -218,6 +218,42 @@ def test_servers_are_listed_shown_and_forgotten(command: Command) -> None:
     assert command("servers", "forget", PEER, "--yes").status == 0
     for verb in (["show"], ["probe"], ["forget", "--yes"]):
         assert command("servers", *verb, PEER).status == 1
+
+
+def test_servers_are_listed_with_the_scorecards_of_the_analytics(command: Command) -> None:
+    """The score of seven days and the advice; neither where there are none. `why` has it all."""
+    on_the_node(know)
+    before = command("servers", "list", "--json").json
+    on_the_node(lambda node: judge(node.database))
+    *_, row = command("servers", "list").stdout.splitlines()
+    listed, explained = command("servers", "list", "--json").json, command("why", PEER, "--json").json
+
+    assert row.split()[-2:] == ["43", "watch"]
+    assert isinstance(before, dict)
+    assert isinstance(listed, dict)
+    assert isinstance(explained, dict)
+    card = listed["scorecards"][PEER]
+    assert (card["score"], card["action"], card["as_of"]) == (43.2, "watch", "2026-01-02")
+    assert (before["scorecards"], explained["scorecard"]) == ({}, card)
+
+
+async def judge(database: Database) -> None:
+    """The analytics have a scorecard of the peer's last week, and one of its last month."""
+    async with database.transaction() as session:
+        for window_days, score, action in ((7, 43.2, "watch"), (30, 99.0, "keep")):
+            session.add(
+                ServerScorecard(
+                    server_url=PEER,
+                    window_days=window_days,
+                    as_of=date(2026, 1, 2),
+                    generation=1,
+                    attempts=10,
+                    delivered=4,
+                    score=score,
+                    action=action,
+                    reasons=["under 90 % delivered"],
+                )
+            )
 
 
 def test_queues_are_paused_resumed_and_cleaned(command: Command) -> None:

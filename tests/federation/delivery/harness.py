@@ -61,11 +61,16 @@ class Site:
     """One node with a worker on its delivery queue; `outcome` starts the worker and waits for a job to end.
 
     The worker has no row keeper: what happens to a row is the processor's doing. `timeout` is the delivery deadline,
-    `discover` replaces the node's discovery.
+    `discover` replaces the node's discovery, `slots` are shared with the test.
     """
 
     def __init__(
-        self, federation: Federation, *, timeout: timedelta = DELIVERY_TIMEOUT, discover: Discover | None = None
+        self,
+        federation: Federation,
+        *,
+        timeout: timedelta = DELIVERY_TIMEOUT,
+        discover: Discover | None = None,
+        slots: ServerSlots | None = None,
     ) -> None:
         self.federation = federation
         self.processor = DeliveryProcessor(
@@ -78,7 +83,7 @@ class Site:
             payloads=federation.payloads,
             ledger=federation.ledger,
             attempts=federation.attempts,
-            slots=ServerSlots(federation.settings.federation_per_server),
+            slots=slots or ServerSlots(federation.settings.federation_per_server),
             timeout=timeout,
         )
         self.storage = federation.worker_storage(DELIVERY_QUEUE_NAME)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from db import AttemptOutcome, BlacklistedServer, Database
 from federation.admin import blacklist
 from federation.app import Federation
+from federation.delivery.slots import ServerSlots
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.misbehaving import Exchange, Received, hang
 from tests.peer import DISCOVER_PATH, POSTS_PATH, Peer, acquaint
@@ -133,17 +136,40 @@ async def test_an_unread_blacklist_delivers_nothing(federation: Federation, peer
     await acquaint(federation, peer)
     async with Site(federation) as site:
         delivery = await site.owe_post(peer)
-        async with federation.database.transaction() as session:
-            connection = await session.connection()
-            await connection.exec_driver_sql("ALTER TABLE blacklist_revision RENAME TO gone")
-        site.start()
-        await site.until(lambda: site.failing)
-        assert peer.server.connections == 0
-        async with federation.database.transaction() as session:
-            connection = await session.connection()
-            await connection.exec_driver_sql("ALTER TABLE gone RENAME TO blacklist_revision")
+        async with _unreadable(federation.database):
+            site.start()
+            await site.until(lambda: site.failing)
+            assert peer.server.connections == 0
         fate = await site.outcome(delivery)
 
     assert fate.log[0].outcome is AttemptOutcome.RETRYABLE
     assert set(fate.codes[:-1]) == {"DATABASE"}
     assert fate.state is JobState.COMPLETED
+
+
+async def test_who_waits_for_a_slot_while_the_blacklist_is_unread_waits_on(federation: Federation, peer: Peer) -> None:
+    """The rules are looked at for a delivery's sake that has no turn yet: that they cannot be read is no attempt."""
+    await acquaint(federation, peer)
+    slots = ServerSlots(1)
+    async with Site(federation, slots=slots) as site:
+        delivery = await site.owe_post(peer)
+        async with _unreadable(federation.database), slots.take(peer.url, "another"):
+            site.start()
+            await site.until(lambda: len(site.failing) >= 2)
+        fate = await site.outcome(delivery)
+
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.COMPLETED, 1, ["PARKED", None])
+
+
+@asynccontextmanager
+async def _unreadable(database: Database) -> AsyncIterator[None]:
+    """Meanwhile the blacklist cannot be read, and all else can."""
+    await _rename(database, "blacklist_revision", "gone")
+    yield
+    await _rename(database, "gone", "blacklist_revision")
+
+
+async def _rename(database: Database, table: str, name: str) -> None:
+    async with database.transaction() as session:
+        connection = await session.connection()
+        await connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO {name}")

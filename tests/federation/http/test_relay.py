@@ -15,7 +15,7 @@ from sqlalchemy import delete, update
 from sqlmodel import col
 from structlog.testing import capture_logs
 
-from db import BlacklistedServer, Server
+from db import BlacklistedServer, RelayCandidate, Server
 from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError
@@ -312,6 +312,19 @@ async def test_the_ranked_come_first(federation: Federation, target: RelayingPee
     )
 
     assert await peers.healthy(TARGET) == [relays[3].url, relays[2].url, relays[0].url]
+
+
+async def test_a_node_ranks_its_relays_as_its_analytics_do(
+    federation: Federation, target: RelayingPeer, relays: list[RelayingPeer]
+) -> None:
+    """What a run published in its database decides whom it asks first."""
+    today = datetime.now(UTC).date()
+    async with federation.database.transaction() as session:
+        for rank, number in enumerate((2, 1), start=1):
+            url = relays[number].url
+            session.add(RelayCandidate(server_url=url, rank=rank, as_of=today, generation=1, score=90.0))
+
+    assert (await federation.relay_peers.healthy(TARGET))[:2] == [relays[2].url, relays[1].url]
 
 
 async def test_neither_the_target_nor_ourselves_relay(

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from federation.app import Federation
 from federation.queues import FOLLOW_JOB, POST_JOB
-from tests.federation.conftest import MakeSettings
+from tests.federation.conftest import MakeSettings, redis_place
 from tests.federation.delivery.harness import POST_TEXT, Site, follow_payload, post_payload
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import respond
@@ -23,8 +23,7 @@ FOLLOW_ID = "follow-that-nobody-may-read"
 async def site(
     request: pytest.FixtureRequest, make_settings: MakeSettings, redis_url: str, queue_prefix: str
 ) -> AsyncIterator[Site]:
-    places = {"redis": {"queue_url": redis_url}, "bullmq": {"redis_url": redis_url}}
-    place = places.get(request.param, {"queue_url": f"bull+{redis_url}"})
+    place = redis_place(request.param, redis_url)
     settings = make_settings(**place, federation_queue_prefix=queue_prefix, federation_delivery_attempts=2)
     federation = Federation(settings)
     async with Site(federation) as running:

@@ -6,14 +6,19 @@ import asyncio
 import json
 import os
 import sys
-from datetime import UTC, datetime, timedelta
+from dataclasses import fields
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from federation.app import Federation
+from federation.cli.problems import USAGE_ERROR
 from federation.scheduler import analytics as module
-from federation.scheduler.analytics import AFTER_MIDNIGHT, NightlyAnalytics
+from federation.scheduler.analytics import AFTER_MIDNIGHT, TOLD, NightlyAnalytics
+from federation.scheduler.jobs import recurring_jobs
 from federation.scheduler.runner import JobFailed
+from tests.federation.conftest import MakeSettings
 
 PATIENCE_SECONDS = 20
 
@@ -33,8 +38,25 @@ def arguments(interpreter: Path) -> list[str]:
     return (interpreter / "arguments").read_text().splitlines()
 
 
+def today() -> date:
+    return (datetime.now(UTC) - AFTER_MIDNIGHT).date()
+
+
 def yesterday() -> str:
-    return ((datetime.now(UTC) - AFTER_MIDNIGHT).date() - timedelta(days=1)).isoformat()
+    return (today() - timedelta(days=1)).isoformat()
+
+
+async def test_only_a_node_that_is_told_where_to_has_nightly_analytics(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """FEDERATION_ANALYTICS_OUT is the directory; its job has hours, and may be asked for often."""
+    for out in (None, tmp_path):
+        node = Federation(make_settings(federation_analytics_out=out))
+        jobs = {job.name: job for job in recurring_jobs(node)}
+        await node.close()
+        assert ("analytics" in jobs) is (out is not None)
+    assert isinstance(jobs["analytics"].run, NightlyAnalytics)
+    assert jobs["analytics"].timeout > jobs["analytics"].interval
 
 
 async def test_the_first_run_computes_everything(interpreter: Path) -> None:
@@ -42,14 +64,35 @@ async def test_the_first_run_computes_everything(interpreter: Path) -> None:
     found = await NightlyAnalytics(interpreter / "out")()
     assert found == {"as_of": yesterday(), "ran": True}
     out = str(interpreter / "out")
-    assert arguments(interpreter) == ["-m", "federation", "analytics", "run", "--out", out, "--until", "today"]
+    assert arguments(interpreter) == ["-m", "federation", "analytics", "run", "--out", out, "--until", str(today())]
 
 
 async def test_a_later_run_goes_on_from_the_last_day_computed(interpreter: Path) -> None:
     """That day is computed again, for what came late."""
     (interpreter / "summary.json").write_text(json.dumps({"as_of": "2026-01-02"}))
     assert (await NightlyAnalytics(interpreter)())["ran"]
-    assert arguments(interpreter)[-4:] == ["--since", "2026-01-02", "--until", "today"]
+    assert arguments(interpreter)[-4:] == ["--since", "2026-01-02", "--until", str(today())]
+
+
+async def test_a_day_is_over_a_little_after_midnight(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is told which day is the last, and does not ask its own clock."""
+    monkeypatch.setattr(module, "AFTER_MIDNIGHT", AFTER_MIDNIGHT + timedelta(days=3))
+    found = await NightlyAnalytics(interpreter)()
+    assert arguments(interpreter)[-2:] == ["--until", str(today() - timedelta(days=3))]
+    assert found["as_of"] == str(today() - timedelta(days=4))
+
+
+async def test_the_day_is_read_from_the_summary_that_a_run_writes(interpreter: Path) -> None:
+    """Its name and its form are those of the analytics."""
+    pytest.importorskip("pyspark", reason="the summary's module needs the extra `analytics`")
+    from federation.analytics.findings import Findings
+    from federation.analytics.summary import summary_of, write_summary
+
+    nothing = {each.name: () for each in fields(Findings)}
+    counts = {"relay_count": 0, "quarantined": 0, "error_totals": {}, "actions": {}, "anomaly_counts": {}}
+    as_of = today() - timedelta(days=1)
+    write_summary(summary_of(Findings(**{**nothing, **counts, "as_of": as_of})), interpreter)
+    assert await NightlyAnalytics(interpreter)() == {"as_of": yesterday(), "ran": False}
 
 
 async def test_a_day_is_computed_once(interpreter: Path) -> None:
@@ -64,6 +107,19 @@ async def test_a_run_that_fails_says_why(interpreter: Path) -> None:
     (interpreter / "behave").write_text("echo noise >&2; echo 'federation: Java 17 is needed' >&2; exit 2\n")
     with pytest.raises(JobFailed, match="status 2: federation: Java 17 is needed"):
         await NightlyAnalytics(interpreter)()
+
+
+async def test_what_a_traceback_quotes_is_not_told(interpreter: Path) -> None:
+    """Of a run that broke off, the status alone is known: its last line was not written to be read."""
+    (interpreter / "behave").write_text("echo 'ValueError: s3cret' >&2; exit 1\n")
+    with pytest.raises(JobFailed, match="status 1") as failed:
+        await NightlyAnalytics(interpreter)()
+    assert "s3cret" not in str(failed.value)
+
+
+def test_the_status_of_a_command_that_tells_is_the_console_scripts() -> None:
+    """They agree on what a status means."""
+    assert TOLD == USAGE_ERROR
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

@@ -1,0 +1,37 @@
+"""A fresh node to measure, and the machine that it is measured on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured on."""
+    return {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+
+
+def unwind_when_terminated() -> None:
+    """SIGTERM ends this process as Ctrl-C does: what it started has ended, and what it wrote is gone."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+@contextlib.contextmanager
+def fresh_places(kind: str) -> Iterator[dict[str, str]]:
+    """Variables that say where a fresh node's rows and queues are. `bullmq` has its rows on PostgreSQL."""
+    if kind == "sqlite":
+        with tempfile.TemporaryDirectory(prefix="fd-bench-") as directory:
+            yield {"DATABASE_URL": f"sqlite:///{directory}/node.sqlite3"}
+        return
+    from tests.servers import postgres, valkey  # here, because SQLite needs neither
+
+    with contextlib.ExitStack() as stack:
+        values = {"DATABASE_URL": stack.enter_context(postgres())}
+        if kind == "bullmq":
+            values["REDIS_URL"] = stack.enter_context(valkey()).url
+        yield values
