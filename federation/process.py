@@ -8,7 +8,6 @@ from typing import Final
 from federation.app import Federation
 from federation.settings import Settings
 
-
 COLLECT_AFTER: Final = 10_000
 """Objects made and kept; CPython's 700 to 2 000 are a few deliveries."""
 
