@@ -175,6 +175,7 @@ class Claim:
     """One worker's right to run one attempt of a job until its lease ends.
 
     `token` fences: only it may renew and settle, and it is never used twice. `attempt` counts this run, the first is 1.
+    `timeout` is the job's own bound on this run; of it and the handler's the lesser counts.
     """
 
     job_id: str
@@ -190,6 +191,7 @@ class Claim:
     keep_failed: Retention
     priority: int = 0
     backoff: RetryPolicy | None = None
+    timeout: timedelta | None = None
     chain_index: int = 0
     stalled: ErrorInfo | None = None
     """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
