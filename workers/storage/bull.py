@@ -286,9 +286,6 @@ class BullStorage(ScriptedStorage):
         kept = "" if keep is None else keep_ms(keep)
         return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept))
 
-    async def drain(self) -> int:
-        return await self._inspector.drain()
-
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)
         return await self._inspector.clean(state, older_than, limit)
