@@ -19,7 +19,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "renew": ("bull_hold",),
     "settle": ("bull_add", "bull_hold"),
 }
-"""Every script, and the files it needs beside those that all begin with: `batched.lua`, `states.lua`, `bull_queue.lua`."""
+"""Every script, and the files it needs beside `batched.lua`, `states.lua` and `bull_queue.lua`, which come first."""
 
 EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
 """Who all of us together are to Node processes, which hear only what others than themselves publish."""

@@ -44,7 +44,8 @@ from workers.jobs import (
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
-from workers.storage.memory_jobs import Job, JobTable, Mark
+from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_marks import Mark
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded,
