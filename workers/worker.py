@@ -28,19 +28,8 @@ from workers.cancels import CancelListener
 from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
 from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
-from workers.jobs import (
-    Claim,
-    Completed,
-    Continued,
-    ErrorInfo,
-    Failed,
-    Released,
-    Retried,
-    SettleOutcome,
-    SettleStatus,
-    check_text,
-    new_id,
-)
+from workers.ids import check_text, new_id
+from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, SettleOutcome, SettleStatus
 from workers.leases import LeaseKeeper
 from workers.progress import ProgressReporter
 from workers.reaper import Reaper

@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from workers.clock import Clock
+from workers.deduplication_keys import DeduplicationMode
 from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
     Continued,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     JobOutcome,

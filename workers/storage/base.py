@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, Protocol
 
+from workers.bounds import MAX_DELAY
 from workers.jobs import (
-    MAX_DELAY,
     CancelResult,
     Claim,
     EnqueueResult,

@@ -24,6 +24,7 @@ from redis.asyncio import Redis
 
 from workers.errors import StorageError, Unsupported
 from workers.gathering import Gathering
+from workers.ids import check_text, new_id
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -42,8 +43,6 @@ from workers.jobs import (
     SettleStatus,
     WorkerInfo,
     check_retention,
-    check_text,
-    new_id,
 )
 from workers.storage import bull_codec
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from workers.jobs import DROP, DeduplicationMode, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.deduplication_keys import DeduplicationMode
+from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.file_frames import Entry, Frame
 from workers.storage.memory_jobs import Job

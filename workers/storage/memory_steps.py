@@ -14,14 +14,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
     Continued,
-    Deduplication,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     Failed,

@@ -33,6 +33,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from workers.gathering import Gathering
+from workers.ids import check_text
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -51,7 +52,6 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
     check_retention,
-    check_text,
 )
 from workers.storage import redis_codec, redis_inspect
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
     DROP,
@@ -18,8 +19,6 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
-    Deduplication,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,

@@ -15,13 +15,12 @@ from redis.crc import key_slot
 
 from tests.servers import ValkeyProcess, free_port
 from workers import JobState, StorageError, StorageUnavailable
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.jobs import (
     DROP,
     CancelResult,
     Claim,
     Completed,
-    Deduplication,
-    DeduplicationMode,
     EnqueueStatus,
     ErrorInfo,
     Failed,
