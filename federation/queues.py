@@ -14,7 +14,8 @@ from federation.errors import ConfigurationError
 from federation.protocol.models import MAX_PAYLOAD_BYTES
 from federation.setting_types import plain
 from federation.settings import Settings
-from workers.jobs import DROP, MAX_DELAY, Retention
+from workers.bounds import MAX_DELAY
+from workers.jobs import DROP, Retention
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec

@@ -2,6 +2,7 @@
 
 from workers.chains import Chain, Continuation, continue_with
 from workers.clock import Clock, ManualClock, SystemClock
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import (
     CorruptPayloadError,
     HandlerTimeout,
@@ -25,20 +26,8 @@ from workers.errors import (
 )
 from workers.events import Observer, WorkerEvent, WorkerEventKind
 from workers.handlers import AttemptContext, Handler, Job, Middleware, Signal, SignalReason
-from workers.jobs import (
-    DROP,
-    CancelResult,
-    Claim,
-    Deduplication,
-    DeduplicationMode,
-    EnqueueStatus,
-    ErrorInfo,
-    JobOutcome,
-    JobState,
-    JobStatus,
-    NewJob,
-    new_id,
-)
+from workers.ids import new_id
+from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, ErrorInfo, JobOutcome, JobState, JobStatus, NewJob
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.management import Management
 from workers.queue import Queue, content_id

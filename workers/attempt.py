@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from workers.chains import Continuation
 from workers.errors import (
@@ -31,6 +31,10 @@ from workers.transactions import OwnTransaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
+
+
+OUT_OF_TIME: Final = "operation timed out"
+"""Why a run fails that took longer than its job allows; the same words as in Bull, for whoever looks for them there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +143,7 @@ class Runner:
             if attempt.signal.reason is not None:  # interrupted before it began
                 raise asyncio.CancelledError
             attempt.phase = Phase.RUNNING
-            result = await self._bounded(handler, context)
+            result = await self._bounded(handler, context, attempt.claim.timeout)
             attempt.phase = Phase.ENDED
             settlement: Settlement | None = attempt.settled or self.success(attempt.claim, result)
             error = None
@@ -175,15 +179,17 @@ class Runner:
         job = make_job(claim, payload, attempt.signal, attempt)
         return AttemptContext(job=job, queue=attempt.queue, worker_id=claim.worker_id)
 
-    async def _bounded(self, handler: Handler, context: AttemptContext) -> object:
-        if handler.timeout is None:
+    async def _bounded(self, handler: Handler, context: AttemptContext, jobs_own: timedelta | None) -> object:
+        limit = _lesser(handler.timeout, jobs_own)
+        if limit is None:
             return await call(handler, context, self.middlewares)
         try:
-            async with asyncio.timeout(handler.timeout.total_seconds()) as scope:
+            async with asyncio.timeout(limit.total_seconds()) as scope:
                 return await call(handler, context, self.middlewares)
         except TimeoutError as error:
             if scope.expired():
-                raise HandlerTimeout(f"the handler ran longer than {handler.timeout}") from error
+                why = OUT_OF_TIME if limit == jobs_own else f"the handler ran longer than {limit}"
+                raise HandlerTimeout(why) from error
             raise
 
     def success(self, claim: Claim, result: object) -> Completed | Continued:
@@ -207,6 +213,10 @@ class Runner:
                 f"the handler's result of type {type(result).__name__} cannot be encoded by "
                 f"{type(self.result_serde).__name__}: {type(error).__name__}"
             ) from error
+
+
+def _lesser(one: timedelta | None, other: timedelta | None) -> timedelta | None:
+    return one or other if one is None or other is None else min(one, other)
 
 
 def _runs(task: asyncio.Task[object] | None) -> bool:

@@ -95,7 +95,7 @@ class CorruptPayloadError(UnrecoverableError):
 
 
 class HandlerTimeout(WorkersError):
-    """The handler ran longer than its `timeout`; retried like any failure."""
+    """The handler ran longer than its `timeout`, or its job's; retried like any failure."""
 
 
 class JobCancelledError(WorkersError):

@@ -189,7 +189,8 @@ Middleware: TypeAlias = Callable[[AttemptContext, Next], Awaitable[object]]
 class Handler:
     """A function with settings of its own; what is None is the worker's.
 
-    `timeout` bounds one run: past it the function is cancelled and the attempt fails with `HandlerTimeout`.
+    `timeout` bounds one run: past it the function is cancelled and the attempt fails with `HandlerTimeout`. A job that
+    has a shorter one of its own, as Node's on Bull may, goes by that.
     """
 
     fn: HandlerFunction

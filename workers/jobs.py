@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,18 +9,13 @@ from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 from typing import Final, Literal, TypeAlias
 
+from workers.bounds import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORITY, check_progress, check_whole
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import LossReason, Retry
+from workers.ids import check_text
 from workers.retry import RetryPolicy
 
-MAX_ID_BYTES: Final = 512
-MAX_PRIORITY: Final = 2_097_151
-MAX_ATTEMPTS: Final = 1_000_000
-MAX_CHAIN_INDEX: Final = 1_000_000
-UNCOUNTED_RETRIES: Final = 100
-"""Uncounted retries in a row before one is counted after all, so that none can loop for ever."""
-
-MAX_PROGRESS_BYTES: Final = 4_096
-MAX_DELAY: Final = timedelta(days=36_525)
+UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so that none can loop for ever
 MESSAGE_CHARACTERS: Final = 2_000
 STACK_CHARACTERS: Final = 8_000
 
@@ -75,51 +68,6 @@ class ErrorInfo:
         )
 
 
-class DeduplicationMode(StrEnum):
-    """How long a deduplication key stands for a job.
-
-    `simple`: until that job has finished. `throttle`: for a time. `debounce`: while that job waits for the time to
-    pass, and each duplicate meanwhile replaces its payload and starts the time anew.
-    """
-
-    SIMPLE = "simple"
-    THROTTLE = "throttle"
-    DEBOUNCE = "debounce"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deduplication:
-    """The key that a job is enqueued by at most once at a time; keys belong to the queue.
-
-    `simple`: the key is taken until the job has finished, as whatever link of its chain, or is gone. `throttle`: for
-    `ttl` from when the job becomes due, whatever becomes of it. `debounce`: until the job is claimed or gone; it
-    becomes due `ttl` after the last enqueue with its key, and has the last one's payload, but all else of the first.
-    The mode of the job that has the key decides how long; both must be `debounce` for a payload to be replaced.
-
-    Jobs of one call that share a key are one group, which is enqueued or not. The key stands for the first of them.
-
-    Raises:
-        ValueError: a key that is not 1 to 512 bytes of UTF-8, an unknown mode, a `ttl` with `simple`, and with any
-            other mode one that is not above 0 and up to 100 years.
-        TypeError: a key that is not text, a `ttl` that is no timedelta.
-    """
-
-    key: str
-    mode: DeduplicationMode = DeduplicationMode.SIMPLE
-    ttl: timedelta | None = None
-
-    def __post_init__(self) -> None:
-        check_text("deduplication key", self.key)
-        object.__setattr__(self, "mode", DeduplicationMode(self.mode))
-        if self.mode is DeduplicationMode.SIMPLE:
-            if self.ttl is not None:
-                raise ValueError(f"deduplication by simple lasts as long as the job: no ttl, not {self.ttl!r}")
-        elif not isinstance(self.ttl, timedelta):
-            raise TypeError(f"deduplication by {self.mode} needs a ttl, a timedelta, not {self.ttl!r}")
-        elif not timedelta(0) < self.ttl <= MAX_DELAY:
-            raise ValueError(f"the ttl of a deduplication is above 0 and up to 100 years, not {self.ttl}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """A job to enqueue.
@@ -158,9 +106,9 @@ class NewJob:
             check_text("ordering key", self.ordering_key)
         if not timedelta(0) <= self.delay <= MAX_DELAY:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
-        _check_whole(f"job {self.id!r}: priority", self.priority, 0, MAX_PRIORITY)
-        _check_whole(f"job {self.id!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
-        _check_whole(f"job {self.id!r}: chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
+        check_whole(f"job {self.id!r}: priority", self.priority, 0, MAX_PRIORITY)
+        check_whole(f"job {self.id!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
+        check_whole(f"job {self.id!r}: chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)
         dedup = self.deduplication
@@ -175,6 +123,7 @@ class Claim:
     """One worker's right to run one attempt of a job until its lease ends.
 
     `token` fences: only it may renew and settle, and it is never used twice. `attempt` counts this run, the first is 1.
+    `timeout` is the job's own bound on this run; of it and the handler's the lesser counts.
     """
 
     job_id: str
@@ -190,6 +139,7 @@ class Claim:
     keep_failed: Retention
     priority: int = 0
     backoff: RetryPolicy | None = None
+    timeout: timedelta | None = None
     chain_index: int = 0
     stalled: ErrorInfo | None = None
     """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
@@ -443,49 +393,7 @@ def _storable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def check_text(what: str, value: str) -> None:
-    """Accept any non-empty text of at most 512 bytes.
-
-    Raises:
-        ValueError: empty, too long, or not encodable as UTF-8 (a lone surrogate).
-        TypeError: not text.
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be text, not {type(value).__name__}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what} cannot be encoded as UTF-8: {error.reason} at {error.start}") from None
-    if not 1 <= size <= MAX_ID_BYTES:
-        raise ValueError(f"{what} must be 1 to {MAX_ID_BYTES} bytes long, not {size}")
-
-
-def check_progress(value: bytes) -> None:
-    """Accept at most 4 KiB.
-
-    Raises:
-        ValueError: it is longer.
-    """
-    if len(value) > MAX_PROGRESS_BYTES:
-        raise ValueError(f"progress must be at most {MAX_PROGRESS_BYTES} bytes long, not {len(value)}")
-
-
-def _check_whole(what: str, value: int, least: int, most: int) -> None:
-    """Accept whole numbers in a range; `True` counts nothing, and a storage would cut 1.5 in its own way."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-
-
 def check_retention(value: Retention) -> None:
     """Accept `DROP` or a positive duration of at most 100 years."""
     if value is not DROP and not timedelta(0) < value <= MAX_DELAY:
         raise ValueError(f"a retention is DROP or a duration up to 100 years above zero, not {value}")
-
-
-def new_id() -> str:
-    """A fresh id that sorts by creation time: 48 bits of milliseconds, 80 random bits, in UUID form (version 7)."""
-    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    text = f"{value:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from workers.jobs import Claim, ProgressReport, check_progress
+from workers.bounds import check_progress
+from workers.jobs import Claim, ProgressReport
 from workers.serde import JsonSerde
 from workers.storage.base import Storage
 

@@ -15,14 +15,8 @@ from workers.errors import JobEndedError, JobGoneError
 from workers.events import Observer
 from workers.gathering import Gathering
 from workers.handlers import Handler, HandlerFunction, Middleware
-from workers.jobs import (
-    CancelResult,
-    EnqueueResult,
-    JobState,
-    JobStatus,
-    NewJob,
-    new_id,
-)
+from workers.ids import new_id
+from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict
 
-from workers.jobs import Deduplication, EnqueueStatus, JobState, Retention
+from workers.deduplication_keys import Deduplication
+from workers.jobs import EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
 
 DEFAULT_NAME: Final = "default"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from workers.jobs import MAX_DELAY, Deduplication, DeduplicationMode, check_text
+from workers.bounds import MAX_DELAY
+from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.ids import check_text
 from workers.queue import Queue
 from workers.serde import Encoded, Serde
 from workers.specs import JobSpec

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from workers.attempt import Attempt, Runner
+from workers.bounds import MAX_DELAY
 from workers.handlers import Handler, HandlerTable
-from workers.jobs import DROP, MAX_DELAY, UNCOUNTED_RETRIES, Claim, Retried
+from workers.jobs import DROP, UNCOUNTED_RETRIES, Claim, Retried
 from workers.retry import RetryPolicy
 from workers.task_queue import EnqueueOptions, TaskMessage, TaskQueue
 

@@ -10,18 +10,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
+from workers.bounds import MAX_ATTEMPTS, MAX_DELAY
 from workers.deduplication import Marks
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import CorruptPayloadError, Unsupported
 from workers.handlers import Handler, HandlerFunction, Job, invoke
-from workers.jobs import (
-    MAX_ATTEMPTS,
-    MAX_DELAY,
-    Deduplication,
-    DeduplicationMode,
-    EnqueueStatus,
-    check_text,
-    new_id,
-)
+from workers.ids import check_text, new_id
+from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy

@@ -17,36 +17,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from workers.attempt import Attempt, Ending, Runner
 from workers.cancels import CancelListener
 from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
 from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
-from workers.jobs import (
-    Claim,
-    Completed,
-    Continued,
-    ErrorInfo,
-    Failed,
-    Released,
-    Retried,
-    SettleOutcome,
-    SettleStatus,
-    check_text,
-    new_id,
-)
+from workers.ids import check_text, new_id
+from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, SettleOutcome, SettleStatus
 from workers.leases import LeaseKeeper
 from workers.progress import ProgressReporter
 from workers.reaper import Reaper
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.settler import Settler
+from workers.stopping import Stop, all_done
 from workers.storage.base import Storage
 from workers.transactions import OwnTransaction
 
@@ -118,9 +108,7 @@ class Worker:
         )
         self._attempts: dict[str, Attempt] = {}  # by token
         self._slot_freed = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._stop_asked: asyncio.Task[Literal[True]] | None = None  # done once `stop` was called
+        self._stop = Stop()
         self._found_all = False  # whether the last claim brought all there was, and nothing was given back since
         self._idle = True  # whether that has been reported, and nothing was claimed since
 
@@ -131,9 +119,7 @@ class Worker:
 
     def stop(self) -> None:
         """Ask the worker to stop: claim no more and let handlers finish for *grace*. A second call skips the grace."""
-        if self._stopping.is_set():
-            self._hurry.set()
-        self._stopping.set()
+        self._stop.ask()
         self._slot_freed.set()
 
     async def run(self) -> None:
@@ -145,7 +131,7 @@ class Worker:
         Raises:
             StorageError: the storage is not fit for use, as with missing tables.
         """
-        self._stop_asked = asyncio.create_task(self._stopping.wait())
+        self._stop.listen()
         try:
             if await self._connect():
                 await self._work()
@@ -153,7 +139,7 @@ class Worker:
             failure = _first_failure(group)
             raise failure from failure.__cause__
         finally:
-            self._stop_asked.cancel()
+            self._stop.close()
             self._emit(WorkerEventKind.STOPPED)
 
     async def _work(self) -> None:
@@ -172,7 +158,7 @@ class Worker:
                         await self._claim_until_stopped()
                         reaping.cancel()
                 except asyncio.CancelledError:
-                    self._hurry.set()
+                    self._stop.hurry()
                     raise
                 finally:
                     await self._finish()
@@ -184,9 +170,9 @@ class Worker:
 
     async def _connect(self) -> bool:
         pause = FIRST_PAUSE_SECONDS
-        while not self._stopping.is_set():
+        while not self._stop.asked:
             try:
-                if await self._unless_stopping(self._storage.connect()):
+                if await self._stop.unless(self._storage.connect()):
                     return True
             except StorageUnavailable as error:
                 self._report(error)
@@ -196,7 +182,7 @@ class Worker:
 
     async def _claim_until_stopped(self) -> None:
         pause = FIRST_PAUSE_SECONDS
-        while not self._stopping.is_set():
+        while not self._stop.asked:
             free = self._concurrency - len(self._attempts)
             if free == 0:
                 await self._wait_for_slots()
@@ -218,7 +204,7 @@ class Worker:
         # A task of its own: neither stop nor cancellation may lose the claims that an answer on its way brings.
         call = asyncio.ensure_future(self._storage.claim(self.worker_id, leases=self._wanted, limit=limit))
         try:
-            await self._until_stopping(call)
+            await self._stop.until(call)
             claims = await self._last_answer(call)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
@@ -247,7 +233,7 @@ class Worker:
     async def _wait_for_slots(self) -> None:
         """Wait for a free slot; under load a moment longer, so that one claim fills several."""
         self._slot_freed.clear()
-        if self._stopping.is_set():
+        if self._stop.asked:
             return
         await self._slot_freed.wait()
         if self._concurrency - len(self._attempts) < self._concurrency // 2:
@@ -255,29 +241,10 @@ class Worker:
 
     async def _wait_for_work(self) -> None:
         """Return when a claim may succeed, or the worker shall stop."""
-        await self._unless_stopping(self._storage.wait(tuple(self._wanted), timeout=self._poll_interval))
+        await self._stop.unless(self._storage.wait(tuple(self._wanted), timeout=self._poll_interval))
 
     async def _pause(self, seconds: float) -> None:
-        await self._unless_stopping(asyncio.sleep(seconds))
-
-    async def _unless_stopping(self, work: Coroutine[object, object, None]) -> bool:
-        """Await `work`; `stop` cuts it short. Whether it came to its end."""
-        task = asyncio.create_task(work)
-        try:
-            await self._until_stopping(task)
-        finally:
-            while not task.done():
-                task.cancel()
-                # Again and again: a single cancellation can be swallowed by what the task awaits.
-                await asyncio.wait([task], timeout=1)
-        if task.cancelled():
-            return False
-        task.result()
-        return True
-
-    async def _until_stopping(self, call: asyncio.Future[list[Claim]] | asyncio.Task[None]) -> None:
-        assert self._stop_asked is not None
-        await asyncio.wait([call, self._stop_asked], return_when=asyncio.FIRST_COMPLETED)
+        await self._stop.unless(asyncio.sleep(seconds))
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         claim = attempt.claim
@@ -344,14 +311,14 @@ class Worker:
     async def _finish(self) -> None:
         """Phases two and three of a stop: let handlers end, then cancel them and wait for their settlements."""
         try:
-            await self._wait_for_attempts(self._grace.total_seconds(), hurry=True)
+            await self._stop.grace(self._running_tasks(), self._grace.total_seconds())
         finally:  # being cancelled meanwhile only ends the grace
             await self._force()
 
     async def _force(self) -> None:
         for attempt in list(self._attempts.values()):
             attempt.interrupt(SignalReason.SHUTDOWN)
-        await self._wait_for_attempts(FORCED_STOP_SECONDS, hurry=False)
+        await all_done(self._running_tasks(), FORCED_STOP_SECONDS)
         if self._attempts:
             logger.error(
                 "worker %s gave up on jobs that did not end: %s; they will be recovered when their leases end",
@@ -359,19 +326,8 @@ class Worker:
                 sorted(attempt.claim.job_id for attempt in self._attempts.values()),
             )
 
-    async def _wait_for_attempts(self, seconds: float, *, hurry: bool) -> None:
-        tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
-        if not tasks:
-            return
-        waits: list[asyncio.Task[object]] = [asyncio.create_task(_all_done(tasks))]
-        if hurry:
-            waits.append(asyncio.create_task(self._hurry.wait()))
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pending in waits:
-                pending.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+    def _running_tasks(self) -> list[asyncio.Task[None]]:
+        return [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
 
     def _lose(self, claim: Claim, reason: LossReason) -> None:
         attempt = self._attempts.get(claim.token)
@@ -420,7 +376,3 @@ def _first_failure(group: ExceptionGroup[Exception]) -> Exception:
     """What made the tasks of a worker end; the others followed from it."""
     failure = group.exceptions[0]
     return _first_failure(failure) if isinstance(failure, ExceptionGroup) else failure
-
-
-async def _all_done(tasks: Sequence[asyncio.Task[None]]) -> None:
-    await asyncio.wait(tasks)

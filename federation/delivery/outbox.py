@@ -27,7 +27,7 @@ from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
 from federation.queues import BullQueue, FederationDeliveryJob
 from workers import WorkersError
-from workers.jobs import check_text
+from workers.ids import check_text
 
 log = structlog.get_logger(__name__)
 

@@ -26,7 +26,8 @@ from federation.queues import (
     open_storage,
 )
 from federation.settings import Settings
-from workers.jobs import DROP, MAX_DELAY, Claim, EnqueueStatus, NewJob
+from workers.bounds import MAX_DELAY
+from workers.jobs import DROP, Claim, EnqueueStatus, NewJob
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
 from workers.storage.bull import BullStorage

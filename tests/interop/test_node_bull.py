@@ -13,10 +13,11 @@ from tests.interop.bull_jobs import Obedient
 from tests.interop.bull_queue import ERROR, Ids, a_job, claim_one, ended, status
 from tests.interop.patience import eventually
 from tests.interop.peer import BullPeer
-from tests.workers.running import running
+from tests.workers.running import AT_ONCE, running
 from workers import JobState, RetryPolicy, Worker
 from workers.jobs import Completed, Failed, OutcomeKind, Retried, SettleStatus
 from workers.storage.bull import BullStorage
+from workers.storage.bull_options import BullJob
 
 
 async def test_a_node_job_is_read(queue: BullStorage, peer: BullPeer) -> None:
@@ -169,3 +170,40 @@ async def test_a_failure_without_backoff_runs_again_at_once(queue: BullStorage, 
     await peer.work()
     assert (await ended(queue, job_id)).result == b"1"
     assert [run["attemptsMade"] for run in await peer.runs(job_id)] == [1]
+
+
+async def test_nodes_timeout_is_kept_here(queue: BullStorage, peer: BullPeer, version: str) -> None:
+    """Each run here that takes longer than Node allows is a failed attempt, as it is in Node, which reads why."""
+    job_id = await peer.add({"hold": True}, attempts=2, timeout=30)
+    async with running(Worker(queue, {"*": (handler := Obedient())}, retry=AT_ONCE)):
+        outcome = await ended(queue, job_id)
+    assert outcome.error is not None
+    assert (outcome.kind, outcome.error.type, outcome.error.exhausted) == (OutcomeKind.FAILED, "HandlerTimeout", True)
+    assert [run.attempt for run in handler.of(job_id)] == [1, 2]
+    found = await peer.read(job_id)
+    assert (found["state"], found["attemptsMade"], len(found["stacktrace"])) == ("failed", 2, 2)
+    if version != "1.0.0":
+        assert found["failedReason"] == "operation timed out"
+
+
+async def test_our_timeout_is_kept_in_node(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """A job of ours with a time limit fails in Node with the words that it fails with here, one in time completes."""
+    slow, quick = ids(), ids()
+    for job_id, data in ((slow, {"hold": True}), (quick, {"result": 1})):
+        payload, timeout = json.dumps(data).encode(), timedelta(milliseconds=100 if job_id == slow else 60_000)
+        await queue.enqueue([BullJob(id=job_id, name="ours", payload=payload, max_attempts=1, timeout=timeout)])
+    await peer.work()
+    outcome = await ended(queue, slow)
+    assert outcome.error is not None
+    assert (outcome.kind, outcome.error.message) == (OutcomeKind.FAILED, "operation timed out")
+    assert (await ended(queue, quick)).result == b"1"
+
+
+async def test_our_last_is_nodes_first(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """Node runs what we added as `lifo` before what waited already, the last of it first."""
+    plain, first, second = (ids() for _ in range(3))
+    await queue.enqueue([a_job(plain, {})])
+    await queue.enqueue([BullJob(id=one, name="ours", payload=b"{}", lifo=True) for one in (first, second)])
+    await peer.work(concurrency=1)
+    await ended(queue, plain)
+    assert [run["id"] for run in await peer.runs()] == [second, first, plain]

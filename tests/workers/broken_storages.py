@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from workers.clock import Clock
+from workers.deduplication_keys import DeduplicationMode
 from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
     Continued,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     JobOutcome,
@@ -33,7 +33,8 @@ from workers.jobs import (
 from workers.storage.base import TOMBSTONE
 from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory import MemoryStorage
-from workers.storage.memory_jobs import Job, JobTable, Mark
+from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_marks import Mark
 from workers.storage.memory_space import MemoryQueue, MemorySpace
 
 APPLIED = SettleOutcome(status=SettleStatus.APPLIED)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.workers.running import AT_ONCE, NEVER, Recorder, done, forever, outcome, running
+from tests.workers.running import AT_ONCE, NEVER, Recorder, done, outcome, running
 from workers.attempt import settlement_of_failure
 from workers.errors import Retry, UnrecoverableError
 from workers.events import WorkerEventKind as Kind
@@ -245,44 +245,6 @@ async def test_the_error_of_a_serde_is_not_kept() -> None:
     assert ended.error is not None
     assert ended.error.type == "CorruptPayloadError"
     assert "secret" not in ended.error.message + ended.error.stack
-
-
-async def test_a_handler_that_takes_too_long_is_retried() -> None:
-    """Past its timeout the handler is cancelled, and the attempt counts as failed with `HandlerTimeout`."""
-    storage, recorder = MemoryStorage(), Recorder()
-    cancelled = asyncio.Event()
-
-    async def slow(job: Job) -> None:
-        try:
-            await forever(job)
-        finally:
-            cancelled.set()
-
-    await steps.enqueue(storage, steps.job("job", max_attempts=2))
-    handler = Handler(slow, timeout=timedelta(milliseconds=20))
-    async with running(Worker(storage, {"work": handler}, retry=AT_ONCE, observers=[recorder])):
-        ended = await outcome(storage, "job")
-    assert cancelled.is_set()
-    assert ended.error is not None
-    assert (ended.error.type, ended.error.exhausted) == ("HandlerTimeout", True)
-    assert "0:00:00.020000" in ended.error.message
-    assert Kind.FAILING in recorder.story("job")
-
-
-async def test_a_handlers_own_timeout_is_its_own() -> None:
-    """A `TimeoutError` the handler met is not taken for the worker's timeout."""
-    storage = MemoryStorage()
-
-    async def impatient(job: Job) -> None:
-        async with asyncio.timeout(0.01):
-            await forever(job)
-
-    await steps.enqueue(storage, steps.job("job", max_attempts=1))
-    handler = Handler(impatient, timeout=timedelta(hours=1))
-    async with running(Worker(storage, {"work": handler})):
-        ended = await outcome(storage, "job")
-    assert ended.error is not None
-    assert ended.error.type == "TimeoutError"
 
 
 @pytest.mark.parametrize(

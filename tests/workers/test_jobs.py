@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
+from workers.bounds import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MAX_PROGRESS_BYTES, check_progress
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import Retry
+from workers.ids import new_id
 from workers.jobs import (
     DROP,
-    MAX_ATTEMPTS,
-    MAX_DELAY,
-    MAX_PRIORITY,
-    MAX_PROGRESS_BYTES,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
-    Deduplication,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -27,9 +24,7 @@ from workers.jobs import (
     NewJob,
     OutcomeKind,
     Retention,
-    check_progress,
     check_retention,
-    new_id,
 )
 from workers.queue import JobSpec
 
@@ -140,7 +135,7 @@ def test_ids_sort_by_the_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [0, 1, 255, 256, 1_700_000_000_000, 1_700_000_000_001, 2**47, 2**48 - 1]
     ids = []
     for milliseconds in moments:
-        monkeypatch.setattr("workers.jobs.time.time_ns", lambda now=milliseconds: now * 1_000_000)
+        monkeypatch.setattr("workers.ids.time.time_ns", lambda now=milliseconds: now * 1_000_000)
         ids.append(new_id())
     assert ids == sorted(ids)
     assert [int(made.replace("-", "")[:12], 16) for made in ids] == moments

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.workers.running import PATIENCE, Recorder, done, forever, outcome, until
+from workers.deduplication_keys import Deduplication
 from workers.errors import StorageError, StorageUnavailable, TransactionError
 from workers.events import WorkerEventKind as Kind
 from workers.handlers import AttemptContext, Handler, Job, Next
-from workers.jobs import DROP, CancelResult, Claim, Deduplication, EnqueueStatus, JobState
+from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, JobState
 from workers.queue import JobSpec, Queue, content_id
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde

@@ -33,7 +33,8 @@ from workers import (
     Unsupported,
     deduplication,
 )
-from workers.jobs import MAX_ATTEMPTS, UNCOUNTED_RETRIES, OutcomeKind
+from workers.bounds import MAX_ATTEMPTS
+from workers.jobs import UNCOUNTED_RETRIES, OutcomeKind
 from workers.kv import Key, KvStore
 from workers.kv.redis import RedisKvStore
 from workers.storage.memory import MemoryStorage

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, Protocol
 
+from workers.bounds import MAX_DELAY
 from workers.jobs import (
-    MAX_DELAY,
     CancelResult,
     Claim,
     EnqueueResult,
@@ -54,6 +54,8 @@ class Limits:
     """How many calls of `recover` it takes after the lease expired."""
     bounded_recovery: bool = True
     """Whether `recover` keeps to its limit; otherwise one call may bring back every expired job."""
+    any_id: bool = True
+    """Whether any text of 1 to 512 bytes may be an id; otherwise some are refused with `Unsupported`."""
     name_filter: bool = True
     """Whether `claim` returns only the names in `leases`; otherwise the worker meets names it has no handler for."""
     ordering_keys: bool = True

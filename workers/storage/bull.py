@@ -10,7 +10,7 @@ steps, or forgets, ours do not: a job is taken off the line and locked in one st
 never put into the line of a paused queue, and never taken for abandoned at the first look (`bull_recovery`).
 
 Jobs of Node are run as they are: they have the name `default`, a crash is no attempt of theirs, and their records stay
-for ever unless `removeOnComplete` says otherwise. Their back-off is kept. Their `timeout` is not: handlers have theirs.
+for ever unless `removeOnComplete` says otherwise. Their back-off is kept, and their `timeout`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from redis.asyncio import Redis
 
 from workers.errors import StorageError, Unsupported
 from workers.gathering import Gathering
+from workers.ids import check_text, new_id
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -42,12 +43,10 @@ from workers.jobs import (
     SettleStatus,
     WorkerInfo,
     check_retention,
-    check_text,
 )
 from workers.storage import bull_codec
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
 from workers.storage.bull_codec import (
-    LONGEST_DELAY,
     TOKEN_HEAD_BYTES,
     BullClaim,
     Dialect,
@@ -58,7 +57,7 @@ from workers.storage.bull_codec import (
 from workers.storage.bull_inspect import Inspector
 from workers.storage.bull_lua import QueueScripts, loaded_scripts
 from workers.storage.bull_notices import Notices
-from workers.storage.bull_options import keep_ms
+from workers.storage.bull_options import LONGEST_DELAY, keep_ms
 from workers.storage.bull_recovery import GRACES, Recoverer, report_dropped
 from workers.storage.claiming import claimed
 from workers.storage.node_values import to_ms
@@ -93,9 +92,12 @@ class BullStorage(ScriptedStorage):
     without a lock before it is recovered; the dialect has its own. `prefix` is Bull's. `timeout` bounds each call to
     the server; past it the verb raises `StorageUnavailable`.
 
-    Beside A and B ids are decimal numbers below 2^53, as Node reads them: see `next_id`. What is due is decided by the
-    server's clock, and by Node's for what Node delays or promotes. An id that is in no line of the queue, as Bull's own
-    pause may leave one behind, reads as queued.
+    Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
+    counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.
+    `next_id` has one for every dialect. What is due is decided by the server's clock, and by Node's for what Node
+    delays or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued.
+
+    `enqueue` takes a `BullJob` for what the contract has no word for: a time limit per run, and last in, first out.
 
     Raises:
         StorageError: a target that is no Redis URL, or has an unknown dialect.
@@ -108,6 +110,7 @@ class BullStorage(ScriptedStorage):
         durable=True,
         processes="many",
         wakeup_latency=timedelta(seconds=LOOK_SECONDS),
+        any_id=False,
         name_filter=False,
         ordering_keys=False,
         deduplication=False,
@@ -160,7 +163,9 @@ class BullStorage(ScriptedStorage):
     # Jobs
 
     async def next_id(self) -> str:
-        """A number that no other job of the queue gets for its id, as Bull's own producers take them."""
+        """An id that no other job of the queue gets: beside A and B a number, as Bull's own producers take them."""
+        if self._dialect == "C":
+            return new_id()
         [number] = await self._server.run([("INCR", self._lua.base + b"id")])
         if isinstance(number, StorageError):
             raise number
@@ -279,9 +284,6 @@ class BullStorage(ScriptedStorage):
         returnvalue, exact = bull_codec.encode_result(result)
         kept = "" if keep is None else keep_ms(keep)
         return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept))
-
-    async def drain(self) -> int:
-        return await self._inspector.drain()
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)

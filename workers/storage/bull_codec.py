@@ -30,7 +30,7 @@ from workers.jobs import (
     Settlement,
 )
 from workers.storage import node_values
-from workers.storage.bull_options import keep_ms, read_options, write_options
+from workers.storage.bull_options import LONGEST_DELAY, BullJob, keep_ms, read_options, write_options
 from workers.storage.node_values import MAX_NUMBER, encode_bytes, json_object, number, whole
 from workers.storage.redis_codec import STATES, duration
 from workers.storage.redis_server import Reply
@@ -62,14 +62,14 @@ RESERVED_IDS: Final = frozenset(
 DEFAULT_NAME: Final = "default"
 """The name of jobs from Node, where Bull 1.x has none; `specs.DEFAULT_NAME` and `lua/bull_claim.lua` say the same."""
 
-LONGEST_DELAY: Final = timedelta(days=24)
-"""Node's timers overflow beyond 2^31 ms: such a job would run at once, or have every Node process spin until then."""
-
 CORRUPT: Final = ErrorInfo(
     type="CorruptRecord",
     message="the job's options in Redis are no JSON object: remove the job, or repair them and retry it",
 )
 
+_LOCK: Final = ":lock"
+"""What is behind a job's key in that of its lock."""
+_DIGITS: Final = re.compile(r"[0-9]+\Z", re.ASCII)
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]*)\Z", re.ASCII)
 _FALSY_NUMBER: Final = re.compile(rb"-?[0-9.]+(?:[eE][+-]?[0-9]+)?\Z")
 _TOKEN_HEAD_CHARACTERS: Final = 24
@@ -90,12 +90,17 @@ def known_dialect(dialect: str) -> Dialect:
 
 
 def encode_id(job_id: str, dialect: Dialect) -> str:
-    """The id in Redis. Dialect C takes any: a plain word as it is, others, and what Bull would confuse, behind a `~`.
+    """The id in Redis. In dialect C a plain word is itself, and other text behind a `~`, as base64url.
+
+    Node takes other text as it is too, but keys are names joined without escapes: the job `jobs:wait` of the queue
+    `mail` would lie where the queue `mail:jobs` has its line.
 
     Raises:
-        Unsupported: Node of dialects A and B takes every id for a number, so theirs must be one it counts exactly to.
+        Unsupported: beside dialect C a name of a key or lock, or a number, which are the counter's; beside A and B all
+            but numbers, as Node takes every id for one, up to where it counts exactly.
     """
     if dialect == "C":
+        _refuse_confusing(job_id)
         return node_values.encode_id(job_id, RESERVED_IDS)
     if _DECIMAL.match(job_id) and int(job_id) < MAX_NUMBER:
         return job_id
@@ -103,6 +108,16 @@ def encode_id(job_id: str, dialect: Dialect) -> str:
         f"job {job_id!r}: beside Bull 1.0 and older an id must be a decimal number below 2^53;"
         " take one from BullStorage.next_id(), or open the queue with dialect 'C' when all of Node is at 1.1"
     )
+
+
+def _refuse_confusing(job_id: str) -> None:
+    better = f"job-{job_id}"
+    if job_id in RESERVED_IDS:
+        raise Unsupported(f"job {job_id!r}: a queue of Bull has a key of that name; give it another id, as {better!r}")
+    if _DIGITS.match(job_id):
+        raise Unsupported(f"job {job_id!r}: Bull gives out numbers itself; give it another id, as {better!r}")
+    if job_id.endswith(_LOCK):
+        raise Unsupported(f"job {job_id!r}: Bull calls locks so; give it an id that does not end in {_LOCK!r}")
 
 
 def decode_id(raw: bytes) -> str:
@@ -130,6 +145,12 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
     Raises:
         Unsupported: the dialect has no such id, the delay is longer than Node keeps, or the job has an ordering key.
     """
+    raw = encode_id(job.id, dialect)
+    return raw.encode(), *_encode_content(job, raw if dialect == "C" else None)
+
+
+def _encode_content(job: NewJob, raw: str | None) -> Sequence[object]:
+    """All but the id; `raw` is it where the options name it."""
     if job.ordering_key is not None:
         raise Unsupported(f"job {job.id!r}: Bull has no ordering keys; see BullStorage.limits")
     if job.delay > LONGEST_DELAY:
@@ -137,9 +158,8 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
             f"job {job.id!r}: Bull 1.x breaks on delays of more than {LONGEST_DELAY.days} days;"
             " enqueue it nearer to its time, or in another storage"
         )
-    raw = encode_id(job.id, dialect)
-    options = write_options(job, raw if dialect == "C" else None)
-    return raw.encode(), job.name.encode(), encode_bytes(job.payload), options, job.max_attempts, duration(job.delay)
+    content = (job.name.encode(), encode_bytes(job.payload), write_options(job, raw))
+    return *content, job.max_attempts, duration(job.delay), isinstance(job, BullJob) and job.lifo
 
 
 def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
@@ -184,6 +204,7 @@ def decode_claims(worker_id: str, head: bytes, answer: Sequence[Reply]) -> Itera
             keep_failed=options.keep_failed,
             priority=options.priority,
             backoff=options.backoff,
+            timeout=options.timeout,
             chain_index=options.chain_index,
             stalled=CORRUPT if options.corrupt else None,
             key_id=raw,
@@ -222,7 +243,7 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 3, keep_ms(keep), *_failure(settlement.error))
         case Continued():
-            return (*head, 5, (raw, *encode_job(settlement.then, dialect)[1:]))
+            return (*head, 5, (raw, *_encode_content(settlement.then, None)))
         case _:
             return (*head, 4)
 

@@ -23,7 +23,7 @@ from workers.storage.bull_codec import (
 from workers.storage.bull_lua import QueueScripts
 from workers.storage.bull_options import read_options
 from workers.storage.node_values import moment, to_ms
-from workers.storage.portions import AT_ONCE, portions
+from workers.storage.portions import AT_ONCE, in_steps, portions
 from workers.storage.redis_codec import CANCELLED, STATES, pack, unpack
 from workers.storage.redis_notices import end_kind
 from workers.storage.redis_server import Reply
@@ -149,23 +149,7 @@ class Inspector:
         after, raws = await self._read(line, scan, 0)
         await self._lua.run("adopt", line, pack(raws))
         self._adopting = (line, after) if after >= 0 else ("failed" if line == "completed" else "completed", 0)
-        removed = 0
-        while removed < limit:
-            some = min(limit - removed, AT_ONCE)
-            gone = int(await self._lua.run("sweep", some, to_ms(WORKER_RECORD)))
-            removed += gone
-            if gone < some:
-                break
-        return removed
-
-    async def drain(self) -> int:
-        """See `Storage.drain`."""
-        total = 0
-        while gone := int(await self._lua.run("drain", AT_ONCE)):
-            total += gone
-            if gone < AT_ONCE:
-                break
-        return total
+        return await in_steps(lambda some: self._lua.run("sweep", some, to_ms(WORKER_RECORD)), limit)
 
     async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
         """See `Storage.clean`. Records stand in no order, so all are looked at."""

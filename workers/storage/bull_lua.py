@@ -19,7 +19,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "renew": ("bull_hold",),
     "settle": ("bull_add", "bull_hold"),
 }
-"""Every script, and the files it needs beside `batched.lua` and `bull_queue.lua`, which all begin with."""
+"""Every script, and the files it needs beside `batched.lua`, `states.lua` and `bull_queue.lua`, which come first."""
 
 EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
 """Who all of us together are to Node processes, which hear only what others than themselves publish."""
@@ -28,7 +28,7 @@ EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script, by its name."""
-    return {name: assembled("batched", "bull_queue", *parts, f"bull_{name}") for name, parts in PARTS.items()}
+    return {name: assembled("batched", "states", "bull_queue", *parts, f"bull_{name}") for name, parts in PARTS.items()}
 
 
 def loaded_scripts() -> Sequence[Script]:

@@ -16,6 +16,33 @@ _CACHED_BYTES: Final = 2_048
 """The longest options that are kept read."""
 
 
+LONGEST_DELAY: Final = timedelta(days=24)
+"""Node's timers overflow beyond 2^31 ms: what is to happen then would happen at once, or have every process spin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BullJob(NewJob):
+    """A job with what only Bull knows, for `BullStorage.enqueue`; other storages take it for a plain one.
+
+    `timeout` bounds each run, in Node as here: one that takes longer has failed with "operation timed out". `lifo` has
+    the job run before those that wait already, and again so after a retry without delay.
+
+    Raises:
+        ValueError: a timeout that is not above 0 and up to 24 days; and as `NewJob`.
+    """
+
+    timeout: timedelta | None = None
+    lifo: bool = False
+
+    def __post_init__(self) -> None:
+        NewJob.__post_init__(self)  # not `super()`, which knows nothing of the class that `slots` makes
+        if self.timeout is not None and not timedelta(0) < self.timeout <= LONGEST_DELAY:
+            raise ValueError(
+                f"job {self.id!r}: a timeout is above 0 and up to {LONGEST_DELAY.days} days, which is as far as Node's"
+                f" timers go, not {self.timeout}"
+            )
+
+
 class BullBackoff(RetryPolicy):
     """Bull's exponential back-off: `(2^n - 1) * delay` after the n-th failed run, without jitter or cap."""
 
@@ -33,13 +60,16 @@ class JobOptions:
     priority: int = 0
     chain_index: int = 0
     backoff: RetryPolicy | None = None
+    timeout: timedelta | None = None
     corrupt: bool = False
 
 
 def write_options(job: NewJob, raw: str | None) -> bytes:
     """The options in JSON, with the id in front where Node keeps one there."""
+    timeout, lifo = (job.timeout, job.lifo) if isinstance(job, BullJob) else (None, False)
+    kept = (job.keep_completed, job.keep_failed)
     options = _own_options(
-        job.max_attempts, job.delay, job.keep_completed, job.keep_failed, job.priority, job.chain_index, job.backoff
+        job.max_attempts, job.delay, *kept, job.priority, job.chain_index, job.backoff, timeout, lifo=lifo
     )
     return options if raw is None else b'{"jobId":"%b",%b' % (raw.encode(), options[1:])
 
@@ -53,6 +83,9 @@ def _own_options(
     priority: int,
     chain_index: int,
     backoff: RetryPolicy | None,
+    timeout: timedelta | None,
+    *,
+    lifo: bool,
 ) -> bytes:
     """Our options behind the id's. What Bull has no word for is in the member `workers`, which Node keeps as it is."""
     ours: dict[str, object] = {"keepCompleted": keep_ms(keep_completed), "keepFailed": keep_ms(keep_failed)}
@@ -61,6 +94,10 @@ def _own_options(
         options["removeOnComplete"] = True
     if delay:
         options["delay"] = max(1, to_ms(delay))
+    if timeout is not None:
+        options["timeout"] = max(1, to_ms(timeout))
+    if lifo:
+        options["lifo"] = True
     if priority:
         ours["priority"] = priority
     if chain_index:
@@ -103,12 +140,19 @@ def _parsed(text: bytes) -> JobOptions:
         priority=whole(ours.get("priority")),
         chain_index=whole(ours.get("chainIndex")),
         backoff=_own_backoff(ours.get("backoff")) or _node_backoff(options.get("backoff")),
+        timeout=_timeout(options.get("timeout")),
     )
 
 
 def _retention(value: object) -> Retention:
     milliseconds = number(value)
     return FOREVER if milliseconds is None else from_ms(milliseconds) or DROP
+
+
+def _timeout(value: object) -> timedelta | None:
+    """As Bull, which has none for 0 and counts in whole milliseconds; what is no number would fail every run there."""
+    milliseconds = number(value)
+    return from_ms(max(1, milliseconds)) if milliseconds else None
 
 
 def _own_backoff(value: object) -> RetryPolicy | None:

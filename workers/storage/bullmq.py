@@ -20,6 +20,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from workers.errors import Unsupported
+from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -36,7 +37,6 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
     WorkerInfo,
-    check_text,
 )
 from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription

@@ -58,6 +58,7 @@ from typing import Final, TypeVar
 
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
+from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -75,7 +76,6 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
     WorkerInfo,
-    check_text,
 )
 from workers.storage import file_lane
 from workers.storage.base import Limits

@@ -23,10 +23,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from workers.jobs import DROP, DeduplicationMode, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.deduplication_keys import DeduplicationMode
+from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.file_frames import Entry, Frame
-from workers.storage.memory_jobs import Job, Mark
+from workers.storage.memory_jobs import Job
+from workers.storage.memory_marks import Mark
 
 EVENTS: Final = tuple(JobEventKind)
 """In the order of their digits: a new kind may only be added behind the others."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from workers.jobs import JobEventKind, JobState, NewJob
-from workers.storage.memory_jobs import Job, JobTable, Mark
+from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_marks import Mark
 
 
 class Changes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from datetime import datetime
 from typing import Final, Generic, TypeAlias, TypeVar
 
 Key = TypeVar("Key", bound=tuple[object, ...])
@@ -70,3 +71,8 @@ class Line(Generic[Key]):
     def _rebuild(self) -> None:
         self._heap = list(self._present.values())
         heapq.heapify(self._heap)
+
+
+def is_over(until: tuple[datetime] | None, now: datetime) -> bool:
+    """Whether what stands in a line of dates has reached its own."""
+    return until is not None and until[0] <= now

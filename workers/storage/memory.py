@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from workers.clock import Clock, ManualClock
+from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -29,7 +30,6 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
     WorkerInfo,
-    check_text,
 )
 from workers.storage.base import Limits
 from workers.storage.broadcast import BufferedSubscription

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeAlias
 
-from workers.jobs import DROP, DeduplicationMode, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
-from workers.storage.line import Line
+from workers.storage.line import Line, is_over
+from workers.storage.memory_marks import MarkTable
 from workers.storage.rules import bounded
 
 Place: TypeAlias = tuple[int, datetime, int]
@@ -71,22 +72,14 @@ class Job:
         return (self.new.priority, self.run_at, self.serial)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """Which job a deduplication key stands for; `until` with `throttle`, else for as long as the job lets it."""
-
-    job_id: str
-    mode: DeduplicationMode
-    until: datetime | None = None
-
-
-class JobTable:
+class JobTable(MarkTable):
     """Jobs by id and by state, the lines they wait in, and the dates of what will expire.
 
     `on_claimable` is called when a claim, or the time until one, may have changed.
     """
 
     def __init__(self, publisher: Publisher, on_claimable: Callable[[], None]) -> None:
+        super().__init__()
         self.by_state: dict[JobState, dict[str, Job]] = {state: {} for state in JobState}
         self._jobs: dict[str, Job] = {}
         self._publisher = publisher
@@ -98,9 +91,6 @@ class JobTable:
         self._delayed: Line[tuple[datetime]] = Line()
         self._expiring: Line[tuple[datetime]] = Line()
         self._tombstones: Line[tuple[datetime]] = Line()
-        self._marks: dict[str, Mark] = {}
-        self._keys: dict[str, str] = {}  # of the jobs that are to let go of one
-        self._ending_marks: Line[tuple[datetime]] = Line()
 
     # Reading
 
@@ -135,9 +125,7 @@ class JobTable:
             job_id = self._tombstones.pop()[1]
             self.changed(job_id)
             yield job_id
-        while (head := self._ending_marks.head()) is not None and is_over(head[0], now):
-            self.mark(head[1], None)
-            yield head[1]
+        yield from self.free_what_is_over(now)
 
     def claimable(self, names: Collection[str]) -> bool:
         """Whether a job for these names is ready (its ordering key may still turn out to be busy)."""
@@ -152,33 +140,6 @@ class JobTable:
 
     def changed(self, job_id: str) -> None:
         """Called for every change that is no event, but for those that the passing of time alone makes."""
-
-    # Deduplication keys
-
-    def marked(self, key: str, now: datetime) -> Mark | None:
-        """What has the key at `now`."""
-        mark = self._marks.get(key)
-        return None if mark is None or (mark.until is not None and mark.until <= now) else mark
-
-    def mark(self, key: str, mark: Mark | None) -> None:
-        """The key is that mark's, and no other's; with None it is free."""
-        old = self._marks.pop(key, None)
-        if old is not None and self._keys.get(old.job_id) == key:
-            del self._keys[old.job_id]
-        self._ending_marks.discard(key)
-        if mark is None:
-            return
-        self._marks[key] = mark
-        if mark.until is None:
-            self._keys[mark.job_id] = key
-        else:
-            self._ending_marks.add((mark.until,), key)
-
-    def _unmark(self, job: Job, *, claimed: bool = False) -> None:
-        """The job that ends, or is claimed, has its key no longer."""
-        key = self._keys.get(job.new.id)
-        if key is not None and (not claimed or self._marks[key].mode is DeduplicationMode.DEBOUNCE):
-            self.mark(key, None)
 
     def debounce(self, job: Job, new: NewJob, now: datetime) -> None:
         """The job that waits has the payload of `new`, and waits as long."""
@@ -254,7 +215,7 @@ class JobTable:
         self._step(job, Step.CLAIM)
         job.attempts += 1
         job.settled_by = None
-        self._unmark(job, claimed=True)
+        self.let_go(job.new.id, claimed=True)
         if job.new.ordering_key is not None:
             self._busy_keys.add(job.new.ordering_key)
         self._publisher.publish(JobEventKind.ACTIVE, job.new.id)
@@ -328,7 +289,7 @@ class JobTable:
             self._unpark(job.new.ordering_key)
 
     def _finish(self, job: Job, now: datetime, keep: Retention) -> None:
-        self._unmark(job)
+        self.let_go(job.new.id)
         job.finished_at = now
         completed = job.state is JobState.COMPLETED
         if keep is DROP:
@@ -358,7 +319,7 @@ class JobTable:
 
     def drop(self, job: Job) -> None:
         """The job that had not ended is gone without a trace."""
-        self._unmark(job)
+        self.let_go(job.new.id)
         self._take(job, Step.CANCEL if job.waits else Step.REMOVE)
         self.changed(job.new.id)
 
@@ -432,7 +393,3 @@ class JobTable:
             job = self._jobs[head[1]]
             self._step_out(job)
             self._line_up(job)
-
-
-def is_over(until: tuple[datetime] | None, now: datetime) -> bool:
-    return until is not None and until[0] <= now

@@ -14,14 +14,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
     CancelResult,
     Claim,
     Completed,
     Continued,
-    Deduplication,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     Failed,
@@ -44,7 +43,8 @@ from workers.jobs import (
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
-from workers.storage.memory_jobs import Job, JobTable, Mark
+from workers.storage.memory_jobs import Job, JobTable
+from workers.storage.memory_marks import Mark
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded,

@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from workers.jobs import MAX_DELAY, MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
+from workers.bounds import MAX_DELAY
+from workers.jobs import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
 from workers.storage.rules import bounded
 
 ERROR_FIELD: Final = "workers:error"

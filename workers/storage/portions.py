@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -25,3 +26,15 @@ def portions(items: Sequence[T], size: Callable[[T], int] = lambda _: 0, at_once
         carried += size(item)
     if portion:
         yield portion
+
+
+async def in_steps(step: Callable[[int], Awaitable[int]], limit: int = sys.maxsize) -> int:
+    """How many `step` has removed in all: it is told how many it may each time, until it finds fewer."""
+    removed = 0
+    while removed < limit:
+        some = min(limit - removed, AT_ONCE)
+        gone = await step(some)
+        removed += gone
+        if gone < some:
+            break
+    return removed

@@ -33,6 +33,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from workers.gathering import Gathering
+from workers.ids import check_text
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -51,17 +52,17 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
     check_retention,
-    check_text,
 )
 from workers.storage import redis_codec, redis_inspect
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
 from workers.storage.claiming import claimed
-from workers.storage.portions import AT_ONCE, portions
+from workers.storage.portions import AT_ONCE, in_steps, portions
 from workers.storage.redis_codec import STATES, duration, pack, unpack
 from workers.storage.redis_lua import QueueScripts, loaded_scripts
 from workers.storage.redis_notices import Notices
 from workers.storage.redis_server import Reply, Server, parse_url
 from workers.storage.rules import (
+    WORKER_RECORD,
     bounded_count,
     check_claim,
     check_cleanable,
@@ -184,8 +185,7 @@ class RedisStorage(ScriptedStorage):
         return [fault or OUTCOMES[next(answers)] for fault in unfit]
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
-        for start in range(0, len(reports), AT_ONCE):
-            some = reports[start : start + AT_ONCE]
+        for some in portions(reports):
             packed = [(one.claim.job_id.encode(), redis_codec.token_of(one.claim), one.value) for one in some]
             await self._lua.run("progress", pack(packed))
 
@@ -195,7 +195,7 @@ class RedisStorage(ScriptedStorage):
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 
     async def sweep(self, limit: int) -> int:
-        return await redis_inspect.sweep(self._lua, limit)
+        return await in_steps(lambda some: self._run("sweep", some, duration(WORKER_RECORD)), limit)
 
     async def cancel(self, job_id: str) -> CancelResult:
         return cancel_result(await self._lua.run("cancel", job_id.encode(), duration(TOMBSTONE)))
@@ -232,9 +232,6 @@ class RedisStorage(ScriptedStorage):
         check_fits_redis(job_id, result)
         kept = "" if keep is None else redis_codec.encode_retention(keep)
         return STATES.get(await self._lua.run("complete", job_id.encode(), result, kept))
-
-    async def drain(self) -> int:
-        return await redis_inspect.drain(self._lua)
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgpack
 
+from workers.deduplication_keys import DeduplicationMode
 from workers.errors import StorageError
 from workers.jobs import (
     DROP,
@@ -22,7 +23,6 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,

@@ -1,4 +1,4 @@
-"""Reading a Redis queue, and clearing it away, in bounded steps."""
+"""Reading a Redis queue, and clearing away its records, in bounded steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Final, TypeAlias
 
 from workers.errors import StorageError
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
+from workers.storage.portions import AT_ONCE, portions
 from workers.storage.redis_codec import decode_status, duration, moment, pack, unpack
 from workers.storage.redis_lua import QueueScripts
 from workers.storage.redis_server import Reply
-from workers.storage.rules import WORKER_RECORD, foreign_cursor, read_cursor
-
-AT_ONCE: Final = 1_000
+from workers.storage.rules import foreign_cursor, read_cursor
 
 Part: TypeAlias = tuple[str, str]
 
@@ -31,8 +30,7 @@ PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
 async def status(lua: QueueScripts, ids: Sequence[str]) -> list[JobStatus | None]:
     """See `Storage.status`."""
     found: list[JobStatus | None] = []
-    for start in range(0, len(ids), AT_ONCE):
-        some = ids[start : start + AT_ONCE]
+    for some in portions(ids):
         answer = unpack(await lua.run("read", pack([job_id.encode() for job_id in some])))
         found += [decode_status(job_id, one) if one else None for job_id, one in zip(some, answer, strict=True)]
     return found
@@ -91,28 +89,6 @@ def _decode_cursor(cursor: str | None) -> tuple[int, tuple[bytes, ...]]:
         return read_cursor(at), tuple(bytes.fromhex(one) for one in behind)
     except (ValueError, StorageError):
         raise foreign_cursor(cursor) from None
-
-
-async def sweep(lua: QueueScripts, limit: int) -> int:
-    """See `Storage.sweep`."""
-    removed = 0
-    while removed < limit:
-        some = min(limit - removed, AT_ONCE)
-        gone = int(await lua.run("sweep", some, duration(WORKER_RECORD)))
-        removed += gone
-        if gone < some:
-            break
-    return removed
-
-
-async def drain(lua: QueueScripts) -> int:
-    """See `Storage.drain`."""
-    total = 0
-    while gone := int(await lua.run("drain", AT_ONCE)):
-        total += gone
-        if gone < AT_ONCE:
-            break
-    return total
 
 
 async def clean(lua: QueueScripts, state: JobState, older_than: timedelta, limit: int) -> int:

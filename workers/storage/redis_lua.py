@@ -23,7 +23,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "workers": ("holders",),
     "sweep": ("holders",),
 }
-"""Every script, and the files it needs beside `batched.lua` and `queue.lua`, which all begin with."""
+"""Every script, and the files it needs beside `batched.lua`, `states.lua` and `queue.lua`, which all begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Script:
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script, by its name."""
-    return {name: assembled("batched", "queue", *parts, name) for name, parts in PARTS.items()}
+    return {name: assembled("batched", "states", "queue", *parts, name) for name, parts in PARTS.items()}
 
 
 def loaded_scripts() -> Sequence[Script]:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Final
 
+from workers.bounds import MAX_DELAY
 from workers.errors import StorageError, Unsupported
+from workers.ids import check_text
 from workers.jobs import (
-    MAX_DELAY,
     UNCOUNTED_RETRIES,
     Completed,
     Continued,
@@ -19,7 +20,6 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
     SettleStatus,
-    check_text,
 )
 
 WORKER_RECORD: Final = timedelta(hours=1)

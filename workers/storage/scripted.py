@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from workers.errors import LossReason
 from workers.jobs import CancelResult, Claim, JobState, Renewal, SettleOutcome, SettleStatus
-from workers.storage.portions import AT_ONCE, portions
+from workers.storage.portions import AT_ONCE, in_steps, portions
 from workers.storage.redis_codec import STATES, pack, unpack
 from workers.storage.rules import refuse_transaction
 
@@ -134,6 +134,9 @@ class ScriptedStorage(ABC):
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._each("promote", ids)
+
+    async def drain(self) -> int:
+        return await in_steps(lambda some: self._run("drain", some))
 
     async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
         count = 0

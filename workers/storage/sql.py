@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported, WorkersError
+from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -34,7 +35,6 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
     check_retention,
-    check_text,
 )
 from workers.storage import sql_manage, sql_records, sql_schema
 from workers.storage.base import Limits

@@ -19,7 +19,8 @@ from datetime import timedelta
 
 from sqlalchemy import RowMapping, text
 
-from workers.jobs import Deduplication, DeduplicationMode, EnqueueResult, EnqueueStatus, JobState, NewJob
+from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.jobs import EnqueueResult, EnqueueStatus, JobState, NewJob
 from workers.storage.sql_claim import unhold
 from workers.storage.sql_rows import (
     SKIP,

@@ -38,6 +38,7 @@ class Need:
     """Whether the storage declares it in its limits; otherwise it is the harness that lacks it."""
 
 
+ANY_ID: Final = Need(what="any_id", met=lambda harness: harness.limits.any_id)
 ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness: harness.limits.atomic_continuation)
 BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.limits.bounded_recovery)
 NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)

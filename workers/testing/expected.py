@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from workers.deduplication_keys import DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
     DROP,
@@ -18,8 +19,6 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
-    Deduplication,
-    DeduplicationMode,
     EnqueueResult,
     EnqueueStatus,
     ErrorInfo,
@@ -40,6 +39,7 @@ from workers.jobs import (
 from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
 from workers.storage.rules import count_retry
+from workers.testing.expected_marks import ExpectedMark, ExpectedMarks
 
 WAITING = (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
 FINISHED = (JobState.COMPLETED, JobState.FAILED)
@@ -78,15 +78,6 @@ class ExpectedJob:
         return not self.moved and not other.moved and self.serial < other.serial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedMark:
-    """Which job has a deduplication key; `until` by `throttle`, else for as long as its mode says."""
-
-    job_id: str
-    mode: DeduplicationMode
-    until: datetime | None
-
-
 class ExpectedQueue:
     """The jobs there should be at `now`, which the owner moves."""
 
@@ -95,7 +86,7 @@ class ExpectedQueue:
         self.paused = False
         self.jobs: dict[str, ExpectedJob] = {}
         self._tombstones: dict[str, datetime] = {}
-        self._marks: dict[str, ExpectedMark] = {}
+        self._marks = ExpectedMarks()
         self._tokens: set[str] = set()
         self._applied: set[str] = set()
         self._serial = 0
@@ -114,7 +105,7 @@ class ExpectedQueue:
 
     def _step(self, job: ExpectedJob, step: Step) -> None:
         target = after(job.state, step)
-        self._unmark(job, claimed=step is Step.CLAIM, over=target is None or target in FINISHED)
+        self._marks.let_go(job.new.id, claimed=step is Step.CLAIM, over=target is None or target in FINISHED)
         if target is None:
             del self.jobs[job.new.id]
         else:
@@ -152,22 +143,12 @@ class ExpectedQueue:
             return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=old.state)
         asked = new.deduplication
         if asked is not None:
-            has_it = groups[asked.key] if asked.key in groups else self._take_key(new, asked)
+            has_it = groups[asked.key] if asked.key in groups else self._marks.take(new, asked, self.now)
             groups[asked.key] = has_it
             if has_it is not None:
                 return self._deduplicated(new, asked.mode, has_it)
         self._begin(new, old, self.now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
-
-    def _take_key(self, new: NewJob, asked: Deduplication) -> ExpectedMark | None:
-        """The key is the new job's, or what has it."""
-        mark = self._marks.get(asked.key)
-        if mark is not None and (mark.until is None or mark.until > self.now):
-            return mark
-        ttl = asked.ttl if asked.mode is DeduplicationMode.THROTTLE else None
-        until = None if ttl is None else self.now + new.delay + ttl
-        self._marks[asked.key] = ExpectedMark(job_id=new.id, mode=asked.mode, until=until)
-        return None
 
     def _deduplicated(self, new: NewJob, mode: DeduplicationMode, mark: ExpectedMark) -> EnqueueResult:
         job = self.jobs.get(mark.job_id)
@@ -177,13 +158,6 @@ class ExpectedQueue:
             job.run_at, job.moved = self.now + new.delay, True
         state = None if job is None else job.state
         return EnqueueResult(id=mark.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
-
-    def _unmark(self, job: ExpectedJob, *, claimed: bool, over: bool) -> None:
-        """A key by `simple` is free when its job is over, one by `debounce` when it is claimed too."""
-        for key, mark in list(self._marks.items()):
-            ends = over or (claimed and mark.mode is DeduplicationMode.DEBOUNCE)
-            if mark.job_id == job.new.id and mark.until is None and ends:
-                del self._marks[key]
 
     def _begin(self, new: NewJob, old: ExpectedJob | None, created_at: datetime) -> ExpectedJob:
         state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)

@@ -23,13 +23,12 @@ from typing import Final, TypeAlias, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.jobs import (
     DROP,
     Claim,
     Completed,
     Continued,
-    Deduplication,
-    DeduplicationMode,
     ErrorInfo,
     Failed,
     JobState,

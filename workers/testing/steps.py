@@ -9,12 +9,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
+from workers.deduplication_keys import Deduplication
+from workers.ids import new_id
 from workers.jobs import (
     DROP,
     Claim,
     Completed,
     Continued,
-    Deduplication,
     ErrorInfo,
     Failed,
     JobEvent,
@@ -29,7 +30,6 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
     SettleStatus,
-    new_id,
 )
 from workers.storage.base import Storage, Subscription
 from workers.testing.harness import Harness

@@ -21,14 +21,13 @@ from pathlib import Path
 import pytest
 
 from workers.clock import ManualClock
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,
     Claim,
     Completed,
-    Deduplication,
-    DeduplicationMode,
     ErrorInfo,
     Failed,
     JobEventKind,

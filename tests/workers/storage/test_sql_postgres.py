@@ -22,14 +22,13 @@ from sqlalchemy.orm import Session
 
 from tests.servers import PostgresProcess
 from workers.clock import ManualClock
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import (
     DROP,
     Claim,
     Completed,
     Continued,
-    Deduplication,
-    DeduplicationMode,
     EnqueueStatus,
     ErrorInfo,
     Failed,

@@ -1,4 +1,4 @@
--- Adding jobs, each `{id, name, data, opts, attempts, delay in microseconds}`; `opts` is JSON.
+-- Adding jobs, each `{id, name, data, opts, attempts, delay in microseconds, lifo}`; `opts` is JSON.
 local counter = redis.call('GET', COUNTER)
 if counter and not string.find(counter, '^%d+$') then
   return redis.error_reply('WRONGTYPE ' .. COUNTER .. ' is no number; set it to one that no id of this queue has reached')
@@ -41,7 +41,7 @@ end
 
 local some_cancelled = redis.call('EXISTS', CANCELLED) == 1
 local function add(job)
-  local id, name, data, opts, attempts, delay = unpack(job)
+  local id, name, data, opts, attempts, delay, lifo = unpack(job)
   local found = existing(id)
   if found ~= 0 then
     return found
@@ -57,6 +57,8 @@ local function add(job)
   end
   if delay > 0 then
     delay_until(eta, number % SCALE, id)
+  elseif lifo then
+    table.insert(in_front, 1, id)
   else
     line_up(id)
   end

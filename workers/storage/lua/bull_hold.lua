@@ -1,6 +1,15 @@
 -- Whether a claim still holds its job.
 local TAKEN, OVER, UNKNOWN = 2, 3, 4
 
+-- Who has the lock of each claim's job; claims begin with its id.
+local function holders_of(claims)
+  local ids = {}
+  for at, claim in ipairs(claims) do
+    ids[at] = claim[1]
+  end
+  return locks_of(ids)
+end
+
 -- Why a claim without the job's mark does not have it.
 local function loss(id)
   if not exists(id) then

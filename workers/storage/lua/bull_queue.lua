@@ -33,9 +33,6 @@ local function later(microseconds)
   return math.ceil((clock[1] * 1000000 + clock[2] + microseconds) / 1000)
 end
 
-local STATE = { queued = 1, failing = 2, processing = 3, completed = 4, failed = 5, cancelled = 6, scheduled = 7 }
-local EVENT = { queued = 1, active = 2, completed = 3, failing = 4, failed = 5, cancelled = 6, cancel_requested = 7, progress = 8 }
-
 -- In the hash of a job: `+` and the token of the claim that holds it, then its worker; `-` and the token that settled it.
 local CLAIM = 'workers:claim'
 local TOKEN_LENGTH = 28
@@ -89,12 +86,6 @@ end
 -- Where to put what is to be run: never into WAIT while the queue is paused, or a resume would lose it.
 local paused = redis.call('EXISTS', META_PAUSED) == 1
 local LINE = paused and PAUSED or WAIT
-
-local events = {}
-local function tell(kind, id)
-  events[#events + 1] = kind
-  events[#events + 1] = id
-end
 
 local function request_cancel(id)
   tell(EVENT.cancel_requested, id)

@@ -1,5 +1,4 @@
--- ARGV[5]: jobs, each `{ids}` it may have. Answers for each 0, or `{id, state, due or -1, who has its lock, fields}`, and
--- before all the time.
+-- ARGV[5]: jobs, each `{ids}` it may have. Answers for each 0, or `{id, state, due or -1, who has its lock, fields}`.
 local SHOWN = {
   'name', 'opts', 'timestamp', 'attempts', 'attemptsMade', 'stalledCounter', 'progress', 'stacktrace', 'failedReason', CLAIM,
   'workers:error', 'workers:stalled', 'workers:progress', 'workers:finished', 'workers:idle',

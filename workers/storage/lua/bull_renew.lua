@@ -29,11 +29,8 @@ local function renew(id, token, lease, holder)
   return found[2] == '1' and CANCEL or nil
 end
 
-local claims, ids, answer = cmsgpack.unpack(ARGV[5]), {}, {}
-for at, claim in ipairs(claims) do
-  ids[at] = claim[1]
-end
-local holders = locks_of(ids)
+local claims, answer = cmsgpack.unpack(ARGV[5]), {}
+local holders = holders_of(claims)
 for at, claim in ipairs(claims) do
   local code = renew(claim[1], claim[2], claim[3], holders[at])
   if code then

@@ -130,11 +130,8 @@ local function settle(settlement, holder)
   return APPLIED
 end
 
-local settlements, ids, outcomes = cmsgpack.unpack(ARGV[5]), {}, {}
-for at, settlement in ipairs(settlements) do
-  ids[at] = settlement[1]
-end
-local holders = locks_of(ids)
+local settlements, outcomes = cmsgpack.unpack(ARGV[5]), {}
+local holders = holders_of(settlements)
 for at, settlement in ipairs(settlements) do
   outcomes[at] = settle(settlement, holders[at])
 end

@@ -29,9 +29,7 @@ end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
-local STATE = { queued = 1, failing = 2, processing = 3, completed = 4, failed = 5, cancelled = 6, scheduled = 7 }
 local LINE_OF = { [STATE.completed] = COMPLETED, [STATE.failed] = FAILED, [STATE.cancelled] = CANCELLED }
-local EVENT = { queued = 1, active = 2, completed = 3, failing = 4, failed = 5, cancelled = 6, cancel_requested = 7, progress = 8 }
 
 local HOUR = 3600 * 1000000
 
@@ -164,12 +162,6 @@ local woken, waking = {}, false
 local function wake(name)
   woken[name] = true
   waking = true
-end
-
-local events = {}
-local function tell(kind, id)
-  events[#events + 1] = kind
-  events[#events + 1] = id
 end
 
 -- Whoever runs the job is told to look.

@@ -279,15 +279,15 @@ async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Ha
 async def what_has_ended_is_not_completed_again(harness: Harness) -> None:
     """Completed and failed jobs stay what they are, and of unknown ones nothing is made up."""
     storage = await harness.open()
-    await enqueue(storage, job("completed"))
+    await enqueue(storage, job("good"))
     await apply(storage, completed(await claim_one(storage), b"1"))
-    await enqueue(storage, job("failed"))
+    await enqueue(storage, job("bad"))
     await apply(storage, failed(await claim_one(storage)))
-    assert await storage.complete("completed", b"2") is JobState.COMPLETED
-    assert await storage.complete("failed", b"2") is JobState.FAILED
+    assert await storage.complete("good", b"2") is JobState.COMPLETED
+    assert await storage.complete("bad", b"2") is JobState.FAILED
     assert await storage.complete("unknown", b"2") is None
-    assert await storage.result("completed") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
-    assert await state(storage, "failed") is JobState.FAILED
+    assert await storage.result("good") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
+    assert await state(storage, "bad") is JobState.FAILED
     assert await state(storage, "unknown") is None
 
 

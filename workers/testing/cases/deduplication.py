@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
+from workers.deduplication_keys import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.jobs import MAX_ID_BYTES, Deduplication, DeduplicationMode, EnqueueResult, EnqueueStatus, JobState
+from workers.ids import MAX_ID_BYTES
+from workers.jobs import EnqueueResult, EnqueueStatus, JobState
 from workers.storage.base import Storage
 from workers.testing.case import DEDUPLICATION, MEASURES, OUTSIDE_ENDINGS, case
 from workers.testing.harness import Harness

@@ -1,11 +1,13 @@
-"""Which ids a storage takes: any text of 1 to 512 bytes, unchanged."""
+"""Which ids a storage takes: any text of 1 to 512 bytes, unless it declares otherwise; and unchanged."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from workers.errors import Unsupported
 from workers.jobs import JobEventKind, JobState
-from workers.testing.case import ORDERING_KEYS, case
+from workers.storage.base import Storage
+from workers.testing.case import ANY_ID, ORDERING_KEYS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import apply, claim, completed, enqueue, expect, failed, ids, job, status
 
@@ -36,38 +38,77 @@ NASTY: Final = (
 """Ids that collide with keys, paths, patterns, quotes or encodings somewhere; look-alikes are different ids."""
 
 
+async def _takes(storage: Storage, name: str) -> bool:
+    """Whether the storage has this for an id; it is free again in either case."""
+    try:
+        await enqueue(storage, job(name))
+    except Unsupported:
+        return False
+    assert await storage.remove([name]) == 1
+    return True
+
+
+async def _possible(harness: Harness, storage: Storage) -> list[str]:
+    """The nasty ids that the storage takes."""
+    return [name for name in NASTY if harness.limits.any_id or await _takes(storage, name)]
+
+
+@case(guarantees=(9,), needs=(ANY_ID,))
+async def no_text_is_refused(harness: Harness) -> None:
+    """All nasty ids are taken, in one call."""
+    storage = await harness.open()
+    await enqueue(storage, *map(job, NASTY))
+
+
+@case(guarantees=(9,))
+async def a_refused_id_is_unsupported(harness: Harness) -> None:
+    """Where `limits.any_id` is declared away some ids are `Unsupported`: nothing is inserted, and no verb finds one."""
+    storage = await harness.open()
+    for name in set(NASTY) - set(await _possible(harness, storage)):
+        try:
+            await storage.enqueue([job("plain"), job(name)])
+        except Unsupported:
+            assert await storage.status(["plain", name]) == [None, None]
+            assert await storage.remove([name]) + await storage.retry([name]) + await storage.promote([name]) == 0
+        else:
+            raise AssertionError(f"{name!r} was refused before")
+    assert await claim(storage) == []
+
+
 @case(guarantees=(9,))
 async def any_text_is_a_job_id(harness: Harness) -> None:
     """Nasty ids are enqueued, claimed, read, listed, settled and found again as they are, each one its own."""
     storage = await harness.open()
-    await enqueue(storage, *(job(name, payload=name.encode()) for name in NASTY))
-    assert {found.id for found in (await storage.list(JobState.QUEUED, limit=len(NASTY) + 1)).jobs} == set(NASTY)
+    names = await _possible(harness, storage)
+    await enqueue(storage, *(job(name, payload=name.encode()) for name in names))
+    assert {found.id for found in (await storage.list(JobState.QUEUED, limit=len(NASTY) + 1)).jobs} == set(names)
     claims = await claim(storage, len(NASTY) + 1)
-    assert ids(claims) == list(NASTY)
-    assert [held.payload.decode() for held in claims] == list(NASTY)
+    assert ids(claims) == names
+    assert [held.payload.decode() for held in claims] == names
     await apply(storage, *(completed(held, held.payload) for held in claims))
-    for name in NASTY:
+    for name in names:
         outcome = await storage.result(name)
         assert outcome is not None
         assert outcome.result == name.encode()
-    found = await storage.status(NASTY)
-    assert [one.id if one else None for one in found] == list(NASTY)
-    assert [result.id for result in await storage.enqueue([job(name) for name in NASTY])] == list(NASTY)
+    found = await storage.status(names)
+    assert [one.id if one else None for one in found] == names
+    assert [result.id for result in await storage.enqueue([job(name) for name in names])] == names
 
 
 @case(guarantees=(9,))
 async def any_text_can_be_retried_and_cancelled(harness: Harness) -> None:
     """Nasty ids work in the verbs that look a single job up: retry, cancel, remove and their events."""
     storage = await harness.open()
-    await enqueue(storage, *(job(name) for name in NASTY))
-    await apply(storage, *(failed(held) for held in await claim(storage, len(NASTY))))
-    assert await storage.retry(NASTY) == len(NASTY)
-    for name in NASTY[::2]:
+    names = await _possible(harness, storage)
+    await enqueue(storage, *(job(name) for name in names))
+    await apply(storage, *(failed(held) for held in await claim(storage, len(names))))
+    assert await storage.retry(names) == len(names)
+    for name in names[::2]:
         async with storage.subscribe(name) as subscription:
             assert (await storage.cancel(name)).value == "cancelled"
             assert (await expect(subscription, JobEventKind.CANCELLED))[0].job_id == name
-    assert await storage.remove(NASTY[1::2]) == len(NASTY[1::2])
-    assert await claim(storage, len(NASTY)) == []
+    assert await storage.remove(names[1::2]) == len(names[1::2])
+    assert await claim(storage, len(names)) == []
 
 
 @case(guarantees=(9,))

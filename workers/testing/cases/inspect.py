@@ -22,16 +22,12 @@ from workers.testing.steps import (
 
 
 async def _one_in_each_state(storage: Storage) -> None:
-    """Six jobs, each named after the state it is in."""
-    await enqueue(storage, *(job(name) for name in ("completed", "failed", "failing", "processing")))
-    claims = {held.job_id: held for held in await claim(storage, 4)}
-    await apply(
-        storage,
-        completed(claims["completed"]),
-        failed(claims["failed"]),
-        retried(claims["failing"], HOUR),
-    )
-    await enqueue(storage, job("scheduled", delay=HOUR), job("queued", priority=3))
+    """Six jobs, one `a-...` for each state."""
+    started = (JobState.COMPLETED, JobState.FAILED, JobState.FAILING, JobState.PROCESSING)
+    await enqueue(storage, *(job(f"a-{state}") for state in started))
+    succeeding, hopeless, failing, _ = await claim(storage, len(started))
+    await apply(storage, completed(succeeding), failed(hopeless), retried(failing, HOUR))
+    await enqueue(storage, job("a-scheduled", delay=HOUR), job("a-queued", priority=3))
 
 
 @case()
@@ -39,9 +35,8 @@ async def every_state_can_be_read(harness: Harness) -> None:
     """`status` tells each job's state in the order asked, and None for an id it does not know."""
     storage = await harness.open()
     await _one_in_each_state(storage)
-    asked = [*JobState]
-    found = await storage.status([*asked, "unknown", "queued"])
-    assert [one.state if one else None for one in found] == [*asked, None, JobState.QUEUED]
+    found = await storage.status([*(f"a-{state}" for state in JobState), "unknown", "a-queued"])
+    assert [one.state if one else None for one in found] == [*JobState, None, JobState.QUEUED]
     assert await storage.status([]) == []
 
 
@@ -103,7 +98,7 @@ async def every_state_is_listed(harness: Harness) -> None:
     await _one_in_each_state(storage)
     for wanted in JobState:
         page = await storage.list(wanted)
-        assert [(found.id, found.state) for found in page.jobs] == [(wanted.value, wanted)]
+        assert [(found.id, found.state) for found in page.jobs] == [(f"a-{wanted}", wanted)]
         assert page.cursor is None
 
 

@@ -192,21 +192,21 @@ async def test_w8_an_id_without_a_record_is_dropped_and_told(
 
 async def test_w9_promoted_jobs_outlive_pauses(storage: BullStorage, node: NodeBull) -> None:
     """What is put in line while paused, in whatever way, waits among the paused, and no pause or resume loses it."""
-    await storage.enqueue([job(name) for name in ("retried", "released", "failed", "recovered")])
-    retried, released, failed, recovered = await storage.claim("w", leases={"*": HOUR}, limit=4)
+    await storage.enqueue([job(name) for name in ("retried", "released", "spent", "recovered")])
+    retried, released, spent, recovered = await storage.claim("w", leases={"*": HOUR}, limit=4)
     await storage.enqueue([job("due", delay=SHORT), job("promoted", delay=HOUR)])
-    await storage.settle([Failed(claim=failed, error=ERROR)])
+    await storage.settle([Failed(claim=spent, error=ERROR)])
     await storage.renew([replace(recovered, lease=timedelta(milliseconds=1))])
     await storage.pause()
     await storage.settle([Retried(claim=retried, delay=timedelta(0), error=ERROR), Released(claim=released)])
     await expired(node, "recovered")
     await storage.recover(10)
-    assert (await storage.retry(["failed"]), await storage.promote(["promoted"])) == (1, 1)
+    assert (await storage.retry(["spent"]), await storage.promote(["promoted"])) == (1, 1)
     await until(lambda: _is_due(storage, "due"))
     assert await node.line("wait") == []
     await storage.pause()
     await storage.resume()
-    assert sorted(await claimed(storage)) == ["due", "failed", "promoted", "recovered", "released", "retried"]
+    assert sorted(await claimed(storage)) == ["due", "promoted", "recovered", "released", "retried", "spent"]
 
 
 async def _is_due(storage: BullStorage, job_id: str) -> bool:

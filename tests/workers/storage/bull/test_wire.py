@@ -13,14 +13,12 @@ from tests.workers.storage.bull.steps import (
     HOUR,
     NodeBull,
     claim_one,
-    claimed,
     heard,
     job,
     key,
 )
 from workers.errors import StorageError, Unsupported
-from workers.jobs import DROP, Completed, Failed, JobState, ProgressReport, Released, Retried
-from workers.retry import RetryPolicy
+from workers.jobs import Completed, Failed, JobState, ProgressReport, Released, Retried
 from workers.storage.bull import BullStorage
 
 CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue"]
@@ -122,61 +120,6 @@ async def test_a_retry_waits_among_the_delayed(storage: BullStorage, node: NodeB
     assert (await node.record(number))["delay"] == "0"
 
 
-async def test_a_job_of_node_may_be_last_in_first_out(storage: BullStorage, node: NodeBull) -> None:
-    """Retried at once, it is the next to run."""
-    await node.add(opts='{"lifo":true,"attempts":3}', attempts=3)
-    held = await claim_one(storage)
-    await node.add()
-    await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
-    assert (await node.line("wait"))[0] == held.job_id
-
-
-@pytest.mark.parametrize(
-    ("backoff", "delays"),
-    [
-        (500, [500, 500, 500]),
-        ({"type": "fixed", "delay": 70}, [70, 70, 70]),
-        ({"type": "exponential", "delay": 50}, [50, 150, 350]),
-        ({"type": "exponential", "delay": "50"}, [50, 150, 350]),
-    ],
-    ids=["number", "fixed", "exponential", "text"],
-)
-async def test_nodes_backoff_is_kept(backoff: object, delays: list[int], storage: BullStorage, node: NodeBull) -> None:
-    """The wait after the n-th failed run is Bull's: a number, or `(2^n - 1)` times the delay."""
-    await node.add(attempts=9, opts=json.dumps({"attempts": 9, "backoff": backoff}))
-    for made, delay in enumerate(delays):
-        held = await claim_one(storage)
-        assert (held.attempt, held.max_attempts, held.name) == (made + 1, 9, "default")
-        assert held.backoff is not None
-        assert held.backoff.delay(held.attempt) == timedelta(milliseconds=delay)
-        await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
-
-
-@pytest.mark.parametrize("backoff", ["null", '"x"', "{}", '{"type":"custom","delay":1}', "-5"])
-async def test_a_backoff_nobody_knows_is_the_workers(backoff: str, storage: BullStorage, node: NodeBull) -> None:
-    """Junk, and a kind that only its own worker has, leave the wait to the handler's or worker's policy."""
-    await node.add(opts=f'{{"backoff":{backoff}}}')
-    assert (await claim_one(storage)).backoff is None
-
-
-async def test_a_policy_of_ours_survives_the_way_through_redis(storage: BullStorage, node: NodeBull) -> None:
-    """Node finds the nearest of its kinds, we find our own."""
-    policy = RetryPolicy(initial=timedelta(seconds=5), multiplier=3, maximum=timedelta(minutes=9), jitter=0.25)
-    await storage.enqueue([job("ours", backoff=policy)])
-    assert json.loads((await node.record("ours"))["opts"])["backoff"] == {"type": "exponential", "delay": 5_000}
-    assert (await claim_one(storage)).backoff == policy
-
-
-async def test_remove_on_complete_leaves_nothing(storage: BullStorage, node: NodeBull) -> None:
-    """A job of Node's that wants to be removed, and one of ours that is dropped, are gone; Node sees ours so too."""
-    await node.add("theirs", opts='{"removeOnComplete":true}')
-    await storage.enqueue([job("ours", keep_completed=DROP)])
-    assert json.loads((await node.record("ours"))["opts"])["removeOnComplete"] is True
-    for claim in await storage.claim("w", leases={"*": HOUR}, limit=2):
-        await storage.settle([Completed(claim=claim, result=b"1")])
-    assert await node.client.exists(node.key("theirs"), node.key("ours"), node.key("completed")) == 0
-
-
 async def test_progress_is_a_number_to_node(storage: BullStorage, node: NodeBull) -> None:
     """A number is Node's too, other reports are ours alone; what Node reports later counts."""
     await storage.enqueue([job("one")])
@@ -192,40 +135,6 @@ async def test_progress_is_a_number_to_node(storage: BullStorage, node: NodeBull
     [found] = await storage.status(["one"])
     assert found is not None
     assert found.progress == b"99"
-
-
-@pytest.mark.parametrize("job_id", ["wait", "id", "paused", "stalled-check", "123", "a:lock", "007", "~x"])
-async def test_ids_that_bull_would_confuse_are_wrapped(job_id: str, storage: BullStorage, node: NodeBull) -> None:
-    """Names of keys, of locks, and numbers of the counter are no ids of ours in Redis; they read as they are."""
-    await storage.enqueue([job(job_id)])
-    [raw] = await node.line("wait")
-    assert raw.startswith("~")
-    assert await claimed(storage) == [job_id]
-
-
-async def test_ids_of_node_read_as_they_are(storage: BullStorage, node: NodeBull) -> None:
-    """Numbers and any text that Node chose; every verb finds them."""
-    theirs = [await node.add(), await node.add("a:b"), await node.add("wörk ~")]
-    assert [found.id if found else None for found in await storage.status(theirs)] == theirs
-    assert await claimed(storage) == theirs
-    assert await storage.remove(theirs, running=True) == 3
-
-
-@pytest.mark.parametrize("job_id", ["abc", "007", "-1", "1.0", "9007199254740992", "٣", "1 "])
-async def test_old_dialects_take_numbers_alone(job_id: str, old: BullStorage) -> None:
-    """Node up to 1.0 reads every id as a number: another is refused before anything is written, and told what to do."""
-    with pytest.raises(Unsupported, match="next_id"):
-        await old.enqueue([job("1"), job(job_id)])
-    assert await old.status(["1"]) == [None]
-
-
-async def test_old_dialects_have_numbers_to_take(old: BullStorage, node: NodeBull) -> None:
-    """Numbers from `next_id` are nobody else's; one from elsewhere is never given out again."""
-    first = await old.next_id()
-    await old.enqueue([job(first), job("500")])
-    assert await node.add() == "501"
-    assert (await node.record("500"))["opts"].startswith('{"attempts"')
-    assert await claimed(old) == [first, "500", "501"]
 
 
 async def test_far_delays_are_refused(storage: BullStorage, node: NodeBull) -> None:
@@ -291,7 +200,7 @@ async def test_the_dialect_may_be_in_the_url(redis_url: str) -> None:
 
 async def test_an_end_costs_the_same_with_any_backlog(storage: BullStorage, node: NodeBull) -> None:
     """A job is looked for among the active ones alone, as long as it is there."""
-    await storage.enqueue([job(str(number)) for number in range(5)])
+    await storage.enqueue([job(f"job-{number}") for number in range(5)])
     claims = await storage.claim("w", leases={"*": HOUR}, limit=3)
     before = await _removals(node)
     await storage.settle([Completed(claim=claim, result=b"1") for claim in claims])

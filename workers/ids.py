@@ -1,0 +1,35 @@
+"""Ids and names: which are possible, and ids that nobody has."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+MAX_ID_BYTES: Final = 512
+
+
+def check_text(what: str, value: str) -> None:
+    """Accept any non-empty text of at most 512 bytes.
+
+    Raises:
+        ValueError: empty, too long, or not encodable as UTF-8 (a lone surrogate).
+        TypeError: not text.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be text, not {type(value).__name__}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} cannot be encoded as UTF-8: {error.reason} at {error.start}") from None
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise ValueError(f"{what} must be 1 to {MAX_ID_BYTES} bytes long, not {size}")
+
+
+def new_id() -> str:
+    """A fresh id that sorts by creation time: 48 bits of milliseconds, 80 random bits, in UUID form (version 7)."""
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
