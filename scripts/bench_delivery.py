@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.node import machine
+from bench.node import fresh_places, machine, unwind_when_terminated
 
 from federation.protocol.keys import OwnKeys, generate_own_keys
 
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="write a cProfile of the worker here")
     parser.add_argument("--role", choices=["peers", "worker"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    unwind_when_terminated()
 
     if options.role == "peers":
         asyncio.run(serve_peers())
@@ -84,8 +85,7 @@ def benchmark_fan_out(options: argparse.Namespace) -> None:
     runs = []
     for _ in range(options.repeat):
         with contextlib.ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-")))
-            runs.append(fan_out(stack.enter_context(node_environment("bullmq", directory)), options.fanout))
+            runs.append(fan_out(stack.enter_context(node_environment("bullmq")), options.fanout))
     row = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     show([row])
     print(json.dumps({**machine(), "rows": [row]}))
@@ -103,8 +103,8 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-")))
-        environment = stack.enter_context(node_environment(queue, directory))
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-"))
+        environment = stack.enter_context(node_environment(queue))
         keys = OwnKeys.from_base64(
             signing_public=environment["FEDERATION_PUBLIC_KEY"],
             signing_secret=environment["FEDERATION_PRIVATE_KEY"],
@@ -128,23 +128,17 @@ def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str,
 
 
 @contextlib.contextmanager
-def node_environment(queue: str, directory: Path) -> Iterator[dict[str, str]]:
+def node_environment(queue: str) -> Iterator[dict[str, str]]:
     """Settings for a fresh node, and the servers it needs."""
-    environment = {
-        "PATH": os.environ.get("PATH", ""),
-        "HOME": os.environ.get("HOME", ""),
-        "BETTER_AUTH_URL": "http://127.0.0.1:9",
-        "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
-        **generate_own_keys().to_env(),
-        "DATABASE_URL": f"sqlite:///{directory / 'node.sqlite3'}",
-    }
-    if queue == "sqlite":
-        yield environment
-        return
-    from tests.servers import postgres, valkey
-
-    with valkey() as server, postgres() as database_url:
-        yield {**environment, "DATABASE_URL": database_url, "REDIS_URL": server.url}
+    with fresh_places(queue) as places:
+        yield {
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": os.environ.get("HOME", ""),
+            "BETTER_AUTH_URL": "http://127.0.0.1:9",
+            "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
+            **generate_own_keys().to_env(),
+            **places,
+        }
 
 
 @contextlib.contextmanager
