@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -165,7 +166,8 @@ class Scheduler:
         task = asyncio.create_task(self._try(job), name=f"scheduled-{job.name}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        await asyncio.wait([task])
+        with suppress(asyncio.CancelledError):  # by APScheduler when it is stopped, which it would log as an error
+            await asyncio.wait([task])
 
     async def _try(self, job: RecurringJob) -> None:
         try:

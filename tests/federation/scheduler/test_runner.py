@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 
@@ -123,8 +124,10 @@ async def test_a_long_run_keeps_its_lease(database: Database) -> None:
     assert attempts == [None] * 10
 
 
-async def test_a_scheduler_runs_its_jobs_until_it_is_stopped(database: Database) -> None:
-    """Again and again; a stop cuts off what runs, and leaves the job to the next process at once."""
+async def test_a_scheduler_runs_its_jobs_until_it_is_stopped(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Again and again; a stop cuts off what runs, which is no error, and leaves the job to the next process at once."""
     runs = 0
     twice = asyncio.Event()
 
@@ -146,6 +149,7 @@ async def test_a_scheduler_runs_its_jobs_until_it_is_stopped(database: Database)
         await scheduler.stop()
         await scheduler.stop()
         assert await runner(database)(recurring(three), at_once=True) is not None
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_a_database_that_is_away_is_logged_and_tried_again(tmp_path_factory: pytest.TempPathFactory) -> None:
