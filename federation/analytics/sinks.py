@@ -18,6 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from federation.analytics.directories import replace_file, staging_in
+from federation.analytics.frames import no_rows
 from federation.analytics.results import DAILY, DATED, Result, local
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _empty_files(spark: SparkSession, result: Result, target: Path, count: int) 
         return []
     schema = StructType([field for field in result.schema if field.name != result.partition])
     directory = target / "empty"
-    spark.createDataFrame([], schema).write.parquet(local(directory))
+    no_rows(spark, schema).write.parquet(local(directory))
     original = _only_file(directory)
     return [shutil.copyfile(original, directory / f"{number}.parquet") for number in range(count)]
 

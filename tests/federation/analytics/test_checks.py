@@ -154,7 +154,7 @@ def test_days_are_utc_days_in_every_time_zone(spark: SparkSession) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     assert before is not None
     try:
-        for zone in ("UTC", "Pacific/Kiritimati", "America/Los_Angeles"):
+        for zone in ("Pacific/Kiritimati", "America/Los_Angeles"):
             spark.conf.set("spark.sql.session.timeZone", zone)
             checked = check_attempts(frame(spark, ATTEMPTS, [late, bad]), window=WINDOW, now=NOW)
             assert [row["day"] for row in checked.good.collect()] == [date(2026, 11, 20)]

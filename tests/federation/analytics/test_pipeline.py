@@ -17,7 +17,7 @@ from federation.analytics import pipeline
 from federation.analytics.errors import AnalyticsError
 from federation.analytics.export import export
 from federation.analytics.frames import Window
-from federation.analytics.results import DAILY, DATED
+from federation.analytics.results import DAILY, DATED, KEY_ANOMALIES, NETWORK_SUMMARY, SERVER_DAILY
 from federation.analytics.source import SourceTables
 from tests.federation.analytics.history import DAY, attempt, attempts, fill, moment
 
@@ -67,34 +67,30 @@ def published(url: str) -> tuple[int, ...]:
     return tuple(row)
 
 
-def test_postgres_gets_scorecards_of_its_own_tables(spark: SparkSession, postgres_only: str, tmp_path: Path) -> None:
-    """Two for each server; every attempt is counted or set aside."""
-    exports, out = exported(spark, postgres_only, tmp_path / "exports"), tmp_path / "out"
-    assert counts(pipeline.run(spark, exports, out, WINDOW, database=postgres_only, now=NOW)) == (90, 78, 1)
-    assert published(postgres_only) == (6, 3)
+def test_a_run_goes_on_and_another_database_gives_the_same(
+    spark: SparkSession, sqlite_only: str, postgres_only: str, tmp_path: Path
+) -> None:
+    """The last day alone, with what is stored of those before, makes what a run over all makes, whatever lay there.
 
-
-def test_a_run_repeats_and_goes_on(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
-    """The last day alone, with what is stored of those before, makes what a run over all makes; once more, the same."""
-    exports, whole, daily = exported(spark, sqlite_only, tmp_path / "exports"), tmp_path / "whole", tmp_path / "daily"
+    The one reads SQLite, the other PostgreSQL; each publishes to its own: two scorecards for each server.
+    """
+    whole, daily = tmp_path / "whole", tmp_path / "daily"
+    exports = exported(spark, sqlite_only, tmp_path / "sqlite")
     summary = pipeline.run(spark, exports, whole, WINDOW, database=sqlite_only, now=NOW)
     assert (counts(summary), published(sqlite_only)) == ((90, 78, 1), (6, 3))
     assert summary == json.loads((whole / "summary.json").read_text())
     expected = contents(whole)
 
     shutil.copytree(whole, daily)
-    for result in DATED:
-        shutil.rmtree(daily / result.name)
-    for result in DAILY:
-        shutil.rmtree(daily / result.name / f"day={WINDOW.as_of}")
+    shutil.rmtree(daily / KEY_ANOMALIES.name)
+    shutil.copyfile(SERVER_DAILY.file(daily, DAY), SERVER_DAILY.file(daily, WINDOW.as_of))
+    shutil.copyfile(NETWORK_SUMMARY.file(daily, DAY), NETWORK_SUMMARY.file(daily, WINDOW.as_of))
+    exports = exported(spark, postgres_only, tmp_path / "postgres")
     last = Window(since=WINDOW.as_of, until=WINDOW.until)
-    pipeline.run(spark, exports, daily, last, database=sqlite_only, now=NOW)
-    found = contents(daily)
+    again = pipeline.run(spark, exports, daily, last, database=postgres_only, now=NOW)
     quarantine = f"quarantine/as_of={WINDOW.as_of}"  # of the day that was looked at
-    assert {**found, quarantine: None} == {**expected, quarantine: None}
-    pipeline.run(spark, exports, daily, last, database=sqlite_only, now=NOW)
-    assert contents(daily) == found
-    assert published(sqlite_only) == (6, 3)
+    assert {**contents(daily), quarantine: None} == {**expected, quarantine: None}
+    assert (counts(again), published(postgres_only)) == ((90, 78, 0), (6, 3))
 
 
 def test_the_window_is_by_default_what_was_exported(tmp_path: Path) -> None:
