@@ -190,7 +190,7 @@ class AnomalyKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What an operator is advised to do about a server."""
+    """What an operator is advised to do about a server, the most urgent last."""
 
     KEEP = "keep"
     WATCH = "watch"
@@ -200,7 +200,7 @@ class Action(StrEnum):
 
 
 class Trend(StrEnum):
-    """Where a server's availability goes: the second half of the window against the first."""
+    """Where a server's reliability goes: the later half of the window against the days before."""
 
     IMPROVING = "improving"
     STABLE = "stable"

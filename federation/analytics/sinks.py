@@ -40,7 +40,7 @@ def write_outputs(
     hears what is being computed.
 
     `server_daily` and `server_scorecard` are kept in memory (on disk where that is short) until all is written, because
-    other frames are computed from them, and then released, whoever began to keep them. They hold a row per server and
+    other frames are computed from them, and then released. They hold a row per server and
     day or window, never one per attempt; nothing that grows with the attempts is kept.
 
     Raises:
@@ -101,8 +101,7 @@ def _only_file(directory: Path) -> Path:
 def _kept(*frames: DataFrame) -> Iterator[None]:
     """These frames are computed once, even where others are made of them."""
     for frame in frames:
-        if not frame.is_cached:
-            frame.persist(StorageLevel.MEMORY_AND_DISK)
+        frame.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield
     finally:

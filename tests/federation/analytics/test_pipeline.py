@@ -20,6 +20,7 @@ from federation.analytics.frames import Window
 from federation.analytics.results import DAILY, DATED, KEY_ANOMALIES, NETWORK_SUMMARY, SERVER_DAILY
 from federation.analytics.source import SourceTables
 from tests.federation.analytics.history import DAY, attempt, attempts, fill, moment
+from tests.servers import free_port
 
 NOW = moment(3, 1)
 WINDOW = Window(since=DAY, until=DAY + timedelta(days=3))
@@ -111,9 +112,18 @@ def test_a_report_of_nothing_is_told(spark: SparkSession, tmp_path: Path) -> Non
         pipeline.report(spark, tmp_path, None)
 
 
-def test_an_empty_database_has_an_empty_report(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
-    """It says that there was nothing, and is no error."""
-    done = export(SourceTables(spark=spark, url=sqlite_only), tmp_path / "exports", now=NOW)
-    summary = pipeline.run(spark, tmp_path / "exports", tmp_path / "out", done.window, now=NOW)
-    assert counts(summary) == (0, 0, 0)
-    assert (tmp_path / "out" / "report.html").exists()
+def test_a_database_that_is_gone_when_results_are_published_is_told(
+    spark: SparkSession, sqlite_only: str, tmp_path: Path
+) -> None:
+    """The results are there and make a report; of an empty database it says that there was nothing, and is no error."""
+    exports, out = tmp_path / "exports", tmp_path / "out"
+    done = export(SourceTables(spark=spark, url=sqlite_only), exports, now=NOW)
+    gone = f"postgresql://u:s3cret@127.0.0.1:{free_port()}/app"
+    with pytest.raises(
+        AnalyticsError, match=f"the results are in {out}, but publishing them failed.*run again"
+    ) as error:
+        pipeline.run(spark, exports, out, done.window, database=gone, now=NOW)
+    assert "s3cret" not in str(error.value)
+    assert "\n" not in str(error.value)
+    assert counts(pipeline.report(spark, out, None)) == (0, 0, 0)
+    assert (out / "report.html").exists()
