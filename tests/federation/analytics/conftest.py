@@ -18,9 +18,6 @@ HERE = Path(__file__).parent
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """For a few rows, compiling a query takes longer than running it."""
 
-FORKED = {"spark.python.daemon.module": "tests.federation.analytics.python_workers"}
-"""A table is planned and read by several processes of Python: they take longer to import what they need than to run."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They have the time that a JVM takes to start; one worker of xdist runs them all (`tests/conftest.py`)."""
@@ -36,7 +33,7 @@ def spark() -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
     few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
     try:
-        session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks, **FORKED})
+        session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
     except JavaNotFound as error:
         pytest.skip(f"NOT RUN: {error}")
     yield session
