@@ -14,6 +14,7 @@ against the smallest input, divided by that of the input. Prints rows on stderr 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -116,24 +117,24 @@ def show(row: dict[str, Any]) -> None:
 
 def run_spark(exports: Path, results: Path) -> dict[str, float]:
     """All outputs, each written as Parquet."""
-    from dataclasses import fields
-
     from federation.analytics.compute import compute
-    from federation.analytics.frames import Outputs, Window
+    from federation.analytics.frames import Window
     from federation.analytics.read import read_exports
     from federation.analytics.session import open_session
+    from federation.analytics.sinks import write_outputs
 
     spark = open_session("local[2]", name="bench", settings={"spark.driver.memory": HEAP})
     window = Window(since=UNTIL - timedelta(days=DAYS), until=UNTIL)
     inputs = read_exports(spark, exports, window)
-    phases: dict[str, float] = {}
-    started = time.monotonic()
-    outputs = compute(inputs, window=window, now=NOW)
-    phases["planned"] = time.monotonic() - started
-    for name in (field.name for field in fields(Outputs)):
-        started = time.monotonic()
-        getattr(outputs, name).write.mode("overwrite").parquet(str(results / name))
-        phases[name] = time.monotonic() - started
+    begun: list[tuple[str, float]] = []
+
+    def told(text: str) -> None:
+        begun.append((text.removeprefix("computing ").replace(" ", "_"), time.monotonic()))
+
+    told("planning")
+    write_outputs(compute(inputs, window=window, now=NOW), results, window, told=told)
+    told("done")
+    phases = {name: after - at for (name, at), (_, after) in itertools.pairwise(begun)}
     jvm = spark.sparkContext._gateway.proc.pid
     return {
         "cpu": own_cpu() + cpu_of(jvm),

@@ -43,7 +43,7 @@ WATCH_ATTEMPTS: Final = 10
 WATCH_FAILURES: Final = 3
 WATCH_P95_MS: Final = 5_000
 
-_GRAVITY: Final = (Action.REVIEW, Action.PRUNE, Action.PARK, Action.WATCH)
+_URGENCY: Final = tuple(Action)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Finding:
 
 def advise(figures: DataFrame, *, until: datetime) -> DataFrame:
     """`figures` with `action` and `reasons`, as of `until`."""
-    findings = sorted(_findings(until), key=lambda finding: _GRAVITY.index(finding.action))
+    findings = sorted(_findings(until), key=lambda finding: -_URGENCY.index(finding.action))
     is_refused = F.col("state") == BLACKLISTED
     gravest = F.coalesce(*(F.when(finding.holds, F.lit(finding.action.value)) for finding in findings))
     texts = F.flatten(F.array_compact(F.array(*(F.when(finding.holds, finding.texts) for finding in findings))))
@@ -102,7 +102,7 @@ def _down_findings(until: datetime) -> Iterator[Finding]:
         ),
         F.coalesce(F.concat(F.lit(", last error "), error), F.lit("")),
     )
-    nothing_delivered = F.coalesce("delivered", F.lit(0)) == 0
+    nothing_delivered = F.col("delivered") == 0
     yield _finding(Action.PRUNE, down & (seconds >= PRUNE_AFTER.total_seconds()) & nothing_delivered, text)
     yield _finding(Action.PARK, down & (seconds >= PARK_AFTER.total_seconds()), text)
     yield _finding(Action.WATCH, down, text)
@@ -155,9 +155,8 @@ def _percent(part: str, whole: str) -> Column:
 
 def _duration(seconds: Column) -> Column:
     """In words, rounded down: `18 days`, `5 hours`, `12 minutes`; null for null."""
-    units = (("day", DAY.total_seconds()), ("hour", 3_600.0), ("minute", 60.0))
     text = _in_units(seconds, "minute", 60.0)
-    for unit, length in reversed(units):
+    for unit, length in (("hour", 3_600.0), ("day", DAY.total_seconds())):
         text = F.when(seconds >= length, _in_units(seconds, unit, length)).otherwise(text)
     return text
 

@@ -57,6 +57,10 @@ class Frame:
     def step(self) -> float:
         return (self.width - _LEFT - self.right) / max(len(self.days), 1)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.width, self.height
+
 
 def lines(
     title: str,
@@ -79,7 +83,7 @@ def lines(
     right = 20 + _CHARACTER * max((len(end.strip()) for end in ends), default=0)
     frame = Frame(width=width, height=height, right=right, days=days, low=ticks[0], high=ticks[-1])
     paths = (tag("path", d=_path(frame, each.values), class_=f"line {each.style}") for each in series)
-    return _svg(title, frame, _grid(frame, ticks, scale or write), *paths, _end_labels(frame, series, write))
+    return _svg(title, frame.size, _grid(frame, ticks, scale or write), *paths, _end_labels(frame, series, write))
 
 
 def bars(
@@ -97,7 +101,7 @@ def bars(
     ticks = _ticks(list(totals), 0, high)
     frame = Frame(width=width, height=height, right=20, days=days, low=0, high=ticks[-1])
     columns = [_column(frame, layers, place) for place in range(len(days))]
-    return _svg(title, frame, _grid(frame, ticks, write), *columns)
+    return _svg(title, frame.size, _grid(frame, ticks, write), *columns)
 
 
 def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write: Callable[[float], str]) -> Markup:
@@ -113,8 +117,7 @@ def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write
             tag("rect", x=left, y=y + 4, width=float(length), height=row - 8, class_="bar main"),
             tag("text", write(number), x=float(left + length + 6), y=y + 16, class_="label"),
         ]
-    size = f"0 0 {width} {row * len(counts)}"
-    return tag("svg", tag("title", title), *rows, viewBox=size, role="img", aria_label=title, class_="chart")
+    return _svg(title, (width, row * len(counts)), *rows)
 
 
 def strip(title: str, ratios: Sequence[float | None]) -> Markup:
@@ -129,8 +132,7 @@ def strip(title: str, ratios: Sequence[float | None]) -> Markup:
         columns.append(tag("rect", x=x, y=float(lost), width=width, height=float(_STRIP_HEIGHT - lost), class_="main"))
         if lost > 0:
             columns.append(tag("rect", x=x, y=0, width=width, height=float(lost), class_="bad"))
-    size = f"0 0 {len(ratios) * _STRIP_STEP} {_STRIP_HEIGHT}"
-    return tag("svg", tag("title", title), *columns, viewBox=size, role="img", aria_label=title, class_="strip")
+    return _svg(title, (len(ratios) * _STRIP_STEP, _STRIP_HEIGHT), *columns, style="strip")
 
 
 def strip_title(ratios: Sequence[float | None]) -> str:
@@ -141,9 +143,9 @@ def strip_title(ratios: Sequence[float | None]) -> str:
     return f"got through per day: at worst {percent(min(known))}, most recently {percent(known[-1])}"
 
 
-def _svg(title: str, frame: Frame, *content: Markup) -> Markup:
-    size = f"0 0 {frame.width} {frame.height}"
-    return tag("svg", tag("title", title), *content, viewBox=size, role="img", aria_label=title, class_="chart")
+def _svg(title: str, size: tuple[int, int], *content: Markup, style: str = "chart") -> Markup:
+    box = f"0 0 {size[0]} {size[1]}"
+    return tag("svg", tag("title", title), *content, viewBox=box, role="img", aria_label=title, class_=style)
 
 
 def _grid(frame: Frame, ticks: Sequence[float], write: Callable[[float], str]) -> Markup:

@@ -13,6 +13,7 @@ from federation.analytics.duplicates import find_duplicates
 from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS, Window
 from federation.analytics.quarantine import Checked, Fault, Reason, first_reason, set_aside, without_copies
 from federation.delivery.codes import ERROR_CODES, HTTP_CODE
+from federation.protocol.urls import MAX_URL_CHARACTERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 CLOCK_TOLERANCE: Final = timedelta(hours=1)
 """How far ahead of ours another machine's clock may be before its times count as being in the future."""
 
-MAX_URL_CHARACTERS: Final = 2048
 URL: Final = (
     r"(?i)https?://"
     r"(?:\[[0-9a-f:.]{2,45}\]|(?=.{1,253}(?:[:/]|\z))[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?)"

@@ -126,8 +126,8 @@ def _run(options: argparse.Namespace) -> None:
     database = options.database if options.input else _database(options)
     with _session(options, database, ready=require_publishable) as spark:
         exports = options.input or options.out / EXPORTS
-        if options.input is None:
-            tables = _tables(options, spark, _database(options))
+        if options.input is None and database is not None:
+            tables = _tables(options, spark, database)
             export(tables, exports, since=options.since, until=options.until, told=tell)
         window = pipeline.window_of(exports, options.since, options.until)
         summary = pipeline.run(spark, exports, options.out, window, database=database, told=tell)

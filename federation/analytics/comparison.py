@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from federation.analytics.findings import WEEK, Day
+from federation.analytics.days import WEEK
+from federation.analytics.findings import Day
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

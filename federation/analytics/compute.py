@@ -28,8 +28,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
 
     `server_daily` holds the days of `window` that the attempts cover. Scorecards and relay candidates look back 30 days
     from the window's end: at the days computed, and at `inputs.server_daily` for those before. A day among both is
-    taken from the attempts. Daily rows and scorecards are kept by the session once computed, in memory as far as that
-    goes, because several outputs read them; the attempts are not.
+    taken from the attempts. Several outputs read daily rows and scorecards: `write_outputs` computes these once.
     """
     now = now or datetime.now(UTC)
     until = end_of(window, now=now)
@@ -38,7 +37,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
     blacklist = check_blacklist(inputs.blacklist)
     events = check_health_events(inputs.health_events, now=now)
 
-    daily = server_daily(attempts.good).persist()
+    daily = server_daily(attempts.good)
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
     outages = find_outages(events.good, servers.good, until=until)
     anomalies = key_anomalies(servers.good, earlier=inputs.earlier_servers, window=window)
@@ -50,7 +49,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
         anomalies=anomalies,
         window=window,
         until=until,
-    ).persist()
+    )
     return Outputs(
         server_daily=daily,
         server_scorecard=scorecard,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
@@ -12,12 +12,22 @@ if TYPE_CHECKING:
 
     from federation.analytics.frames import Window
 
-DAY = timedelta(days=1)
+DAY: Final = timedelta(days=1)
+WEEK: Final = 7
+MONTH: Final = 30
+"""The windows that servers are judged over, in days."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def midnight(day: date) -> datetime:
     """The first moment of a UTC day."""
     return datetime.combine(day, time(), UTC)
+
+
+def instant(microseconds: int) -> datetime:
+    """So long after the beginning of 1970. As a Python `datetime` Spark would hand over local time."""
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def end_of(window: Window, *, now: datetime) -> datetime:

@@ -79,6 +79,13 @@ def replace_file(fresh: Path, place: Path) -> None:
     _sync(place.parent)
 
 
+def write_file(text: str, place: Path) -> Path:
+    """`place` holds `text`, whole or not at all; readers of the old one are not disturbed."""
+    beside = place.with_name(f".{place.name}")
+    beside.write_text(text, encoding="utf-8")
+    return beside.replace(place)
+
+
 def _clear(staging: Path, directory: Path) -> None:
     if not staging.exists():
         return

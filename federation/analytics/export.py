@@ -16,7 +16,7 @@ import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,6 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.analytics.database import FIRST_DAY, has_attempts, oldest_attempt
+from federation.analytics.days import midnight, utc_day
 from federation.analytics.directories import replace_directory, staging_in
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.frames import Window
@@ -148,7 +149,7 @@ def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) 
 def _dated(tables: Tables, since: date | None, until: date | None) -> DataFrame:
     """With the `day` of each; none where the time is impossible."""
     frame = tables.read("delivery_attempts", since=_midnight(since), until=_midnight(until))
-    return frame.withColumn("day", F.to_date("started_at") if since and until else F.lit(None).cast("date"))
+    return frame.withColumn("day", utc_day("started_at") if since and until else F.lit(None).cast("date"))
 
 
 def _rotate_servers(directory: Path, staging: Path, today: date) -> None:
@@ -201,4 +202,4 @@ def count_rows(directory: Path) -> int:
 
 
 def _midnight(day: date | None) -> datetime | None:
-    return None if day is None else datetime.combine(day, time(), UTC)
+    return None if day is None else midnight(day)

@@ -6,13 +6,15 @@ error codes, and the first few of each list.
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from collections import Counter
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as sf
 
 from db import ServerHealth
+from federation.analytics.days import WEEK, instant, midnight
 from federation.analytics.findings import (
     BAD_DAY,
     DAYS,
@@ -25,7 +27,6 @@ from federation.analytics.findings import (
     MOST_RANKED,
     MOST_URLS,
     SCORE_BOUNDS,
-    WEEK,
     Anomaly,
     Day,
     ErrorCode,
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 _ALL_CODES: Final = 1000  # more than exist: HTTP_100 to HTTP_999 and two dozen names
-_URGENCY: Final = (Action.KEEP, Action.WATCH, Action.PARK, Action.PRUNE, Action.REVIEW)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_URGENCY: Final = tuple(Action)
 
 
 def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
@@ -67,8 +67,9 @@ def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
     """
     wanted = [as_of - timedelta(days=back) for back in reversed(range(DAYS))]
     scorecards = read_dated(spark, out, SERVER_SCORECARD, as_of)
-    days = _days(read_days(spark, out, NETWORK_SUMMARY, wanted))
-    totals = _error_totals(read_days(spark, out, NETWORK_SUMMARY, wanted))
+    network = read_days(spark, out, NETWORK_SUMMARY, wanted).orderBy("day").collect()
+    days = tuple(Day(**{name: row[name] for name in Day.__dataclass_fields__}) for row in network)
+    totals = _error_totals(network)
     verdicts = _verdicts(scorecards).cache()
     try:
         attention, worst, best = _ranked(verdicts)
@@ -79,7 +80,7 @@ def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
         return Findings(
             as_of=as_of,
             days=days,
-            errors=_errors(read_days(spark, out, NETWORK_SUMMARY, wanted), list(totals)[:MOST_CODES], totals, days),
+            errors=_errors(network, list(totals)[:MOST_CODES], totals),
             error_totals=totals,
             actions=_actions(verdicts),
             attention=_servers(attention, days, daily),
@@ -98,27 +99,18 @@ def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
         verdicts.unpersist()
 
 
-def _days(network: DataFrame) -> tuple[Day, ...]:
-    names = list(Day.__dataclass_fields__)
-    rows = network.select(*names).orderBy("day").collect()
-    return tuple(Day(**row.asDict()) for row in rows)
-
-
-def _error_totals(network: DataFrame) -> dict[str, int]:
+def _error_totals(network: Sequence[Row]) -> dict[str, int]:
     """Failures by code, the most frequent first."""
-    counts = network.select(sf.explode("errors").alias("code", "count"))
-    totals = counts.groupBy("code").agg(sf.sum("count").alias("total")).orderBy(sf.desc("total"), "code")
-    return {row["code"]: row["total"] for row in totals.limit(_ALL_CODES).collect()}
+    totals: Counter[str] = Counter()
+    for row in network:
+        totals.update(row["errors"] or {})
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _errors(
-    network: DataFrame, codes: Sequence[str], totals: Mapping[str, int], days: Sequence[Day]
-) -> tuple[ErrorCode, ...]:
-    rows = network.select("day", sf.explode("errors").alias("code", "count")).where(sf.col("code").isin(list(codes)))
-    counts = {(row["code"], row["day"]): row["count"] for row in rows.collect()}
+def _errors(network: Sequence[Row], codes: Sequence[str], totals: Mapping[str, int]) -> tuple[ErrorCode, ...]:
+    daily = [row["errors"] or {} for row in network]
     return tuple(
-        ErrorCode(code=code, total=totals[code], daily=tuple(counts.get((code, each.day), 0) for each in days))
-        for code in codes
+        ErrorCode(code=code, total=totals[code], daily=tuple(errors.get(code, 0) for errors in daily)) for code in codes
     )
 
 
@@ -177,7 +169,7 @@ def _server(row: Row, days: Sequence[Day], daily: tuple[float | None, ...]) -> S
         url=row["server_url"],
         action=_URGENCY[max(row["urgency"], 1) - 1],
         reasons=tuple(row["reasons"] or ()),
-        since=Since(at=_instant(sick_since)) if sick_since is not None else _first_bad_day(days, daily),
+        since=Since(at=instant(sick_since)) if sick_since is not None else _first_bad_day(days, daily),
         top_error=row["top_error"],
         trend=row["trend"],
         week=_period(row["week"]),
@@ -196,16 +188,8 @@ def _first_bad_day(days: Sequence[Day], daily: Sequence[float | None]) -> Since 
             break
         bad = each.day
     else:
-        return None if bad is None else Since(at=_midnight(bad), at_least=True)
-    return None if bad is None else Since(at=_midnight(bad))
-
-
-def _midnight(day: date) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=UTC)
-
-
-def _instant(microseconds: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=microseconds)
+        return None if bad is None else Since(at=midnight(bad), at_least=True)
+    return None if bad is None else Since(at=midnight(bad))
 
 
 def _period(row: Row | None) -> Period:
@@ -238,7 +222,7 @@ def _relays(candidates: DataFrame) -> tuple[Relay, ...]:
             score=row["score"],
             availability=row["availability"],
             p95_ms=row["p95_ms"],
-            last_seen=None if row["last_seen"] is None else _instant(row["last_seen"]),
+            last_seen=None if row["last_seen"] is None else instant(row["last_seen"]),
         )
         for row in rows
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from federation.analytics.days import MONTH
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import date, datetime
 
     from federation.analytics.frames import Action
 
-DAYS: Final = 30
-WEEK: Final = 7
+DAYS: Final = MONTH
 MOST_PER_ACTION: Final = 20
 MOST_RANKED: Final = 10
 MOST_CODES: Final = 6
@@ -64,10 +65,6 @@ class Period:
     availability: float | None = None
     score: float | None = None
     p95_ms: int | None = None
-
-    @property
-    def failed(self) -> int:
-        return self.attempts - self.delivered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

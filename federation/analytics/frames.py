@@ -12,6 +12,7 @@ from datetime import date, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -30,7 +31,7 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _TEXT: Final = StringType()
 _COUNT: Final = LongType()
@@ -175,6 +176,11 @@ QUARANTINE: Final = _schema(source=_TEXT, reason=_TEXT, day=_DAY, row=_TEXT)
 """Rows that were set aside: `source` is the input's name, `row` its JSON, `day` its UTC day where it has one."""
 
 
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """An empty frame; one of a Python list would start Python workers to find nothing."""
+    return spark.createDataFrame(to_arrow_schema(schema).empty_table(), schema)
+
+
 class AnomalyKind(StrEnum):
     """What is wrong with a key."""
 
@@ -184,7 +190,7 @@ class AnomalyKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What an operator is advised to do about a server."""
+    """What an operator is advised to do about a server, the most urgent last."""
 
     KEEP = "keep"
     WATCH = "watch"
@@ -194,7 +200,7 @@ class Action(StrEnum):
 
 
 class Trend(StrEnum):
-    """Where a server's availability goes: the second half of the window against the first."""
+    """Where a server's reliability goes: the later half of the window against the days before."""
 
     IMPROVING = "improving"
     STABLE = "stable"

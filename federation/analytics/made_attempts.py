@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
 
+from federation.analytics.days import utc_day
 from federation.analytics.made_servers import DAY_US, url_of
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _columns(history: History) -> list[Column]:
         F.when(F.col("relayed"), relay).alias("relayed_by"),
         F.when(F.coalesce(~unsent, F.lit(True)), (900 + 1500 * F.col("size")).cast("int")).alias("request_bytes"),
         F.when(status.isNotNull(), (250 + 200 * F.col("relay")).cast("int")).alias("response_bytes"),
-        F.to_date(F.timestamp_micros("us")).alias("day"),
+        utc_day(F.timestamp_micros("us")).alias("day"),
     ]
 
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from sqlalchemy.exc import SQLAlchemyError
 
 from federation.analytics.compute import compute
+from federation.analytics.days import MONTH
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.export import exported_days
 from federation.analytics.find import find
 from federation.analytics.frames import Inputs, Window
-from federation.analytics.publish import publish
+from federation.analytics.publish import Published, publish
 from federation.analytics.read import read_exports
 from federation.analytics.report import render, write_page
 from federation.analytics.results import SERVER_DAILY, SERVER_SCORECARD, read_days
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-SCORED: Final = timedelta(days=30)
+SCORED: Final = timedelta(days=MONTH)
 """How far back scorecards look."""
 
 Told = Callable[[str], None]
@@ -73,16 +75,32 @@ def run(
         write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
         if database is not None:
             told("publishing to the database")
-            published = publish(spark, out, window.as_of, database_url=database)
-            if published.newer is not None:
-                told(f"the database has results of {published.newer} already and keeps them")
+            told(_counted(_publish(spark, out, window.as_of, database)))
     return report(spark, out, window.as_of, told=told)
+
+
+def _publish(spark: SparkSession, out: Path, as_of: date, database: str) -> Published:
+    try:
+        return publish(spark, out, as_of, database_url=database)
+    except SQLAlchemyError as error:
+        raise AnalyticsError(
+            f"the results are in {out}, but publishing them failed: {first_cause(error)}; run again when the database"
+            " is there"
+        ) from error
+
+
+def _counted(published: Published) -> str:
+    if published.newer is not None:
+        return f"the database has results of {published.newer} already and keeps them"
+    counts = f"{published.scorecards:,} scorecards and {published.relay_candidates:,} relay candidates"
+    return f"published {counts}, {published.removed:,} rows of servers that vanished removed"
 
 
 def with_stored_days(spark: SparkSession, inputs: Inputs, out: Path, window: Window) -> Inputs:
     """The inputs, with the daily rows that `out` has of days before the window."""
-    earlier = Window(since=min(window.until - SCORED, window.since - timedelta(days=1)), until=window.since)
-    stored = [day for day in earlier.days if SERVER_DAILY.file(out, day).exists()]
+    back = (window.since - window.until + SCORED).days
+    earlier = (window.since - timedelta(days=number) for number in range(back, 0, -1))
+    stored = [day for day in earlier if SERVER_DAILY.file(out, day).exists()]
     return replace(inputs, server_daily=read_days(spark, out, SERVER_DAILY, stored)) if stored else inputs
 
 

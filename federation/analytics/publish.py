@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Insert, Table, delete, func, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from db import Database, FederationTable, RelayCandidate, ServerScorecard
+from federation.analytics.days import instant
 from federation.analytics.errors import AnalyticsError
 from federation.analytics.results import RELAY_CANDIDATES, SERVER_SCORECARD, read_dated
 
@@ -45,7 +46,6 @@ _ROWS_PER_RANGE: Final = 20_000
 
 _SCORECARDS: Final = FederationTable.metadata.tables[str(ServerScorecard.__tablename__)]
 _RELAYS: Final = FederationTable.metadata.tables[str(RelayCandidate.__tablename__)]
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NotPublishable(AnalyticsError):
@@ -164,7 +164,7 @@ def _batches(frame: DataFrame, table: Table) -> Iterator[list[Values]]:
 def _storable(value: object, *, is_time: bool) -> object:
     match value:
         case int() if is_time:
-            return _EPOCH + timedelta(microseconds=value)
+            return instant(value)
         case float() if not math.isfinite(value):
             return None
         case str():

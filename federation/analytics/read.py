@@ -59,7 +59,7 @@ def require_exports(directory: Path) -> None:
 def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFrame:
     files = [file for directory in directories for file in _files(directory)]
     if not files:
-        return spark.createDataFrame([], schema)
+        return frames.no_rows(spark, schema)
     expected = to_arrow_schema(schema)
     for file in files:
         _check(file, expected)

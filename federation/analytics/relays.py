@@ -19,21 +19,20 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from db import ServerHealth
-from federation.analytics.days import midnight, seconds_between, start_of
+from federation.analytics.days import WEEK, midnight, seconds_between, start_of
 from federation.analytics.frames import RELAY_CANDIDATES, Action, Window
-from federation.analytics.scorecard import daily_in_windows, own_faults, typical_p95
+from federation.analytics.scorecard import blamed, daily_in_windows, relayed, typical_p95
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-RELAY_WINDOW_DAYS: Final = 7
 HALF_LIFE: Final = timedelta(days=3)
 
 
 def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFrame, window: Window) -> DataFrame:
     """One row per candidate, ranked from 1 by score, by URL where scores are equal; see `RELAY_CANDIDATES`."""
     fit = (F.col("state") == ServerHealth.HEALTHY.value) & (F.col("action") != Action.REVIEW.value)
-    trusted = scorecard.where((F.col("window_days") == RELAY_WINDOW_DAYS) & fit).select("server_url", "state")
+    trusted = scorecard.where((F.col("window_days") == WEEK) & fit).select("server_url", "state")
     seen = servers.select(F.col("url").alias("server_url"), F.col("last_seen").alias("registry_seen"))
     rows = (
         _direct(daily, window)
@@ -55,9 +54,8 @@ def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFra
 
 
 def _direct(daily: DataFrame, window: Window) -> DataFrame:
-    relayed = F.round(F.col("delivered") * F.coalesce("relayed_share", F.lit(0.0)))
-    rows = daily_in_windows(daily, window, [RELAY_WINDOW_DAYS]).withColumns(
-        {"direct": F.col("delivered") - relayed, "blamed": F.col("attempts") - own_faults()}
+    rows = daily_in_windows(daily, window, [WEEK]).withColumns(
+        {"direct": F.col("delivered") - relayed(), "blamed": blamed()}
     )
     return (
         rows.groupBy("server_url")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from federation.analytics import sections
-from federation.analytics.find import find
+from federation.analytics.directories import write_file
 from federation.analytics.findings import DAYS
 from federation.analytics.markup import Markup, join, tag
 from federation.analytics.wording import day_and_year, moment
 
 if TYPE_CHECKING:
-    from datetime import date
+    from datetime import datetime
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
     from federation.analytics.findings import Findings
 
@@ -26,21 +24,9 @@ REPORT_FILE: Final = "report.html"
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def write_report(spark: SparkSession, out: Path, as_of: date) -> Path:
-    """`out`/report.html tells what the results in `out` say as of `as_of`; readers of the old one are not disturbed.
-
-    Raises:
-        FileNotFoundError: no run has written results of that day.
-    """
-    return write_page(render(find(spark, out, as_of), made_at=datetime.now(UTC)), out)
-
-
 def write_page(page: str, out: Path) -> Path:
     """`out`/report.html is `page`, whole or not at all."""
-    target = out / REPORT_FILE
-    beside = out / f".{REPORT_FILE}"
-    beside.write_text(page, encoding="utf-8")
-    return beside.replace(target)
+    return write_file(page, out / REPORT_FILE)
 
 
 def render(findings: Findings, *, made_at: datetime) -> str:

@@ -72,7 +72,7 @@ def read_days(spark: SparkSession, out: Path, result: Result, days: Iterable[dat
     """The rows of those `days` that are stored; of the others nothing."""
     files = [local(file) for day in days if (file := result.file(out, day)).exists()]
     if not files:
-        return spark.createDataFrame([], result.schema)
+        return frames.no_rows(spark, result.schema)
     return _read(spark, out, result, files)
 
 

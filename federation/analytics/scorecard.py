@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 from db import ServerHealth
 from federation.analytics.actions import BLACKLISTED, advise
 from federation.analytics.daily import share
-from federation.analytics.days import DAY, midnight
+from federation.analytics.days import DAY, MONTH, WEEK, midnight
 from federation.analytics.frames import SERVER_SCORECARD, AnomalyKind, Trend, Window
 from federation.analytics.outages import outage_figures
 from federation.delivery.codes import FORGERIES, OWN_FAULTS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-WINDOW_DAYS: Final = (7, 30)
+WINDOW_DAYS: Final = (WEEK, MONTH)
 WEIGHTS: Final = {"reliability": 0.6, "uptime": 0.3, "latency": 0.1}
 FAST_MS: Final = 1_000
 SLOWEST_MS: Final = 15_000
@@ -92,9 +92,14 @@ def _each_of(numbers: Iterable[int]) -> Column:
     return F.explode(F.array(*(F.lit(number) for number in numbers)))
 
 
-def own_faults() -> Column:
-    """How many of a daily row's attempts failed through our own fault."""
-    return _rows_with(OWN_FAULTS)
+def blamed() -> Column:
+    """How many of a daily row's attempts did not fail through our own fault."""
+    return F.col("attempts") - _rows_with(OWN_FAULTS)
+
+
+def relayed() -> Column:
+    """How many of a daily row's deliveries went through relays."""
+    return F.round(F.col("delivered") * F.coalesce("relayed_share", F.lit(0.0)))
 
 
 def typical_p95() -> Column:
@@ -106,12 +111,12 @@ def typical_p95() -> Column:
 
 def _traffic(in_windows: DataFrame) -> DataFrame:
     later = F.col("_age") < F.floor(F.col("window_days") / 2)
-    rows = in_windows.withColumn("blamed", F.col("attempts") - own_faults())
+    rows = in_windows.withColumn("blamed", blamed())
     return rows.groupBy("server_url", "window_days").agg(
         F.sum("attempts").alias("attempts"),
         F.sum("delivered").alias("delivered"),
         F.sum("blamed").alias("blamed"),
-        F.sum(F.round(F.col("delivered") * F.coalesce("relayed_share", F.lit(0.0)))).alias("relayed"),
+        F.sum(relayed()).alias("relayed"),
         F.sum(_rows_with(FORGERIES)).alias("forged"),
         *(
             F.sum(F.when(half, F.col(name)).otherwise(0)).alias(f"{name}_{label}")

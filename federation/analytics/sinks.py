@@ -18,6 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from federation.analytics.directories import replace_file, staging_in
+from federation.analytics.frames import no_rows
 from federation.analytics.results import DAILY, DATED, Result, local
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def write_outputs(
     hears what is being computed.
 
     `server_daily` and `server_scorecard` are kept in memory (on disk where that is short) until all is written, because
-    other frames are computed from them, and then released, whoever began to keep them. They hold a row per server and
+    other frames are computed from them, and then released. They hold a row per server and
     day or window, never one per attempt; nothing that grows with the attempts is kept.
 
     Raises:
@@ -86,7 +87,7 @@ def _empty_files(spark: SparkSession, result: Result, target: Path, count: int) 
         return []
     schema = StructType([field for field in result.schema if field.name != result.partition])
     directory = target / "empty"
-    spark.createDataFrame([], schema).write.parquet(local(directory))
+    no_rows(spark, schema).write.parquet(local(directory))
     original = _only_file(directory)
     return [shutil.copyfile(original, directory / f"{number}.parquet") for number in range(count)]
 
@@ -100,8 +101,7 @@ def _only_file(directory: Path) -> Path:
 def _kept(*frames: DataFrame) -> Iterator[None]:
     """These frames are computed once, even where others are made of them."""
     for frame in frames:
-        if not frame.is_cached:
-            frame.persist(StorageLevel.MEMORY_AND_DISK)
+        frame.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield
     finally:

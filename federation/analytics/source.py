@@ -224,12 +224,11 @@ class SourceTables:
     def snapshot(self, table: str, target: Path) -> None:
         """Written by this process, a batch at a time: Spark would take longer to ask than this takes."""
         schema = TABLES[table].schema
-        reader = TableReader({"url": self.url, "table": table, "partitions": "1"}, schema)
+        reader = TableReader({"url": self.url, "table": table}, schema)
         target.mkdir(parents=True)
         with pyarrow.parquet.ParquetWriter(target / "part-0.parquet", to_arrow_schema(schema)) as writer:
-            for part in reader.partitions():
-                for batch in reader.read(part):
-                    writer.write_batch(batch)
+            for batch in reader.read(Part()):
+                writer.write_batch(batch)
 
 
 def register(spark: SparkSession) -> None:

@@ -7,14 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from federation.analytics.comparison import Stretch, compare
-from federation.analytics.find import find
+from federation.analytics.directories import write_file
 from federation.analytics.markup import short
 
 if TYPE_CHECKING:
-    from datetime import date
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
     from federation.analytics.findings import Findings, Relay, Server
 
@@ -24,25 +21,13 @@ _MOST_SERVERS: Final = 10
 _DIGITS: Final = 6
 
 
-def summarise(spark: SparkSession, out: Path, as_of: date) -> dict[str, object]:
-    """What the results in `out` say as of `as_of`, in values JSON has.
-
-    Raises:
-        FileNotFoundError: no run has written results of that day.
-    """
-    return summary_of(find(spark, out, as_of))
-
-
 def write_summary(summary: dict[str, object], out: Path) -> Path:
     """`out`/summary.json is the summary, whole or not at all."""
-    target = out / SUMMARY_FILE
-    beside = out / f".{SUMMARY_FILE}"
-    beside.write_text(f"{json.dumps(summary, indent=2, allow_nan=False)}\n", encoding="utf-8")
-    return beside.replace(target)
+    return write_file(f"{json.dumps(summary, indent=2, allow_nan=False)}\n", out / SUMMARY_FILE)
 
 
 def summary_of(findings: Findings) -> dict[str, object]:
-    """The summary of findings that were read already."""
+    """What they say, in values JSON has."""
     comparison = compare(findings.days)
     return {
         "as_of": findings.as_of.isoformat(),

@@ -24,11 +24,6 @@ def percent(ratio: float | None) -> str:
     return f"{ratio * 100:.0f}{_THIN}%" if ratio in (0, 1) else f"{ratio * 100:.1f}{_THIN}%"
 
 
-def whole_percent(ratio: float) -> str:
-    """For the scale of a chart."""
-    return f"{ratio * 100:g}{_THIN}%"
-
-
 def points(change: float | None) -> str:
     """The difference of two ratios."""
     if change is None:

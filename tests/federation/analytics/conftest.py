@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import find_java, open_session
+from federation.analytics.session import open_session
 from federation.analytics.sinks import write_outputs
 from tests.federation.analytics.story import WINDOW, make_outputs
 
@@ -29,19 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def java() -> Path:
-    """The Java that Spark runs on; without one the test is not run, and says so."""
+def spark() -> Iterator[SparkSession]:
+    """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
+    few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
     try:
-        return find_java()
+        session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
     except JavaNotFound as error:
         pytest.skip(f"NOT RUN: {error}")
-
-
-@pytest.fixture(scope="session")
-def spark(java: Path) -> Iterator[SparkSession]:
-    """This machine's Spark; do not stop it."""
-    few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
-    session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
     yield session
     session.stop()
 

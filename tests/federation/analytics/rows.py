@@ -9,7 +9,9 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import count
 from typing import TypeAlias
 
+import pyarrow
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVER_DAILY, SERVERS, Inputs, Window
@@ -122,8 +124,10 @@ def days(first: str, last: str) -> list[str]:
 
 
 def frame(spark: SparkSession, schema: StructType, rows: Iterable[Values] = ()) -> DataFrame:
-    """A frame of exactly that schema."""
-    return spark.createDataFrame([tuple(row[name] for name in schema.fieldNames()) for row in rows], schema)
+    """A frame of exactly that schema: through Arrow, because rows in Python lists would start a Python worker each time
+    they are computed."""
+    records = [{name: row[name] for name in schema.names} for row in rows]
+    return spark.createDataFrame(pyarrow.Table.from_pylist(records, schema=to_arrow_schema(schema)), schema)
 
 
 def inputs(

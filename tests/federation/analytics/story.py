@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-import pyarrow
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from federation.analytics import frames
 from federation.analytics.frames import Action, AnomalyKind, Outputs, Trend, Window
+from tests.federation.analytics.rows import frame
 
 AS_OF = date(2026, 3, 30)
 WINDOW = Window(since=date(2026, 3, 1), until=date(2026, 3, 31))
@@ -159,14 +158,8 @@ def make_outputs(
     }
     made.update(rows)
     schemas: dict[str, StructType] = {name: getattr(frames, name.upper()) for name in made}
-    return Outputs(**{name: frame(spark, made[name], schema) for name, schema in schemas.items()})
-
-
-def frame(spark: SparkSession, rows: Iterable[Row], schema: StructType) -> DataFrame:
-    """Through Arrow: rows from Python lists would start a Python worker each time they are computed."""
-    records = [dict(zip(schema.names, row, strict=True)) for row in rows]
-    table = pyarrow.Table.from_pylist(records, schema=to_arrow_schema(schema))
-    return spark.createDataFrame(table, schema)
+    records = {name: [dict(zip(schemas[name].names, row, strict=True)) for row in made[name]] for name in made}
+    return Outputs(**{name: frame(spark, schema, records[name]) for name, schema in schemas.items()})
 
 
 def network(characters: Sequence[Character]) -> list[Row]:

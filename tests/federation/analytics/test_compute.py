@@ -72,7 +72,11 @@ def full(spark: SparkSession) -> dict[str, list[Row]]:
 
 
 def collected(outputs: Outputs, *names: str) -> dict[str, list[Row]]:
-    return {name: sorted(getattr(outputs, name).collect(), key=str) for name in names}
+    kept = (outputs.server_daily.persist(), outputs.server_scorecard.persist())  # the others are made of them
+    rows = {name: sorted(getattr(outputs, name).collect(), key=str) for name in names}
+    for frame in kept:
+        frame.unpersist()
+    return rows
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

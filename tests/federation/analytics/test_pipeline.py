@@ -17,9 +17,10 @@ from federation.analytics import pipeline
 from federation.analytics.errors import AnalyticsError
 from federation.analytics.export import export
 from federation.analytics.frames import Window
-from federation.analytics.results import DAILY, DATED
+from federation.analytics.results import DAILY, DATED, KEY_ANOMALIES, NETWORK_SUMMARY, SERVER_DAILY
 from federation.analytics.source import SourceTables
 from tests.federation.analytics.history import DAY, attempt, attempts, fill, moment
+from tests.servers import free_port
 
 NOW = moment(3, 1)
 WINDOW = Window(since=DAY, until=DAY + timedelta(days=3))
@@ -67,34 +68,30 @@ def published(url: str) -> tuple[int, ...]:
     return tuple(row)
 
 
-def test_postgres_gets_scorecards_of_its_own_tables(spark: SparkSession, postgres_only: str, tmp_path: Path) -> None:
-    """Two for each server; every attempt is counted or set aside."""
-    exports, out = exported(spark, postgres_only, tmp_path / "exports"), tmp_path / "out"
-    assert counts(pipeline.run(spark, exports, out, WINDOW, database=postgres_only, now=NOW)) == (90, 78, 1)
-    assert published(postgres_only) == (6, 3)
+def test_a_run_goes_on_and_another_database_gives_the_same(
+    spark: SparkSession, sqlite_only: str, postgres_only: str, tmp_path: Path
+) -> None:
+    """The last day alone, with what is stored of those before, makes what a run over all makes, whatever lay there.
 
-
-def test_a_run_repeats_and_goes_on(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
-    """The last day alone, with what is stored of those before, makes what a run over all makes; once more, the same."""
-    exports, whole, daily = exported(spark, sqlite_only, tmp_path / "exports"), tmp_path / "whole", tmp_path / "daily"
+    The one reads SQLite, the other PostgreSQL; each publishes to its own: two scorecards for each server.
+    """
+    whole, daily = tmp_path / "whole", tmp_path / "daily"
+    exports = exported(spark, sqlite_only, tmp_path / "sqlite")
     summary = pipeline.run(spark, exports, whole, WINDOW, database=sqlite_only, now=NOW)
     assert (counts(summary), published(sqlite_only)) == ((90, 78, 1), (6, 3))
     assert summary == json.loads((whole / "summary.json").read_text())
     expected = contents(whole)
 
     shutil.copytree(whole, daily)
-    for result in DATED:
-        shutil.rmtree(daily / result.name)
-    for result in DAILY:
-        shutil.rmtree(daily / result.name / f"day={WINDOW.as_of}")
+    shutil.rmtree(daily / KEY_ANOMALIES.name)
+    shutil.copyfile(SERVER_DAILY.file(daily, DAY), SERVER_DAILY.file(daily, WINDOW.as_of))
+    shutil.copyfile(NETWORK_SUMMARY.file(daily, DAY), NETWORK_SUMMARY.file(daily, WINDOW.as_of))
+    exports = exported(spark, postgres_only, tmp_path / "postgres")
     last = Window(since=WINDOW.as_of, until=WINDOW.until)
-    pipeline.run(spark, exports, daily, last, database=sqlite_only, now=NOW)
-    found = contents(daily)
+    again = pipeline.run(spark, exports, daily, last, database=postgres_only, now=NOW)
     quarantine = f"quarantine/as_of={WINDOW.as_of}"  # of the day that was looked at
-    assert {**found, quarantine: None} == {**expected, quarantine: None}
-    pipeline.run(spark, exports, daily, last, database=sqlite_only, now=NOW)
-    assert contents(daily) == found
-    assert published(sqlite_only) == (6, 3)
+    assert {**contents(daily), quarantine: None} == {**expected, quarantine: None}
+    assert (counts(again), published(postgres_only)) == ((90, 78, 0), (6, 3))
 
 
 def test_the_window_is_by_default_what_was_exported(tmp_path: Path) -> None:
@@ -115,9 +112,18 @@ def test_a_report_of_nothing_is_told(spark: SparkSession, tmp_path: Path) -> Non
         pipeline.report(spark, tmp_path, None)
 
 
-def test_an_empty_database_has_an_empty_report(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
-    """It says that there was nothing, and is no error."""
-    done = export(SourceTables(spark=spark, url=sqlite_only), tmp_path / "exports", now=NOW)
-    summary = pipeline.run(spark, tmp_path / "exports", tmp_path / "out", done.window, now=NOW)
-    assert counts(summary) == (0, 0, 0)
-    assert (tmp_path / "out" / "report.html").exists()
+def test_a_database_that_is_gone_when_results_are_published_is_told(
+    spark: SparkSession, sqlite_only: str, tmp_path: Path
+) -> None:
+    """The results are there and make a report; of an empty database it says that there was nothing, and is no error."""
+    exports, out = tmp_path / "exports", tmp_path / "out"
+    done = export(SourceTables(spark=spark, url=sqlite_only), exports, now=NOW)
+    gone = f"postgresql://u:s3cret@127.0.0.1:{free_port()}/app"
+    with pytest.raises(
+        AnalyticsError, match=f"the results are in {out}, but publishing them failed.*run again"
+    ) as error:
+        pipeline.run(spark, exports, out, done.window, database=gone, now=NOW)
+    assert "s3cret" not in str(error.value)
+    assert "\n" not in str(error.value)
+    assert counts(pipeline.report(spark, out, None)) == (0, 0, 0)
+    assert (out / "report.html").exists()

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from federation.analytics import pipeline
 from federation.analytics.find import find
 from federation.analytics.findings import DAYS, MOST_PER_ACTION, Findings, SetAside, Since
 from federation.analytics.frames import Action, Window
-from federation.analytics.report import render, write_report
+from federation.analytics.report import render
 from federation.analytics.sinks import write_outputs
-from federation.analytics.summary import summarise, summary_of, write_summary
+from federation.analytics.summary import summary_of, write_summary
 from tests.federation.analytics.page import Element, read_page
 from tests.federation.analytics.story import AS_OF, Character, at, make_outputs, steady
 
@@ -51,7 +52,7 @@ def test_the_servers_that_need_attention_are_found(findings: Findings) -> None:
     assert found["spam.example"].since == Since(at=at(3, 25))
     assert found["slow.example"].since == Since(at=at(3, 26))
     assert found["gone.example"].reasons[0] == "unhealthy for 4 days"
-    assert found["gone.example"].week.failed == 3600 + 3 * 9
+    assert found["gone.example"].week.attempts - found["gone.example"].week.delivered == 3600 + 3 * 9
     assert found["gone.example"].daily[-5:] == (0.99, 0.0, 0.0, 0.0, 0.0)
     assert [server.url for server in findings.worst][:2] == ["https://old.example", "https://spam.example"]
     assert all(server.action is Action.KEEP for server in findings.best)
@@ -259,11 +260,12 @@ def test_nothing_found_is_said_and_no_list_grows_with_the_network(spark: SparkSe
     """No servers and no attempts make a whole page; so do hundreds of sick ones, of which a few are shown."""
     last = Window(since=AS_OF, until=AS_OF + timedelta(days=1))
     write_outputs(make_outputs(spark, [], key_anomalies=[], quarantine=[]), tmp_path / "empty", last)
-    empty = read_page(render(find(spark, tmp_path / "empty", AS_OF), made_at=MADE_AT))
+    nothing = find(spark, tmp_path / "empty", AS_OF)
+    empty = read_page(render(nothing, made_at=MADE_AT))
     assert [section.attributes["aria-labelledby"] for section in empty.all("section")] == SECTIONS
     assert "No servers are known yet" in empty.text
     assert "29 of these days have not been computed" in empty.text
-    assert summarise(spark, tmp_path / "empty", AS_OF)["totals"] == {
+    assert summary_of(nothing)["totals"] == {
         "servers": 0,
         "servers_healthy": 0,
         "attempts": 0,
@@ -286,9 +288,11 @@ def test_nothing_found_is_said_and_no_list_grows_with_the_network(spark: SparkSe
     assert f"And {150 - MOST_PER_ACTION} more servers: in server_scorecard/as_of=2026-03-30." in page.text
 
 
-def test_the_summary_agrees_with_a_calculation_by_hand(spark: SparkSession, written: Path, tmp_path: Path) -> None:
+def test_the_summary_agrees_with_a_calculation_by_hand(
+    spark: SparkSession, findings: Findings, written: Path, tmp_path: Path
+) -> None:
     """Totals, actions, worst servers, quarantine and window, in JSON; made twice it is the same."""
-    summary = summarise(spark, written, AS_OF)
+    summary = summary_of(findings)
     file = write_summary(summary, tmp_path)
     assert json.loads(file.read_text()) == summary
     assert file.name == "summary.json"
@@ -315,7 +319,7 @@ def test_the_summary_agrees_with_a_calculation_by_hand(spark: SparkSession, writ
     assert summary["totals"]["servers"] == 25
     assert isinstance(summary["worst_servers"], list)
     assert summary["worst_servers"][0]["server_url"] == "https://old.example"
-    assert summarise(spark, written, AS_OF) == summary
+    assert summary_of(find(spark, written, AS_OF)) == summary
 
 
 def test_the_report_is_one_file_and_results_that_are_missing_are_named(
@@ -326,9 +330,9 @@ def test_the_report_is_one_file_and_results_that_are_missing_are_named(
         (tmp_path / directory.name).symlink_to(directory)
     (tmp_path / "report.html").write_text("old")
     with pytest.raises(FileNotFoundError, match="as_of=2026-03-29"):
-        write_report(spark, tmp_path, date(2026, 3, 29))
+        pipeline.report(spark, tmp_path, date(2026, 3, 29))
     assert (tmp_path / "report.html").read_text() == "old"
-    assert write_report(spark, tmp_path, AS_OF) == tmp_path / "report.html"
+    pipeline.report(spark, tmp_path, AS_OF)
     page = read_page((tmp_path / "report.html").read_text())
     assert "from the 30 days up to and including 30\u202fMar 2026." in page.text
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
