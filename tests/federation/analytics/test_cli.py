@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
 from federation.cli import main
-from tests.federation.analytics.history import attempts, fill
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,50 +78,3 @@ def test_a_missing_java_is_told(
     assert "install Java 17 or newer" in stderr
     assert len(stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-RUN_AND_EXPORT = """
-import os, runpy, sys
-script, database, master = sys.argv[1:]
-sys.path[0] = os.path.dirname(script)
-sys.argv = [script, "--database", database, "--out", "out", "--json", "--master", "local[1]"]
-runpy.run_path(script, run_name="__main__")
-from federation.cli import main
-main(["analytics", "export", "--database", database, "--out", "exports", "--json", "--master", master])
-"""
-"""The script, which finds our code from where it lies, and then, in the same JVM, an export on a cluster."""
-
-
-def test_the_script_and_an_export_on_a_cluster(
-    spark: SparkSession, sqlite_only: str, interpreted: dict[str, str], tmp_path: Path
-) -> None:
-    """In a process and a directory of its own: JSON on stdout, a report, and nothing on stderr but Java's greeting.
-
-    An executor, a process in another directory, exports what one machine does: it is handed the code that reads.
-    """
-    fill(sqlite_only, attempts(20, 3))
-    # Executors keep their logs in Spark's own directory: this test's is a copy of links.
-    spark_home, installed = tmp_path / "spark", Path(pyspark.__file__).parent
-    spark_home.mkdir()
-    for name in ("bin", "jars", "python"):
-        (spark_home / name).symlink_to(installed / name)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
-    script, master = ROOT / "scripts" / "registry_analytics.py", "local-cluster[1,1,1024]"
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_AND_EXPORT, str(script), sqlite_only, master],
-        cwd=tmp_path,
-        env={**environment, **interpreted, "SPARK_HOME": str(spark_home)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if "incubator modules" not in line] == []
-    summary, end = json.JSONDecoder().raw_decode(done.stdout)
-    assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert (summary["as_of"], summary["totals"]["attempts"]) == ("2025-03-03", 60)
-    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
-    days = [f"2025-03-0{day}" for day in (1, 2, 3)]
-    assert sorted(path.name for path in (tmp_path / "out" / "server_daily").iterdir()) == [f"day={day}" for day in days]
-    assert json.loads(done.stdout[end:])["attempts"] == dict.fromkeys(days, 20)
-    assert [path.parent.name for path in (spark_home / "work").glob("app-*/*/stderr")] == ["0"]

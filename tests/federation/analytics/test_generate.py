@@ -19,7 +19,7 @@ from federation.analytics.made_attempts import make_attempts
 from federation.analytics.made_servers import History, make_servers
 from federation.analytics.read import read_exports
 
-HISTORY = History(attempts=60_000, servers=300, days=9, until=date(2025, 3, 10), seed=1)
+HISTORY = History(attempts=20_000, servers=150, days=9, until=date(2025, 3, 10), seed=1)
 WINDOW = Window(since=date(2025, 3, 1), until=date(2025, 3, 10))
 
 
@@ -57,7 +57,7 @@ def test_the_seed_decides(spark: SparkSession, inputs: Inputs) -> None:
     servers = make_servers(spark, HISTORY)
     again = make_attempts(spark, HISTORY, servers).repartition(3)
     assert fingerprint(again) == fingerprint(inputs.attempts)
-    other = History(attempts=60_000, servers=300, days=9, until=date(2025, 3, 10), seed=2)
+    other = History(attempts=20_000, servers=150, days=9, until=date(2025, 3, 10), seed=2)
     assert fingerprint(make_attempts(spark, other, make_servers(spark, other))) != fingerprint(inputs.attempts)
 
 
