@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from pyspark.sql import SparkSession
 from federation.analytics.errors import JavaNotFound
 from federation.analytics.session import open_session
 from federation.analytics.sinks import write_outputs
+from tests.federation.analytics.history import THREE_DAYS, fill
+from tests.federation.analytics.script_run import ScriptRun
 from tests.federation.analytics.story import WINDOW, make_outputs
 
 HERE = Path(__file__).parent
@@ -40,13 +43,23 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture
-def interpreted(tmp_path: Path) -> dict[str, str]:
-    """What makes a Spark in another process interpret its queries, too, as variables of its environment."""
-    directory = tmp_path / "spark-conf"
-    directory.mkdir()
+@pytest.fixture(scope="session")
+def script(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path) -> Iterator[ScriptRun]:
+    """The script at work on three days in an SQLite file; its Spark, too, interprets its queries."""
+    directory = tmp_path_factory.mktemp("script")
+    database = f"sqlite:///{shutil.copy(migrated_file, directory / 'node.sqlite3')}"
+    fill(database, THREE_DAYS)
     (directory / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in INTERPRETED.items()))
-    return {"SPARK_CONF_DIR": str(directory)}
+    run = ScriptRun(database, directory, {"SPARK_CONF_DIR": str(directory)})
+    yield run
+    run.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _script_ahead(request: pytest.FixtureRequest) -> None:
+    """It takes long, and so begins first where a test asks for it."""
+    if any("script" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function)):
+        request.getfixturevalue("script")
 
 
 @pytest.fixture

@@ -53,6 +53,16 @@ def attempts(per_day: int, days: int, *, first: int = 1) -> list[Row]:
     ]
 
 
+THREE_DAYS = [
+    *(
+        {**row, "outcome": "retryable", "error_code": "TIMEOUT", "http_status": None} if row["id"] % 7 == 0 else row
+        for row in attempts(30, 3)
+    ),
+    attempt(500, moment(1), duration_ms=-5),
+]
+"""Some failed, and one impossible."""
+
+
 def fill(url: str, attempt_rows: Sequence[Row] = ()) -> None:
     """The database has three servers, one of them blacklisted, two health events, and these attempts."""
     engine = create_engine(parse_url(url))

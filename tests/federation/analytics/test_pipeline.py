@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pyarrow.parquet
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import create_engine, text
@@ -25,57 +19,12 @@ from federation.analytics.export import export
 from federation.analytics.frames import Window
 from federation.analytics.results import DAILY, DATED, KEY_ANOMALIES, NETWORK_SUMMARY, SERVER_DAILY
 from federation.analytics.source import SourceTables
-from tests.federation.analytics.history import DAY, attempt, attempts, fill, moment
+from tests.federation.analytics.history import DAY, THREE_DAYS, fill, moment
+from tests.federation.analytics.script_run import ScriptRun
 from tests.servers import free_port
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "registry_analytics.py"
 NOW = moment(3, 1)
 WINDOW = Window(since=DAY, until=DAY + timedelta(days=3))
-
-
-ROWS = [
-    *(
-        {**row, "outcome": "retryable", "error_code": "TIMEOUT", "http_status": None} if row["id"] % 7 == 0 else row
-        for row in attempts(30, 3)
-    ),
-    attempt(500, moment(1), duration_ms=-5),
-]
-"""Three days of attempts, some failed and one impossible."""
-
-
-RUN_AND_EXPORT = """
-import os, runpy, sys
-script, database, master = sys.argv[1:]
-sys.path[0] = os.path.dirname(script)
-sys.argv = [script, "--database", database, "--out", "out", "--json", "--master", "local[1]"]
-runpy.run_path(script, run_name="__main__")
-from federation.cli import main
-main(["analytics", "export", "--database", database, "--out", "exports", "--json", "--master", master])
-"""
-"""The script, which finds our code from where it lies, and then, in the same JVM, an export on a cluster."""
-
-
-@contextmanager
-def script_and_cluster(database: str, directory: Path, settings: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """`RUN_AND_EXPORT` at work in `directory`; a Spark of its own, whose executors keep their logs there."""
-    spark_home, installed = directory / "spark", Path(pyspark.__file__).parent
-    spark_home.mkdir(parents=True)
-    for name in ("bin", "jars", "python"):
-        (spark_home / name).symlink_to(installed / name)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN_AND_EXPORT, str(SCRIPT), database, "local-cluster[1,1,1024]"],
-        cwd=directory,
-        env={**environment, **settings, "SPARK_HOME": str(spark_home)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def contents(out: Path) -> dict[str, list[object]]:
@@ -105,7 +54,7 @@ def published(url: str) -> tuple[int, ...]:
 
 
 def test_a_run_goes_on_and_another_database_gives_the_same(
-    spark: SparkSession, sqlite_only: str, postgres_only: str, interpreted: dict[str, str], tmp_path: Path
+    spark: SparkSession, script: ScriptRun, postgres_only: str, tmp_path: Path
 ) -> None:
     """The last day alone, with what is stored of those before, makes what a run over all makes, whatever lay there.
 
@@ -113,22 +62,19 @@ def test_a_run_goes_on_and_another_database_gives_the_same(
     Java's greeting. It reads SQLite, the other PostgreSQL; each publishes to its own, two scorecards for each server.
     An executor, in another directory still, exports what one machine does: it is handed the code that reads.
     """
-    fill(sqlite_only, ROWS)
-    fill(postgres_only, ROWS)
-    whole, daily = tmp_path / "script" / "out", tmp_path / "daily"
-    with script_and_cluster(sqlite_only, tmp_path / "script", interpreted) as script:
-        exports = tmp_path / "postgres"
-        days = export(SourceTables(spark=spark, url=postgres_only), exports).attempts
-        stdout, stderr = script.communicate(timeout=280)
-    assert script.returncode == 0, stderr
+    fill(postgres_only, THREE_DAYS)
+    whole, daily, exports = script.directory / "out", tmp_path / "daily", tmp_path / "exports"
+    days = export(SourceTables(spark=spark, url=postgres_only), exports).attempts
+    status, stdout, stderr = script.end()
+    assert status == 0, stderr
     assert [line for line in stderr.splitlines() if "incubator modules" not in line] == []
     summary, end = json.JSONDecoder().raw_decode(stdout)
     assert summary == json.loads((whole / "summary.json").read_text())
-    assert (summary["as_of"], counts(summary), published(sqlite_only)) == ("2025-03-03", (90, 78, 1), (6, 3))
+    assert (summary["as_of"], counts(summary), published(script.database)) == ("2025-03-03", (90, 78, 1), (6, 3))
     assert (whole / "report.html").stat().st_size > 1000
     expected = contents(whole)
     assert json.loads(stdout[end:])["attempts"] == {f"{day}": count for day, count in days.items()}
-    assert [path.parent.name for path in (tmp_path / "script/spark/work").glob("app-*/*/stderr")] == ["0"]
+    assert [path.parent.name for path in (script.directory / "spark" / "work").glob("app-*/*/stderr")] == ["0"]
 
     shutil.copytree(whole, daily)
     shutil.rmtree(daily / KEY_ANOMALIES.name)
