@@ -85,6 +85,11 @@ class Database:
         async with self._read_sessions() as session:
             yield session
 
+    async def close(self) -> None:
+        """Every idle connection is closed; end the sessions first. A second call does nothing."""
+        await self._reader.dispose()
+        await self._writer.dispose()
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         task = asyncio.current_task()
@@ -95,11 +100,6 @@ class Database:
             yield
         finally:
             self._tasks_writing.discard(task)
-
-    async def close(self) -> None:
-        """Every idle connection is closed; end the sessions first. A second call does nothing."""
-        await self._reader.dispose()
-        await self._writer.dispose()
 
 
 # SQLAlchemy's asynchronous connections change greenlets at each step. These take all steps in one, which they wait in.

@@ -18,13 +18,13 @@ ROOT = Path(__file__).parent.parent
 PATIENCE_SECONDS = 30
 
 RUN = """
-import time
+import signal
 from tests.servers import postgres_process, valkey
 
 with valkey() as keys, postgres_process() as rows:
     pid = (rows.directory / "data" / "postmaster.pid").read_text().split()[0]
     print(keys.port, keys.directory, pid, rows.directory, flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 

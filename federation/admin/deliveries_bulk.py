@@ -24,11 +24,13 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
+    Connection,
+    Row,
     Text,
     any_,
     delete,
@@ -194,10 +196,13 @@ class BulkDeliveries:
         gone = (
             delete(DeliveryJob).where(*conditions).returning(col(DeliveryJob.id), col(DeliveryJob.payload_id), *times)
         )
-        async with self._database.transaction() as session:
-            connection = await session.connection()
-            rows = (await connection.execute(gone.where(_is_among(ids, connection.dialect.name)))).all()
-            await connection.run_sync(release, [row.payload_id for row in rows])
+
+        def delete_rows(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
+            rows = connection.execute(gone.where(_is_among(ids, connection.dialect.name))).all()
+            release(connection, [row.payload_id for row in rows])
+            return rows
+
+        rows = await self._database.transact(delete_rows)
         shared = [row for row in rows if row.payload_id is not None and row.settled_at is None]
         again = [row.id for row in shared if row.last_attempted_at is None or not had_jobs]
         if again:

@@ -3,9 +3,9 @@
 Theory of operation. Attempts run side by side, and each writes twice: before it sends, and when it knows the outcome.
 One transaction per write would cost more than the delivery, so concurrent writes share one: each caller hands in its
 entry and waits; a single loop takes all that has gathered and commits it, under load after a few milliseconds in which
-more may come. A caller returns only after its entry is
-committed, so everything an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash
-between the commit and the settling of the job runs the attempt again.
+more may come. A caller returns only after its entry is committed, so everything an attempt reported is on disk before
+its job is settled. Every entry may be repeated: a crash between the commit and the settling of the job runs the attempt
+again.
 """
 
 from __future__ import annotations

@@ -56,10 +56,8 @@ class Payloads:
         return [texts.get(row_id) for row_id in ids]
 
     async def _load_shared(self, payload_id: str) -> str | None:
-        query = select(col(DeliveryPayload.payload)).where(col(DeliveryPayload.id) == payload_id)
-        async with self._database.read() as session:
-            text: str | None = (await session.execute(query)).scalar_one_or_none()
-            return text
+        shared = await self._database.rows(_SHARED, {"text": payload_id})
+        return shared[0].payload if shared else None
 
 
 def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
@@ -80,6 +78,8 @@ def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
 _OWN = select(col(DeliveryJob.id), col(DeliveryJob.payload)).where(
     col(DeliveryJob.id).in_(bindparam("ids", expanding=True))
 )
+
+_SHARED = select(col(DeliveryPayload.payload)).where(col(DeliveryPayload.id) == bindparam("text"))
 
 _TABLE = DeliveryPayload.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -58,7 +59,8 @@ class NightlyAnalytics:
         if status == TOLD:
             raise JobFailed(f"the analytics ended with status {status}: {last}")
         if status:  # a traceback's last line quotes whatever went wrong, perhaps a secret
-            raise JobFailed(f"the analytics ended with status {status}; `federation {arguments[0]}` by hand says why")
+            command = shlex.join(("federation", *arguments))
+            raise JobFailed(f"the analytics ended with status {status}; run `{command}` to see why")
 
 
 def _computed(summary: Path) -> date | None:

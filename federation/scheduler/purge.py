@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, delete, null, select
+from sqlalchemy import ColumnElement, Connection, delete, null, select
 from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
@@ -49,17 +49,20 @@ class Purge:
         model: type[DeliveryJob] | type[DeliveryAttempt] | type[RotateChallengeToken] | type[DeliveryPayload],
         expired: ColumnElement[bool],
     ) -> int:
-        total = 0
+        batch = select(col(model.id)).where(expired).limit(BATCH)
         text = col(DeliveryJob.payload_id) if model is DeliveryJob else null()
-        while True:
-            batch = select(col(model.id)).where(expired).limit(BATCH)
-            async with self._database.transaction() as session:
-                gone = await session.execute(delete(model).where(col(model.id).in_(batch)).returning(text))
-                texts = gone.scalars().all()
-                await (await session.connection()).run_sync(release, texts)
-            total += len(texts)
-            if len(texts) < BATCH:
-                return total
+        gone = delete(model).where(col(model.id).in_(batch)).returning(text)
+
+        def delete_batch(connection: Connection) -> int:
+            texts = connection.execute(gone).scalars().all()
+            release(connection, texts)
+            return len(texts)
+
+        total = count = await self._database.transact(delete_batch)
+        while count == BATCH:
+            count = await self._database.transact(delete_batch)
+            total += count
+        return total
 
 
 def _is_unused(before: datetime) -> ColumnElement[bool]:

@@ -32,7 +32,6 @@ from workers.jobs import (
     Settlement,
     SettleStatus,
 )
-from workers.storage import rules
 from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq_claims import code_outcome
@@ -559,16 +558,3 @@ async def test_tombstones_and_worker_records_expire(storage: BullMQStorage, clie
     assert await storage.workers() == []
     assert await storage.sweep(10) == 1
     assert not await client.exists(seen)
-
-
-async def test_what_no_server_takes_is_an_error(storage: BullMQStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
-    monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
-    with pytest.raises(StorageError, match="job 'large': 11 bytes are more"):
-        await storage.enqueue([job("small"), job("large", payload=bytes(11))])
-    assert await storage.status(["small"]) == [None]
-    await storage.enqueue([job("a"), job("b")])
-    one, other = await storage.claim("w", leases=LEASES, limit=2)
-    outcomes = await storage.settle([Completed(claim=one, result=bytes(11)), Completed(claim=other, result=b"")])
-    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
-    assert (await storage.settle([Completed(claim=one, result=b"1")]))[0].status is SettleStatus.APPLIED

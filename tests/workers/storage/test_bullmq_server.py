@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -13,7 +12,7 @@ import pytest
 import redis.exceptions
 from redis.asyncio import Redis
 
-from tests.servers import ValkeyProcess, free_port
+from tests.servers import ValkeyProcess
 from tests.workers.storage.bullmq_steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job
 from workers import JobState, StorageError, StorageUnavailable
 from workers.errors import WorkersError
@@ -219,22 +218,6 @@ async def test_claims_are_not_lost_with_a_later_step(own_server: ValkeyProcess) 
         await storage.disconnect()
 
 
-async def test_a_cancelled_claim_gives_its_jobs_back(storage: BullMQStorage) -> None:
-    """Whenever a claim is cancelled, its jobs are claimable at once, and their attempt is not counted."""
-    await storage.enqueue([job(f"job-{number}") for number in range(10)])
-    for turn in range(30):
-        claiming = asyncio.create_task(storage.claim("w", leases=LEASES, limit=10))
-        await asyncio.sleep(0.0002 * (turn % 12))
-        if claiming.cancel():
-            with pytest.raises(asyncio.CancelledError):
-                await claiming
-        else:
-            await storage.settle([Released(claim=claim) for claim in claiming.result()])
-        assert (await storage.counts())[JobState.QUEUED] == 10
-    claims = await storage.claim("w", leases=LEASES, limit=10)
-    assert [(claim.job_id, claim.attempt) for claim in claims] == [(f"job-{number}", 1) for number in range(10)]
-
-
 async def test_a_burst_waits_its_turn(storage: BullMQStorage, client: Any) -> None:
     """Many more calls at once than there are connections all succeed, and no connection is made for each."""
     await asyncio.gather(*(storage.enqueue([job(f"job-{number}")]) for number in range(400)))
@@ -259,30 +242,6 @@ def test_event_loops_one_after_another(redis_url: str) -> None:
 
     for disconnect in (True, False, True):
         asyncio.run(use(disconnect=disconnect))
-
-
-async def test_a_hanging_server_is_unavailable_in_time(redis_url: str) -> None:
-    """A server that takes connections and never answers is given up after the storage's timeout."""
-
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(hang, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    storage = BullMQStorage(f"redis://127.0.0.1:{port}", timeout=timedelta(milliseconds=200))
-    async with server, asyncio.timeout(PATIENCE):
-        with pytest.raises(StorageUnavailable):
-            await storage.connect()
-        server.close()
-
-
-async def test_no_server_at_all() -> None:
-    """A port nobody listens on is unavailable, not a bug."""
-    storage = BullMQStorage(f"redis://127.0.0.1:{free_port()}")
-    with pytest.raises(StorageUnavailable):
-        await storage.connect()
 
 
 async def test_a_subscription_outlives_its_server(own_server: ValkeyProcess) -> None:

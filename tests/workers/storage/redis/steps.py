@@ -20,22 +20,14 @@ from workers.jobs import (
 from workers.storage.redis import RedisStorage
 
 LEASES = {"*": timedelta(seconds=30)}
-
-
 HOUR = timedelta(hours=1)
-
-
 ERROR = ErrorInfo(type="ValueError", message="no")
-
-
 PATIENCE = 10.0
-
 
 SETS = (
     *("jobs", "runs", "ready", "held", "scheduled", "failing", "leases", "completed", "failed", "cancelled", "busy"),
     *("workers", "sleepers", "meta", "marks"),
 )
-
 
 THROTTLED = "throttled"
 """Read by none but those that have to do with keys whose time is over."""

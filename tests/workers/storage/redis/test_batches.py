@@ -10,13 +10,12 @@ from tests.workers.storage.redis.steps import (
     LEASES,
     job,
 )
-from workers import JobState, StorageError
+from workers import JobState
 from workers.jobs import (
     Completed,
-    Released,
     SettleStatus,
 )
-from workers.storage import portions, rules
+from workers.storage import portions
 from workers.storage.redis import RedisStorage
 
 
@@ -34,22 +33,6 @@ async def test_a_claim_of_more_than_a_script_takes_is_whole(storage: RedisStorag
     claims = await storage.claim("w", leases=LEASES, limit=5_000)
     assert [claim.job_id for claim in claims] == [f"job-{number:04}" for number in range(2_300)]
     assert len({claim.token for claim in claims}) == 2_300
-
-
-async def test_a_cancelled_claim_gives_its_jobs_back(storage: RedisStorage) -> None:
-    """Whenever a claim is cancelled, its jobs are claimable at once, and their attempt is not counted."""
-    await storage.enqueue([job(f"job-{number}") for number in range(10)])
-    for turn in range(30):
-        claiming = asyncio.create_task(storage.claim("w", leases=LEASES, limit=10))
-        await asyncio.sleep(0.0001 * (turn % 12))
-        if claiming.cancel():
-            with pytest.raises(asyncio.CancelledError):
-                await claiming
-        else:
-            await storage.settle([Released(claim=claim) for claim in claiming.result()])
-        assert (await storage.counts())[JobState.QUEUED] == 10
-    claims = await storage.claim("w", leases=LEASES, limit=10)
-    assert [(claim.job_id, claim.attempt) for claim in claims] == [(f"job-{number}", 1) for number in range(10)]
 
 
 async def test_a_page_goes_on_where_the_last_ended(storage: RedisStorage) -> None:
@@ -71,19 +54,6 @@ async def test_results_are_read_in_bounded_steps(storage: RedisStorage) -> None:
     await storage.settle([Completed(claim=claim, result=claim.job_id.encode() * 100_000) for claim in claims])
     found = await asyncio.gather(*(storage.result(f"job-{number}") for number in range(10)))
     assert [end and end.result and end.result[:5] for end in found] == [b"job-%d" % at for at in range(8)] + [None] * 2
-
-
-async def test_what_no_server_takes_is_an_error(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
-    monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
-    with pytest.raises(StorageError, match="job 'large': 11 bytes are more"):
-        await storage.enqueue([job("small"), job("large", payload=bytes(11))])
-    assert await storage.status(["small"]) == [None]
-    await storage.enqueue([job("a"), job("b")])
-    one, other = await storage.claim("w", leases=LEASES, limit=2)
-    outcomes = await storage.settle([Completed(claim=one, result=bytes(11)), Completed(claim=other, result=b"")])
-    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
-    assert (await storage.settle([Completed(claim=one, result=b"1")]))[0].status is SettleStatus.APPLIED
 
 
 async def test_large_batches_are_sent_in_portions(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -11,7 +10,7 @@ from datetime import timedelta
 import pytest
 from redis.asyncio import Redis
 
-from tests.servers import ValkeyProcess, free_port
+from tests.servers import ValkeyProcess
 from tests.workers.storage.redis.steps import (
     ERROR,
     HOUR,
@@ -90,29 +89,6 @@ async def test_a_wait_ends_with_its_server(own_server: ValkeyProcess) -> None:
         with pytest.raises(StorageUnavailable):
             await storage.wait(("*",), timeout=timedelta(seconds=60))
     await storage.disconnect()
-
-
-async def test_a_hanging_server_is_unavailable_in_time() -> None:
-    """A server that takes connections and never answers is given up after the storage's timeout."""
-
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(hang, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    storage = RedisStorage(f"redis://127.0.0.1:{port}", timeout=timedelta(milliseconds=200))
-    async with server, asyncio.timeout(PATIENCE):
-        with pytest.raises(StorageUnavailable):
-            await storage.connect()
-        server.close()
-
-
-async def test_no_server_at_all() -> None:
-    """A port nobody listens on is unavailable, not a bug."""
-    with pytest.raises(StorageUnavailable):
-        await RedisStorage(f"redis://127.0.0.1:{free_port()}").connect()
 
 
 class DeadLine:
