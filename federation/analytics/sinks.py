@@ -40,8 +40,8 @@ def write_outputs(
     hears what is being computed.
 
     `server_daily` and `server_scorecard` are kept in memory (on disk where that is short) until all is written, because
-    other frames are computed from them, and then released. They hold a row per server and
-    day or window, never one per attempt; nothing that grows with the attempts is kept.
+    other frames are computed from them, and then released. They hold a row per server and day or window, never one per
+    attempt; nothing that grows with the attempts is kept.
 
     Raises:
         DirectoryUnusable: another run is writing to `directory`, or it cannot be written to; nothing has changed.

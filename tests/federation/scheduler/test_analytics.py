@@ -110,9 +110,10 @@ async def test_a_run_that_fails_says_why(interpreter: Path) -> None:
 
 
 async def test_what_a_traceback_quotes_is_not_told(interpreter: Path) -> None:
-    """Of a run that broke off, the status alone is known: its last line was not written to be read."""
+    """Of a run that broke off the status is known, and how to see more: its last line was not written to be read."""
     (interpreter / "behave").write_text("echo 'ValueError: s3cret' >&2; exit 1\n")
-    with pytest.raises(JobFailed, match="status 1; run `federation analytics run --out .*--until 2[0-9-]*` to see why") as failed:
+    why = r"status 1; run `federation analytics run --out \S+ --until [0-9-]+` to see why"
+    with pytest.raises(JobFailed, match=why) as failed:
         await NightlyAnalytics(interpreter)()
     assert "s3cret" not in str(failed.value)
 
