@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -131,7 +130,7 @@ class Scheduler:
         self.jobs = tuple(jobs)
         self._run = run
         self._scheduler = AsyncIOScheduler(timezone=UTC)
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """The jobs are due a few seconds from now, and then every interval. Idempotent."""
@@ -149,7 +148,7 @@ class Scheduler:
                 jitter=seconds * JITTER,
                 next_run_time=datetime.now(UTC) + min(FIRST_RUN, job.interval),
                 coalesce=True,
-                max_instances=1,
+                max_instances=1_000,  # `_begin` keeps a job from running beside itself; APScheduler would warn of it
                 misfire_grace_time=None,
             )
         self._scheduler.start()
@@ -158,16 +157,17 @@ class Scheduler:
         """No job runs any more; what was under way is cut off."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
-        for task in self._running:
+        running = list(self._running.values())
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def _begin(self, job: RecurringJob) -> None:
-        task = asyncio.create_task(self._try(job), name=f"scheduled-{job.name}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        with suppress(asyncio.CancelledError):  # by APScheduler when it is stopped, which it would log as an error
-            await asyncio.wait([task])
+        """The job runs, unless it still does: one that outlasts its interval misses the times in between."""
+        if job.name not in self._running:
+            task = asyncio.create_task(self._try(job), name=f"scheduled-{job.name}")
+            self._running[job.name] = task
+            task.add_done_callback(lambda _: self._running.pop(job.name))
 
     async def _try(self, job: RecurringJob) -> None:
         try:

@@ -21,8 +21,8 @@ PATIENCE_SECONDS = 10
 Work = Callable[[], Awaitable[Mapping[str, object]]]
 
 
-def recurring(run: Work, *, interval: timedelta = HOUR, timeout: timedelta = HOUR) -> RecurringJob:
-    return RecurringJob(name="job", does="something", interval=interval, run=run, timeout=timeout)
+def recurring(run: Work, *, name: str = "job", interval: timedelta = HOUR, timeout: timedelta = HOUR) -> RecurringJob:
+    return RecurringJob(name=name, does="something", interval=interval, run=run, timeout=timeout)
 
 
 def runner(database: Database, *, lease: timedelta = timedelta(seconds=30)) -> JobRunner:
@@ -149,6 +149,39 @@ async def test_a_scheduler_runs_its_jobs_until_it_is_stopped(
         await scheduler.stop()
         await scheduler.stop()
         assert await runner(database)(recurring(three), at_once=True) is not None
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_job_that_outlasts_its_interval_is_not_begun_again(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it is due meanwhile, which is nothing to warn of; other jobs keep their times."""
+    slow_runs = 0
+    quick_runs = 0
+    often = asyncio.Event()
+
+    async def slow() -> Mapping[str, object]:
+        nonlocal slow_runs
+        slow_runs += 1
+        await asyncio.Event().wait()
+        return {}
+
+    async def quick() -> Mapping[str, object]:
+        nonlocal quick_runs
+        quick_runs += slow_runs
+        if quick_runs >= 5:
+            often.set()
+        return {}
+
+    interval = timedelta(milliseconds=20)
+    jobs = [recurring(slow, name="slow", interval=interval), recurring(quick, name="quick", interval=interval)]
+    scheduler = Scheduler(jobs, runner(database))
+    with capture_logs():
+        scheduler.start()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await often.wait()
+        await scheduler.stop()
+    assert slow_runs == 1
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
