@@ -32,6 +32,7 @@ from db.url import parse_url
 from federation.analytics.arrow_columns import to_batch
 from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS
 from federation.analytics.pushdown import Bound, between, can_push, condition
+from federation.analytics.python_workers import spare_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +50,7 @@ _SHIPPED: Final = (
     "db.url",
     "federation.analytics.arrow_columns",
     "federation.analytics.pushdown",
+    "federation.analytics.python_workers",
     __name__,
 )
 _REGISTERED: Final = "spark.federation.source.registered"
@@ -74,7 +76,15 @@ TABLES: Final = {
 
 
 class FederationSource(DataSource):
-    """One table of the application's database."""
+    """One table of the application's database. It is made, and handed on, in Python workers only."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        spare_worker()
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        spare_worker()
 
     @classmethod
     def name(cls) -> str:
@@ -122,6 +132,11 @@ class TableReader(DataSourceReader):
         if self._table.time is None and (self._since or self._until):
             raise ValueError(f"{self._name} has no time that `since` and `until` could bound")
         self._filters: list[Filter] = []
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """It arrived in a Python worker."""
+        vars(self).update(state)
+        spare_worker()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """The database drops what it can; what Spark has to look at again is given back.
