@@ -36,6 +36,10 @@ async def refuse_unread(request: Request) -> Response:
     return Response(status_code=404)
 
 
+async def refuse_and_close(request: Request) -> Response:
+    return Response(status_code=413, headers={"Connection": "close"})
+
+
 @asynccontextmanager
 async def listening(limits: ConnectionLimits) -> AsyncIterator[NodeServer]:
     """A server on a port of its own, which is in its `config.port`."""
@@ -43,6 +47,7 @@ async def listening(limits: ConnectionLimits) -> AsyncIterator[NodeServer]:
     app.add_route("/", echo_length, methods=["POST"])
     app.add_route("/talk", talk, methods=["GET"])
     app.add_route("/refuse", refuse_unread, methods=["POST"])
+    app.add_route("/close", refuse_and_close, methods=["POST"])
     server = NodeServer(app, grace=timedelta(seconds=1), limits=limits)
     listener = socket.create_server(("127.0.0.1", 0))
     server.config.port = listener.getsockname()[1]
@@ -129,6 +134,38 @@ async def test_a_client_that_reads_no_answer_is_cut() -> None:
         await until(lambda: bool(server.server_state.tasks))
 
         await until(lambda: not server.server_state.connections and not server.server_state.tasks)
+
+
+ENDLESS = HEAD.replace(b"/ ", b"/close ") + b"Transfer-Encoding: chunked\r\n\r\n"
+CHUNK = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+
+
+async def test_a_client_that_still_sends_can_read_its_answer() -> None:
+    """Nothing resets its connection under it, and when it has read it is not waited for."""
+
+    def send_all_then_read(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(ENDLESS + CHUNK * 64)
+            return b"".join(iter(lambda: client.recv(65536), b""))
+
+    async with listening(ConnectionLimits(early=timedelta(seconds=60))) as server:
+        answer = await asyncio.to_thread(send_all_then_read, server.config.port)
+        await until(lambda: not server.server_state.connections)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_client_that_never_ends_is_cut() -> None:
+    """Though it was answered, and without its body having been read."""
+
+    async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+        writer.write(ENDLESS)
+        while True:
+            writer.write(CHUNK)
+            await writer.drain()
+
+    async with listening(ConnectionLimits(early=SOON)) as server, connected(server) as (_, writer):
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(send_for_ever(writer), timeout=5)
 
 
 async def test_connections_are_counted() -> None:
