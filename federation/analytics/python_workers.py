@@ -18,3 +18,11 @@ def spare_worker() -> None:
             del sys.path_importer_cache[place]
     if gc.get_freeze_count() == 0:
         gc.freeze()
+
+
+class SparesWorker:
+    """Spares the worker that it arrives in."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        spare_worker()

@@ -32,7 +32,7 @@ from db.url import parse_url
 from federation.analytics.arrow_columns import to_batch
 from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS
 from federation.analytics.pushdown import Bound, between, can_push, condition
-from federation.analytics.python_workers import spare_worker
+from federation.analytics.python_workers import SparesWorker, spare_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,15 +75,11 @@ TABLES: Final = {
 }
 
 
-class FederationSource(DataSource):
-    """One table of the application's database. It is made, and handed on, in Python workers only."""
+class FederationSource(SparesWorker, DataSource):
+    """One table of the application's database. It is made in Python workers only."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        spare_worker()
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
         spare_worker()
 
     @classmethod
@@ -111,7 +107,7 @@ class Part(InputPartition):
     high: Bound | None = None
 
 
-class TableReader(DataSourceReader):
+class TableReader(SparesWorker, DataSourceReader):
     """Reads parts of a table, each in one transaction, in batches as the database yields them.
 
     Parts see different moments; rows that are only ever added, as attempts are, are still read once each.
@@ -132,11 +128,6 @@ class TableReader(DataSourceReader):
         if self._table.time is None and (self._since or self._until):
             raise ValueError(f"{self._name} has no time that `since` and `until` could bound")
         self._filters: list[Filter] = []
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """It arrived in a Python worker."""
-        vars(self).update(state)
-        spare_worker()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """The database drops what it can; what Spark has to look at again is given back.

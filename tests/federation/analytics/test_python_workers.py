@@ -8,31 +8,36 @@ import zipfile
 from pathlib import Path
 
 SPARED = """
-import gc, importlib, sys, zipimport
+import gc, pickle, sys, zipimport
+from federation.analytics.source import TABLES, FederationSource, TableReader
+options = {"url": "sqlite:///x", "table": "server_registry"}
+reader = pickle.dumps(TableReader(options, TABLES["server_registry"].schema))
 sys.path.insert(0, sys.argv[1])
 import first
-from federation.analytics.python_workers import spare_worker
 
 def archives():
     return [place for place, finder in sys.path_importer_cache.items() if isinstance(finder, zipimport.zipimporter)]
 
 assert sys.argv[1] in archives()
-spare_worker()
+source = FederationSource(options)
 frozen = gc.get_freeze_count()
 assert archives() == []
 import second
 assert sys.argv[1] in archives()
-spare_worker()
+pickle.loads(reader)
 assert archives() == []
-print(first.name, second.name, 0 < gc.get_freeze_count() <= frozen)
+import third
+pickle.loads(pickle.dumps(source))
+assert archives() == []
+print(first.name, second.name, third.name, 0 < gc.get_freeze_count() <= frozen)
 """
 
 
-def test_archives_are_forgotten_until_they_are_needed(tmp_path: Path) -> None:
-    """Modules are still found in them; what was imported before is no garbage, what came later may be."""
+def test_a_source_and_a_reader_spare_the_worker_they_come_to(tmp_path: Path) -> None:
+    """Archives are forgotten, and modules still found in them; what was imported before is no garbage any more."""
     archive = tmp_path / "modules.zip"
     with zipfile.ZipFile(archive, "w") as file:
-        for name in ("first", "second"):
+        for name in ("first", "second", "third"):
             file.writestr(f"{name}.py", f"name = {name!r}")
     done = subprocess.run([sys.executable, "-c", SPARED, archive], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("first second True\n", "")
+    assert (done.stdout, done.stderr) == ("first second third True\n", "")

@@ -171,7 +171,8 @@ def test_a_time_without_end_is_null(postgres_only: str) -> None:
 READS_WITHOUT_US = """
 import pickle, sys
 sys.modules.update(dict.fromkeys(("federation", "db", "sqlmodel")))
-source = pickle.load(sys.stdin.buffer)
+make_source, options = pickle.load(sys.stdin.buffer)
+source = make_source(options)
 reader = source.reader(source.schema())
 print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)))
 """
@@ -181,7 +182,7 @@ def test_executors_need_nothing_of_ours(spark: SparkSession, database_url: str) 
     """What reads comes along: a process that can import neither `federation` nor `db` reads the table."""
     register(spark)
     fill(database_url, attempts(10, 2))
-    shipped = cloudpickle.dumps(FederationSource({"url": database_url, "table": ATTEMPTS}))
+    shipped = cloudpickle.dumps((FederationSource, {"url": database_url, "table": ATTEMPTS}))
     done = subprocess.run([sys.executable, "-c", READS_WITHOUT_US], input=shipped, capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"20\n"), done.stderr
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis.exceptions
 from redis.asyncio import Redis
 
-from tests.servers import ValkeyProcess
-from tests.workers.storage.bullmq_steps import ERROR, LEASES, PATIENCE, SHORT, all_blocked, claim_one, job, until
+from tests.workers.storage.bullmq_steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job, until
 from workers import JobState, StorageError
 from workers.errors import LossReason, Unsupported
 from workers.jobs import (
@@ -32,82 +29,8 @@ from workers.jobs import (
     Settlement,
     SettleStatus,
 )
-from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq_claims import code_outcome
-
-
-def test_it_is_a_storage(redis_url: str) -> None:
-    """The type checker and `limits` agree on what this is."""
-    storage: Storage = BullMQStorage(redis_url, "q")
-    assert storage.queue == "q"
-    assert (storage.limits.clock, storage.limits.recovery_passes) == ("client", 2)
-
-
-# Targets
-
-
-async def test_a_client_without_text_replies_is_refused(redis_url: str) -> None:
-    """BullMQ's scripts answer text; the error says which setting is wrong."""
-    async with Redis.from_url(redis_url) as bytes_client:
-        with pytest.raises(StorageError, match="decode_responses=True"):
-            BullMQStorage(bytes_client)
-
-
-@pytest.mark.parametrize("target", ["http://example.org", "", "sqlite:///x", 7])
-def test_other_targets_are_refused(target: Any) -> None:
-    """What is no Redis is refused before anything is asked of it."""
-    with pytest.raises(StorageError):
-        BullMQStorage(target)
-
-
-async def test_a_lent_client_stays_open(redis_url: str, client: Any) -> None:
-    """The storage uses the client's settings and never its connections."""
-    storage = BullMQStorage(client, f"test-{uuid.uuid4().hex}")
-    await storage.connect()
-    await client.client_setname("lent")
-    await storage.enqueue([job("a")])
-    await storage.disconnect()
-    assert await client.client_getname() == "lent"
-
-
-async def test_both_forms_of_url(own_server: ValkeyProcess) -> None:
-    """`bullmq+redis://` is the same server, and `?queue=` names the queue unless the argument does."""
-    storage = BullMQStorage(f"bullmq+{own_server.url}?queue=named")
-    assert storage.queue == "named"
-    await storage.connect()
-    await storage.enqueue([job("a")])
-    await storage.disconnect()
-    same = BullMQStorage(own_server.url, "named")
-    await same.connect()
-    assert (await claim_one(same)).job_id == "a"
-    await same.disconnect()
-    assert BullMQStorage(f"{own_server.url}?queue=named", "other").queue == "other"
-
-
-async def test_a_password_is_never_shown(own_server: ValkeyProcess) -> None:
-    """Neither the repr nor the error of a refused log-in has the URL's password."""
-    storage = BullMQStorage(own_server.url.replace("//", "//user:hunter2@"))
-    assert "hunter2" not in repr(storage)
-    with pytest.raises(StorageError, match="refused the log-in") as caught:
-        await storage.connect()
-    assert "hunter2" not in str(caught.value)
-
-
-async def test_verbs_need_a_connection(redis_url: str) -> None:
-    """A verb before `connect` says what is missing."""
-    with pytest.raises(StorageError, match="connect"):
-        await BullMQStorage(redis_url).counts()
-
-
-async def test_foreign_keys_are_reported(storage: BullMQStorage, client: Any) -> None:
-    """Keys of another type in the queue's place are an error that retrying will not cure."""
-    await client.set(f"bull:{storage.queue}:wait", "x")
-    with pytest.raises(StorageError, match="WRONGTYPE"):
-        await storage.claim("w", leases=LEASES, limit=1)
-    with pytest.raises(StorageError):
-        await storage.enqueue([job("a")])
-
 
 # Settling: every code of the scripts, made by the state that causes it
 
@@ -420,94 +343,6 @@ async def test_a_parent_is_not_completed_before_its_children(storage: BullMQStor
     with pytest.raises(StorageError, match="children"):
         await storage.complete("a", b"1")
     assert await storage.result("a") is None
-
-
-# Waiting
-
-
-async def test_a_cancelled_wait_hands_on_what_it_popped(storage: BullMQStorage, client: Any, redis_url: str) -> None:
-    """A waiter cancelled while its wake-up is on the way wakes the next waiter instead."""
-    waits = [asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60))) for _ in range(2)]
-    await until(lambda: all_blocked(client, 2))
-    with redis.Redis.from_url(redis_url) as now:  # blocks this loop: nobody here has read the answer yet
-        now.zadd(f"bull:{storage.queue}:marker", {"0": 0})
-        assert not now.exists(f"bull:{storage.queue}:marker")
-    woken = [wait for wait in waits if not wait.cancel()]
-    assert woken == []
-    await asyncio.gather(*waits, return_exceptions=True)
-    assert await client.exists(f"bull:{storage.queue}:marker")
-
-
-async def test_cancelling_at_any_moment_wakes_the_next(storage: BullMQStorage) -> None:
-    """Whenever a waiter is cancelled, a job that arrived wakes another at once."""
-    for round_number in range(40):
-        first = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
-        await asyncio.sleep(0.0003 * (round_number % 10))
-        added = asyncio.create_task(storage.enqueue([job(f"job-{round_number}")]))
-        await asyncio.sleep(0.0002 * (round_number % 7))
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await added
-        async with asyncio.timeout(2):
-            await storage.wait(("*",), timeout=timedelta(seconds=60))
-        await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
-
-
-async def test_a_waiter_that_leaves_hands_on_the_due_time(storage: BullMQStorage) -> None:
-    """The one waiter that popped the mark of a delayed job puts it back when it stops waiting."""
-    first = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
-    second = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
-    await asyncio.sleep(0.05)
-    await storage.enqueue([job("soon", delay=timedelta(milliseconds=300))])
-    await asyncio.sleep(0.05)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    async with asyncio.timeout(2):
-        await second
-    assert (await claim_one(storage)).job_id == "soon"
-
-
-async def test_a_lost_marker_does_not_hide_a_job(storage: BullMQStorage, client: Any) -> None:
-    """A waiter that was killed with the marker in its hand costs nobody a job: the next one looks for itself."""
-    await storage.enqueue([job("a")])
-    await client.delete(f"bull:{storage.queue}:marker")
-    async with asyncio.timeout(2):
-        await storage.wait(("*",), timeout=timedelta(seconds=60))
-
-
-@pytest.mark.parametrize(
-    "meta",
-    [{"paused": "1"}, {"concurrency": "0"}, {"max": "1", "duration": "60000"}],
-    ids=lambda meta: next(iter(meta)),
-)
-async def test_a_wait_for_what_may_not_run_does_not_spin(
-    storage: BullMQStorage, client: Any, meta: dict[str, str]
-) -> None:
-    """Jobs behind a pause, a concurrency limit or a rate limit set in Node are no reason to wake."""
-    key = f"bull:{storage.queue}"
-    await storage.enqueue([job("a"), job("b")])
-    await client.hset(f"{key}:meta", mapping=meta)
-    await client.set(f"{key}:limiter", 1, px=60_000)
-    await client.delete(f"{key}:marker")
-    assert await storage.claim("w", leases=LEASES, limit=1) == []
-    started = asyncio.get_running_loop().time()
-    await storage.wait(("*",), timeout=timedelta(milliseconds=200))
-    assert asyncio.get_running_loop().time() - started >= 0.2
-
-
-async def test_an_idle_wait_asks_next_to_nothing(own_server: ValkeyProcess) -> None:
-    """While nothing happens, a waiting worker sends no command."""
-    storage = BullMQStorage(own_server.url)
-    await storage.connect()
-    waiting = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
-    async with Redis.from_url(own_server.url, decode_responses=True) as client:
-        await until(lambda: all_blocked(client, 1))
-        before = (await client.info("stats"))["total_commands_processed"]
-        await asyncio.sleep(0.5)
-        assert (await client.info("stats"))["total_commands_processed"] - before == 1, "the first INFO itself"
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await storage.disconnect()
 
 
 # Events and cancelling
