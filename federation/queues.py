@@ -210,7 +210,7 @@ def keyless_redis_url(settings: Settings) -> str | None:
     chosen = plain(settings.queue_url) or ""
     if not chosen.startswith(BULL_SCHEMES):
         return bullmq_url(settings)
-    from workers.storage.redis_server import take_parameter
+    from workers.storage.on_redis.server import take_parameter
 
     return take_parameter(chosen.removeprefix("bull+"), "dialect")[0]
 

@@ -19,8 +19,8 @@ from workers import StorageUnavailable, Worker, WorkerEvent
 from workers.events import WorkerEventKind
 from workers.handlers import Job
 from workers.jobs import Completed
-from workers.storage import file_journal
 from workers.storage.base import Storage
+from workers.storage.file import journal as file_journal
 from workers.storage.urls import open_storage
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ PRELOADED: Final = (
     "tests.chaos.children",
     "workers.storage.bull",
     "workers.storage.redis",
-    "workers.storage.sql_postgres",
+    "workers.storage.sql.postgres.database",
     "sqlalchemy.dialects.sqlite.pysqlite",
     "sqlalchemy.dialects.postgresql.psycopg",
 )

@@ -22,7 +22,7 @@ from tests.interop.bull_jobs import Obedient
 from tests.workers.running import AT_ONCE
 from workers import Worker
 from workers.storage.bull import BullStorage
-from workers.storage.bull_codec import Dialect
+from workers.storage.bull.codec import Dialect
 
 ROOT = Path(__file__).resolve().parents[2]
 OFTEN = 1_000_000

@@ -12,7 +12,7 @@ from tests.interop.patience import PATIENCE_SECONDS, eventually
 from workers import JobStatus, NewJob
 from workers.jobs import Claim, ErrorInfo, JobOutcome
 from workers.storage.bull import BullStorage
-from workers.storage.bull_codec import Dialect
+from workers.storage.bull.codec import Dialect
 
 DIALECTS: Final[dict[str, Dialect]] = {"1.0.0": "B", "1.1.3": "C"}
 """Of Bull's versions, as far as npm has them."""

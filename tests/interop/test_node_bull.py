@@ -16,8 +16,7 @@ from tests.interop.peer import BullPeer
 from tests.workers.running import AT_ONCE, running
 from workers import JobState, RetryPolicy, Worker
 from workers.jobs import Completed, Failed, OutcomeKind, Retried, SettleStatus
-from workers.storage.bull import BullStorage
-from workers.storage.bull_options import BullJob
+from workers.storage.bull import BullJob, BullStorage
 
 
 async def test_a_node_job_is_read(queue: BullStorage, peer: BullPeer) -> None:

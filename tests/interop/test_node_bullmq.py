@@ -25,7 +25,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.node_values import FOREVER
+from workers.storage.on_redis.node_values import FOREVER
 
 LEASES = {"*": timedelta(seconds=30)}
 HOUR = timedelta(hours=1)

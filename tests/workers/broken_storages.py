@@ -32,10 +32,10 @@ from workers.jobs import (
 )
 from workers.storage.base import TOMBSTONE
 from workers.storage.broadcast import BufferedSubscription
-from workers.storage.memory import MemoryStorage
-from workers.storage.memory_jobs import Job, JobTable
-from workers.storage.memory_marks import Mark
-from workers.storage.memory_space import MemoryQueue, MemorySpace
+from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory.jobs import Job, JobTable
+from workers.storage.memory.keys import Mark
+from workers.storage.memory.space import MemoryQueue
 
 APPLIED = SettleOutcome(status=SettleStatus.APPLIED)
 YEARS = timedelta(days=3650)

@@ -29,8 +29,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import Storage
-from workers.storage.memory import MemoryStorage
-from workers.storage.memory_space import MemorySpace
+from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Fault, Faults, RandomFaults, counting, faulty
 from workers.testing.steps import claim_one, job, state

@@ -13,9 +13,8 @@ from workers.errors import StorageUnavailable, Unsupported
 from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState, NewJob
 from workers.storage.base import Storage
 from workers.storage.broadcast import BUFFER, Broadcast
-from workers.storage.line import Line
-from workers.storage.memory import MemoryStorage
-from workers.storage.memory_space import MemorySpace
+from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory.line import Line
 from workers.testing.faults import counting, faulty
 
 LEASES = {"*": timedelta(minutes=1)}

@@ -20,10 +20,11 @@ from redis.asyncio import Redis
 from tests.workers import broken_storages as broken
 from tests.workers.harnesses import FileHarness, RedisHarness, SqliteHarness
 from workers.clock import ManualClock
-from workers.storage import bull_lua, redis_lua
 from workers.storage.base import Limits, Storage
 from workers.storage.bull import BullStorage
+from workers.storage.bull import scripts as bull_lua
 from workers.storage.memory import MemoryStorage
+from workers.storage.redis import scripts as redis_lua
 from workers.testing import Harness, MemoryHarness
 from workers.testing.expected import ExpectedJob
 from workers.testing.model import StorageMachine

@@ -20,8 +20,7 @@ from workers.queue import JobSpec, Queue, content_id
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde
 from workers.storage.base import Storage
-from workers.storage.memory import MemoryStorage
-from workers.storage.memory_space import MemorySpace
+from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty

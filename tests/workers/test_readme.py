@@ -46,7 +46,7 @@ def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
     """The README's way to certify a storage runs as it stands and prints a certificate."""
     storage = (
         "from workers.storage.memory import MemoryStorage\n"
-        "from workers.storage.memory_space import MemorySpace\n"
+        "from workers.storage.memory import MemorySpace\n"
         "space = MemorySpace()\n"
         "class MyStorage(MemoryStorage):\n"
         "    def __init__(self, url, queue): super().__init__(space, queue)\n"

@@ -37,8 +37,7 @@ from workers.bounds import MAX_ATTEMPTS
 from workers.jobs import UNCOUNTED_RETRIES, OutcomeKind
 from workers.kv import Key, KvStore
 from workers.kv.redis import RedisKvStore
-from workers.storage.memory import MemoryStorage
-from workers.storage.memory_space import MemorySpace
+from workers.storage.memory import MemorySpace, MemoryStorage
 
 HOUR = timedelta(hours=1)
 PREFIX = ("_federation", "task_deduplication")

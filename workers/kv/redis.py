@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from workers.errors import StorageError
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
-from workers.storage.redis_lua import Script
-from workers.storage.redis_server import Reply, Server
+from workers.storage.on_redis.server import Reply, Server
+from workers.storage.redis.scripts import Script
 
 
 def _script(text: str) -> Script:

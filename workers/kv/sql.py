@@ -21,9 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from workers.clock import Clock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
-from workers.storage.sql import parse_target
-from workers.storage.sql_database import Database
-from workers.storage.sql_rows import Transaction, milliseconds
+from workers.storage.sql.database import Database
+from workers.storage.sql.rows import Transaction, milliseconds
+from workers.storage.sql.storage import parse_target
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from weakref import WeakValueDictionary
 
 from workers.errors import StorageError
 from workers.storage.base import Storage
-from workers.storage.memory import MemoryStorage
-from workers.storage.memory_space import MemorySpace
+from workers.storage.memory import MemorySpace, MemoryStorage
 
 DEFAULT_QUEUE: Final = "default"
 

@@ -18,8 +18,7 @@ from typing import Self
 
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
-from workers.storage.memory import MemoryStorage
-from workers.storage.memory_space import MemorySpace
+from workers.storage.memory import MemorySpace, MemoryStorage
 
 
 class Harness(ABC):

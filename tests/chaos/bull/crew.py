@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.interop.bull_child import Order, bull_child
 from tests.interop.peer import bull_peer
-from workers.storage.bull_codec import Dialect
+from workers.storage.bull.codec import Dialect
 
 OFTEN: Final = 1_000_000
 CONCURRENCY: Final = 3

@@ -30,7 +30,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq_claims import code_outcome
+from workers.storage.bullmq.claims import code_outcome
 
 # Settling: every code of the scripts, made by the state that causes it
 

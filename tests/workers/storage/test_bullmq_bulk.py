@@ -13,9 +13,9 @@ import redis
 from tests.workers.storage.bullmq_steps import ERROR, LEASES, job
 from workers import JobState
 from workers.jobs import Failed
-from workers.storage import bullmq_jobs
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq_server import Contended, Server
+from workers.storage.bullmq import jobs as bullmq_jobs
+from workers.storage.bullmq.server import Contended, Server
 
 PATIENCE = timedelta(seconds=5)
 IDS = [f"job-{number}" for number in range(250)]

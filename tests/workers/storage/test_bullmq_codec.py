@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from workers.jobs import DROP, ErrorInfo, NewJob, Retention
 from workers.retry import RetryPolicy
-from workers.storage import bullmq_codec as codec
-from workers.storage import node_values
+from workers.storage.bullmq import codec
+from workers.storage.on_redis import node_values
 
 NASTY_IDS = (
     *("0", "7", "0:0", "0:123", "1:2", "meta", "wait", "id", "de", "workers", "workers:seen", "stalled-check"),

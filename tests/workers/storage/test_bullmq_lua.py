@@ -12,7 +12,7 @@ from bullmq.redis_connection import SCRIPT_DEFINITIONS, RedisConnection
 from bullmq.scripts import Scripts
 from redis.asyncio import Redis
 
-from workers.storage.bullmq_lua import SCRIPTS, Command, QueueScripts, scripts
+from workers.storage.bullmq.scripts import SCRIPTS, Command, QueueScripts, scripts
 
 OURS = QueueScripts("q", "bull")
 NOW = 1_800_000_000_000

@@ -29,8 +29,8 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq_lua import scripts
-from workers.storage.bullmq_server import translate
+from workers.storage.bullmq.scripts import scripts
+from workers.storage.bullmq.server import translate
 
 
 async def test_scripts_lost_by_the_server_are_loaded_again(own_server: ValkeyProcess) -> None:

@@ -41,21 +41,19 @@ from workers.jobs import (
     Released,
     SettleStatus,
 )
-from workers.storage import (
-    sql_caller,
-    sql_claim,
-    sql_enqueue,
-    sql_events,
-    sql_leases,
-    sql_manage,
-    sql_marks,
-    sql_records,
-    sql_schema,
-    sql_settle,
-    sql_sqlite,
-)
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
+from workers.storage.sql import caller as sql_caller
+from workers.storage.sql import keys as sql_marks
+from workers.storage.sql import manage as sql_manage
+from workers.storage.sql import records as sql_records
+from workers.storage.sql import schema as sql_schema
+from workers.storage.sql.sqlite import claim as sql_claim
+from workers.storage.sql.sqlite import database as sql_sqlite
+from workers.storage.sql.sqlite import enqueue as sql_enqueue
+from workers.storage.sql.sqlite import events as sql_events
+from workers.storage.sql.sqlite import leases as sql_leases
+from workers.storage.sql.sqlite import settle as sql_settle
 from workers.testing import Case, all_cases, run
 
 MINUTE = timedelta(minutes=1)

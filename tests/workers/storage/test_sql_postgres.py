@@ -40,10 +40,11 @@ from workers.jobs import (
     Retried,
     SettleStatus,
 )
-from workers.storage import sql_postgres_steps, sql_rows
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
-from workers.storage.sql_errors import translate
+from workers.storage.sql import rows as sql_rows
+from workers.storage.sql.errors import translate
+from workers.storage.sql.postgres import steps as sql_postgres_steps
 
 MINUTE = timedelta(minutes=1)
 ANY = {"*": MINUTE}

@@ -10,7 +10,7 @@ import redis
 
 from tests.workers.manual import ROOT
 
-DOCUMENT = ROOT / "workers" / "storage" / "bull.md"
+DOCUMENT = ROOT / "workers" / "storage" / "bull" / "PROTOCOL.md"
 
 
 def test_the_arithmetic_is_right() -> None:

@@ -8,7 +8,7 @@ from tests.workers.storage.bull.steps import NodeBull, claim_one, claimed, job
 from workers.errors import Unsupported
 from workers.jobs import Completed, Continued, SettleStatus
 from workers.storage.bull import BullStorage
-from workers.storage.bull_codec import RESERVED_IDS
+from workers.storage.bull.codec import RESERVED_IDS
 
 LOCKS = ["a:lock", ":lock", "~x:lock"]
 NUMBERS = ["0", "123", "007", "9" * 40]

@@ -23,7 +23,7 @@ from tests.workers.storage.bull.steps import (
 )
 from workers.jobs import Completed, Failed, JobEventKind, ProgressReport, Retried
 from workers.storage.bull import BullStorage
-from workers.storage.bull_lua import EMITTER
+from workers.storage.bull.scripts import EMITTER
 
 CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue"]
 

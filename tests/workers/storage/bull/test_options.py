@@ -12,9 +12,8 @@ from tests.workers.running import AT_ONCE, done, forever, outcome, running
 from tests.workers.storage.bull.steps import ERROR, HOUR, NodeBull, claim_one, job
 from workers.jobs import DROP, Completed, Continued, OutcomeKind, Retried
 from workers.retry import RetryPolicy
-from workers.storage.bull import BullStorage
-from workers.storage.bull_options import BullJob
-from workers.storage.node_values import from_ms
+from workers.storage.bull import BullJob, BullStorage
+from workers.storage.on_redis.node_values import from_ms
 from workers.worker import Worker
 
 

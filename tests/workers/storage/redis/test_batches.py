@@ -15,7 +15,7 @@ from workers.jobs import (
     Completed,
     SettleStatus,
 )
-from workers.storage import portions
+from workers.storage.on_redis import batches
 from workers.storage.redis import RedisStorage
 
 
@@ -58,7 +58,7 @@ async def test_results_are_read_in_bounded_steps(storage: RedisStorage) -> None:
 
 async def test_large_batches_are_sent_in_portions(storage: RedisStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer stands in its place, however the batch was cut."""
-    monkeypatch.setattr(portions, "PORTION_BYTES", 100)
+    monkeypatch.setattr(batches, "PORTION_BYTES", 100)
     jobs = [job(f"job-{number}", payload=bytes(number * 9)) for number in range(20)]
     assert [result.id for result in await storage.enqueue(jobs)] == [one.id for one in jobs]
     claims = await storage.claim("w", leases=LEASES, limit=20)

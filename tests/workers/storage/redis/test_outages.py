@@ -30,7 +30,7 @@ from workers.jobs import (
     JobEventKind,
     SettleStatus,
 )
-from workers.storage import redis_listener
+from workers.storage.on_redis import listener as redis_listener
 from workers.storage.redis import RedisStorage
 
 EVENTS: dict[str, Callable[[RedisStorage, Claim], Awaitable[object]]] = {"events": lambda storage, _: enter(storage)}

@@ -1,0 +1,6 @@
+"""Jobs in queues of Bull 1.x, which Node processes work on at the same time; see PROTOCOL.md."""
+
+from workers.storage.bull.options import BullJob
+from workers.storage.bull.storage import BullStorage
+
+__all__ = ["BullJob", "BullStorage"]

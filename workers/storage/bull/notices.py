@@ -1,0 +1,113 @@
+"""What is published about one Bull queue, by us and by Node.
+
+Theory of operation. Waiters listen on the channels where Bull says that a job was added or is delayed, and that the
+queue goes on; what is said there does not matter, they look. Not everything is said: a retry at once, a promotion by
+hand and a job that stalled are not, so waiters also look by themselves. A busy worker does not wait; a wake-up for
+nobody ends that subscription, because each added job is one message.
+
+Events of ours are on a channel of ours, many in one message. Node of dialect C tells of its own, one at a time, on
+channels without the prefix of the keys. There we tell Node of ours, too, all of us under one name, by which our own are
+known and passed over. Whatever is no event of Node is passed over as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from workers.jobs import JobEventKind
+from workers.storage.bull.codec import decode_id
+from workers.storage.bull.scripts import EMITTER, QueueScripts
+from workers.storage.on_redis.node_values import whole
+from workers.storage.on_redis.notices import Event, QueueNotices
+from workers.storage.redis.codec import unpack
+from workers.storage.redis.notices import KINDS
+
+NODE_KINDS: Final[Mapping[str, JobEventKind]] = {
+    "waiting": JobEventKind.QUEUED,
+    "stalled": JobEventKind.QUEUED,
+    "progress": JobEventKind.PROGRESS,
+    "completed": JobEventKind.COMPLETED,
+    "failed": JobEventKind.FAILED,
+}
+
+LINGER_SECONDS: Final = 1.0
+"""How long wake-ups are heard that nobody waits for."""
+MOST_BYTES: Final = 16 << 20
+"""The longest message of Node's that is read."""
+
+
+class Notices(QueueNotices):
+    """The wake-ups and events of one queue; `ends` tells how jobs ended, for those who may have missed it."""
+
+    def __init__(
+        self, queue: QueueScripts, ends: Callable[[Sequence[str]], Awaitable[Sequence[JobEventKind | None]]]
+    ) -> None:
+        super().__init__(queue.server, repr(queue.base))
+        self._queue = queue
+        self._ends = ends
+        self._waited_at = 0.0  # when the last waiter so far went, on the monotonic clock
+
+    @property
+    def wake_channels(self) -> tuple[bytes, ...]:
+        return tuple(self._queue.base + name for name in (b"jobs", b"delayed", b"paused"))
+
+    @property
+    def event_channels(self) -> tuple[bytes, ...]:
+        names = NODE_KINDS if self._queue.dialect == "C" else ()
+        return self._queue.own_channel("events"), *(f"{name}@{self._queue.queue}".encode() for name in names)
+
+    @property
+    def cancel_channel(self) -> bytes:
+        return self._queue.own_channel("cancels")
+
+    @contextmanager
+    def bell(self, names: Collection[str]) -> Iterator[asyncio.Event]:
+        with super().bell(names) as rung:
+            try:
+                yield rung
+            finally:
+                self._waited_at = time.monotonic()
+
+    def heard(self, channel: bytes, body: bytes) -> bool:
+        if channel in self.wake_channels and not self._bells:
+            return time.monotonic() - self._waited_at < LINGER_SECONDS
+        return super().heard(channel, body)
+
+    def read_names(self, body: bytes) -> Collection[bytes]:
+        return ()
+
+    def read_events(self, channel: bytes, body: bytes) -> Iterable[Event]:
+        if channel != self.event_channels[0]:
+            yield from _events_of_node(channel, body)
+            return
+        try:
+            events = unpack(body)
+            found = [(KINDS[kind], decode_id(raw)) for kind, raw in zip(events[::2], events[1::2], strict=True)]
+        except Exception:  # of whatever kind msgpack and foreign bytes bring about: this is nothing of ours
+            return
+        yield from found
+
+    def read_id(self, body: bytes) -> str:
+        return decode_id(body)
+
+    async def ends(self, ids: Sequence[str]) -> Sequence[JobEventKind | None]:
+        return await self._ends(ids)
+
+
+def _events_of_node(channel: bytes, body: bytes) -> Iterator[Event]:
+    """The event in a message of Node's: `[who, job, ...]`, with the id among the job's options."""
+    try:
+        message = json.loads(body) if len(body) <= MOST_BYTES else None
+    except (ValueError, RecursionError):
+        return
+    match message:
+        case [emitter, {"opts": {"jobId": str() | int() as raw}} as job, *_] if emitter != EMITTER:
+            kind = NODE_KINDS[channel.decode().partition("@")[0]]
+            if kind is JobEventKind.FAILED and whole(job.get("attemptsMade")) < whole(job.get("attempts")):
+                kind = JobEventKind.FAILING
+            yield kind, decode_id(str(raw).encode(errors="surrogatepass"))

@@ -1,0 +1,176 @@
+"""The options of a job as Bull 1.x keeps them, and back; pure. Junk reads as if it were not there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Final
+
+from workers.jobs import DROP, NewJob, Retention
+from workers.retry import RetryPolicy
+from workers.storage.on_redis.node_values import FOREVER, from_ms, number, to_ms, whole
+
+_CACHED_BYTES: Final = 2_048
+"""The longest options that are kept read."""
+
+
+LONGEST_DELAY: Final = timedelta(days=24)
+"""Node's timers overflow beyond 2^31 ms: what is to happen then would happen at once, or have every process spin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BullJob(NewJob):
+    """A job with what only Bull knows, for `BullStorage.enqueue`; other storages take it for a plain one.
+
+    `timeout` bounds each run, in Node as here: one that takes longer has failed with "operation timed out". `lifo` has
+    the job run before those that wait already, and again so after a retry without delay.
+
+    Raises:
+        ValueError: a timeout that is not above 0 and up to 24 days; and as `NewJob`.
+    """
+
+    timeout: timedelta | None = None
+    lifo: bool = False
+
+    def __post_init__(self) -> None:
+        NewJob.__post_init__(self)  # not `super()`, which knows nothing of the class that `slots` makes
+        if self.timeout is not None and not timedelta(0) < self.timeout <= LONGEST_DELAY:
+            raise ValueError(
+                f"job {self.id!r}: a timeout is above 0 and up to {LONGEST_DELAY.days} days, which is as far as Node's"
+                f" timers go, not {self.timeout}"
+            )
+
+
+class BullBackoff(RetryPolicy):
+    """Bull's exponential back-off: `(2^n - 1) * delay` after the n-th failed run, without jitter or cap."""
+
+    def delay(self, attempt: int, **_: object) -> timedelta:
+        milliseconds = self.initial / timedelta(milliseconds=1)
+        return from_ms(round((2.0 ** min(attempt, 1_000) - 1) * milliseconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What a claim needs of a job's `opts`."""
+
+    keep_completed: Retention = FOREVER
+    keep_failed: Retention = FOREVER
+    priority: int = 0
+    chain_index: int = 0
+    backoff: RetryPolicy | None = None
+    timeout: timedelta | None = None
+    corrupt: bool = False
+
+
+def write_options(job: NewJob, raw: str | None) -> bytes:
+    """The options in JSON, with the id in front where Node keeps one there."""
+    timeout, lifo = (job.timeout, job.lifo) if isinstance(job, BullJob) else (None, False)
+    kept = (job.keep_completed, job.keep_failed)
+    options = _own_options(
+        job.max_attempts, job.delay, *kept, job.priority, job.chain_index, job.backoff, timeout, lifo=lifo
+    )
+    return options if raw is None else b'{"jobId":"%b",%b' % (raw.encode(), options[1:])
+
+
+@lru_cache(512)
+def _own_options(
+    attempts: int,
+    delay: timedelta,
+    keep_completed: Retention,
+    keep_failed: Retention,
+    priority: int,
+    chain_index: int,
+    backoff: RetryPolicy | None,
+    timeout: timedelta | None,
+    *,
+    lifo: bool,
+) -> bytes:
+    """Our options behind the id's. What Bull has no word for is in the member `workers`, which Node keeps as it is."""
+    ours: dict[str, object] = {"keepCompleted": keep_ms(keep_completed), "keepFailed": keep_ms(keep_failed)}
+    options: dict[str, object] = {"attempts": attempts, "workers": ours}
+    if keep_completed is DROP:
+        options["removeOnComplete"] = True
+    if delay:
+        options["delay"] = max(1, to_ms(delay))
+    if timeout is not None:
+        options["timeout"] = max(1, to_ms(timeout))
+    if lifo:
+        options["lifo"] = True
+    if priority:
+        ours["priority"] = priority
+    if chain_index:
+        ours["chainIndex"] = chain_index
+    if backoff is not None:
+        kind = "fixed" if backoff.multiplier == 1 else "exponential"
+        options["backoff"] = {"type": kind, "delay": to_ms(backoff.initial)}
+        ours["backoff"] = [to_ms(backoff.initial), backoff.multiplier, to_ms(backoff.maximum), backoff.jitter]
+    return json.dumps(options, separators=(",", ":")).encode()
+
+
+def keep_ms(keep: Retention) -> int:
+    """Milliseconds, 0 for `DROP`."""
+    return 0 if keep is DROP else max(1, to_ms(keep))
+
+
+def read_options(raw: bytes, text: bytes | None) -> JobOptions:
+    """The options of a job; those of ours differ but by the id, which stands in front."""
+    head = b'{"jobId":"%b",' % raw
+    if not text:
+        return JobOptions(corrupt=True)
+    rest = b"{" + text[len(head) :] if text.startswith(head) else text
+    return _parsed(rest) if len(rest) <= _CACHED_BYTES else _parsed.__wrapped__(rest)
+
+
+@lru_cache(1_024)
+def _parsed(text: bytes) -> JobOptions:
+    try:
+        options = json.loads(text.decode(errors="surrogateescape"))
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        return JobOptions(corrupt=True)
+    found = options.get("workers")
+    ours = found if isinstance(found, dict) else {}
+    dropped = options.get("removeOnComplete") is True
+    return JobOptions(
+        keep_completed=DROP if dropped else _retention(ours.get("keepCompleted")),
+        keep_failed=_retention(ours.get("keepFailed")),
+        priority=whole(ours.get("priority")),
+        chain_index=whole(ours.get("chainIndex")),
+        backoff=_own_backoff(ours.get("backoff")) or _node_backoff(options.get("backoff")),
+        timeout=_timeout(options.get("timeout")),
+    )
+
+
+def _retention(value: object) -> Retention:
+    milliseconds = number(value)
+    return FOREVER if milliseconds is None else from_ms(milliseconds) or DROP
+
+
+def _timeout(value: object) -> timedelta | None:
+    """As Bull, which has none for 0 and counts in whole milliseconds; what is no number would fail every run there."""
+    milliseconds = number(value)
+    return from_ms(max(1, milliseconds)) if milliseconds else None
+
+
+def _own_backoff(value: object) -> RetryPolicy | None:
+    numbers = [number(one) for one in value] if isinstance(value, list) and len(value) == 4 else []
+    initial, multiplier, maximum, jitter = numbers or (None,) * 4
+    if initial is None or multiplier is None or maximum is None or jitter is None:
+        return None
+    return RetryPolicy(
+        initial=from_ms(initial), multiplier=max(1.0, multiplier), maximum=from_ms(maximum), jitter=min(jitter, 1.0)
+    )
+
+
+def _node_backoff(value: object) -> RetryPolicy | None:
+    """A fixed number of milliseconds, or one of Bull's two kinds; None for a kind only its own worker knows."""
+    backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
+    delay = number(backoff.get("delay"))
+    kinds = {"fixed": RetryPolicy, "exponential": BullBackoff}
+    kind = kinds.get(str(backoff.get("type")))
+    if value is None or kind is None or delay is None:
+        return None
+    return kind(initial=from_ms(delay), multiplier=1.0, maximum=FOREVER, jitter=0)

@@ -1,0 +1,56 @@
+"""The Lua of the Bull storage: one script per transition, each put together from the files in `lua`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final
+
+from workers.storage.on_redis.server import Reply, Server
+from workers.storage.redis.scripts import Script, assembled
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep"), ()
+    ),
+    **dict.fromkeys(("pause", "counts", "read", "result", "workers", "progress", "recover", "page", "adopt"), ()),
+    "enqueue": ("add",),
+    "claim": ("due",),
+    "renew": ("hold",),
+    "settle": ("add", "hold"),
+}
+"""Every script, and the files it needs beside `batched.lua`, `states.lua` and `queue.lua`, which come first."""
+
+EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
+"""Who all of us together are to Node processes, which hear only what others than themselves publish."""
+
+
+@cache
+def scripts() -> Mapping[str, Script]:
+    """Every script, by its name."""
+    return {name: assembled(__package__, "queue", *parts, name) for name, parts in PARTS.items()}
+
+
+def loaded_scripts() -> Sequence[Script]:
+    """What a server has to know before it is used."""
+    return tuple(scripts().values())
+
+
+class QueueScripts:
+    """The scripts of one queue on one server. All its keys begin with `base`, which ends with a colon."""
+
+    def __init__(self, server: Server, prefix: str, queue: str, dialect: str) -> None:
+        self.server = server
+        self.queue = queue
+        self.dialect = dialect
+        self.base = f"{prefix}:{queue}:".encode()
+        self._scripts = scripts()
+
+    def own_channel(self, name: str) -> bytes:
+        """A channel that Node does not know; one per database, because pub/sub knows none."""
+        return self.base + b"workers:%b@%d" % (name.encode(), self.server.database)
+
+    async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
+        """What the script answers; see `Server.call` for errors."""
+        about = (self.server.database, self.queue, self.dialect, EMITTER)
+        return await self.server.call(self._scripts[name], self.base, *about, *arguments)

@@ -1,0 +1,305 @@
+"""A Bull 1.x queue as a storage: Node processes that still run Bull 1.x work on it at the same time.
+
+Keys, fields and messages are Bull's own. What we keep beside them, and Node neither reads nor changes: in the hash of a
+job `name` (Bull 1.x has no names) and fields `workers:...`; in its options the member `workers`; and the keys
+`<prefix>:<queue>:workers:completed` and `...:failed` (which records expire when), `...:cancelled` (tombstones, for an
+hour) and `...:seen` (workers). Events are on channels `...:workers:events@<database>` and `...:cancels@<database>`.
+
+Each transition is one Lua script of ours, whole or not at all, and a batch is one round trip. Where Bull takes several
+steps, or forgets, ours do not: a job is taken off the line and locked in one step, ended and unlocked in one step,
+never put into the line of a paused queue, and never taken for abandoned at the first look (`recovery`).
+
+Jobs of Node are run as they are: they have the name `default`, a crash is no attempt of theirs, and their records stay
+for ever unless `removeOnComplete` says otherwise. Their back-off is kept, and their `timeout`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+from redis.asyncio import Redis
+
+from workers.errors import StorageError, Unsupported
+from workers.gathering import Gathering
+from workers.ids import check_text, new_id
+from workers.jobs import (
+    UNCOUNTED_RETRIES,
+    CancelResult,
+    Claim,
+    EnqueueResult,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    Page,
+    ProgressReport,
+    Recovery,
+    Retention,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+    WorkerInfo,
+    check_retention,
+)
+from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
+from workers.storage.bull import codec
+from workers.storage.bull.codec import (
+    TOKEN_HEAD_BYTES,
+    BullClaim,
+    Dialect,
+    known_dialect,
+    lease_ms,
+    raw_ids,
+)
+from workers.storage.bull.inspect import Inspector
+from workers.storage.bull.notices import Notices
+from workers.storage.bull.options import LONGEST_DELAY, keep_ms
+from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
+from workers.storage.bull.scripts import QueueScripts, loaded_scripts
+from workers.storage.on_redis.batches import AT_ONCE, portions
+from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.node_values import to_ms
+from workers.storage.on_redis.server import Reply, Server, parse_url, take_parameter
+from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
+from workers.storage.redis.codec import STATES, pack, unpack
+from workers.storage.rules import (
+    check_claim,
+    check_cleanable,
+    check_fits_redis,
+    refuse_deduplication,
+    refuse_transaction,
+    unfit_for_redis,
+    weight,
+)
+
+DEFAULT_QUEUE: Final = "default"
+SCHEME: Final = "bull+"
+
+LOOK_SECONDS: Final = 1.0
+"""How long a waiter trusts that it would be woken: Node does not say so each time."""
+
+
+class BullStorage(ScriptedStorage):
+    """One queue of Bull 1.x on Redis 6.2 or newer, or Valkey.
+
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bull+` in front) or a client, whose settings
+    are used and whose connections are left alone. A URL may name the queue by `?queue=`, and the dialect by
+    `&dialect=`, where the arguments do not. `dialect` says what the oldest Node process on the queue runs: "C", unless
+    told otherwise, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job that Node took must be seen
+    without a lock before it is recovered; the dialect has its own. `prefix` is Bull's. `timeout` bounds each call to
+    the server; past it the verb raises `StorageUnavailable`.
+
+    Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
+    counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.
+    `next_id` has one for every dialect. What is due is decided by the server's clock, and by Node's for what Node
+    delays or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued.
+
+    `enqueue` takes a `BullJob` for what the contract has no word for: a time limit per run, and last in, first out.
+
+    Raises:
+        StorageError: a target that is no Redis URL, or has an unknown dialect.
+        ValueError: an unknown dialect.
+    """
+
+    ids_at_once = 50  # each is looked for along all of the line
+    limits: Final = Limits(
+        clock="server",
+        durable=True,
+        processes="many",
+        wakeup_latency=timedelta(seconds=LOOK_SECONDS),
+        any_id=False,
+        name_filter=False,
+        ordering_keys=False,
+        deduplication=False,
+        priority_order=False,
+        longest_delay=LONGEST_DELAY,
+    )
+
+    def __init__(
+        self,
+        target: str | Redis,
+        queue: str = DEFAULT_QUEUE,
+        *,
+        dialect: Dialect | None = None,
+        prefix: str = "bull",
+        grace: timedelta | None = None,
+        timeout: timedelta = timedelta(seconds=5),
+    ) -> None:
+        if isinstance(target, str):
+            target, named = parse_url(target.removeprefix(SCHEME))
+            queue = named if named and queue == DEFAULT_QUEUE else queue
+            target, spoken = take_parameter(target, "dialect")
+            dialect = dialect or _spoken(spoken)
+        check_text("queue name", queue)
+        self._dialect = known_dialect(dialect or "C")
+        server = Server(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = QueueScripts(server, prefix, queue, self._dialect)
+        self._inspector = Inspector(self._lua, self._dialect)
+        self._recoverer = Recoverer(self._lua, self._dialect, GRACES[self._dialect] if grace is None else grace)
+        super().__init__(queue, server, Notices(self._lua, self._inspector.ends))
+        self._results = Gathering(self._inspector.results, RESULTS_AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"BullStorage(queue={self._name!r}, dialect={self._dialect!r})"
+
+    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
+        return await self._lua.run(script, *arguments)
+
+    async def _look(self, names: Collection[str]) -> float | None:
+        changes_in_ms = await self._lua.run("look")
+        if changes_in_ms is None:
+            return None
+        return min(int(changes_in_ms) / 1_000, LOOK_SECONDS) if int(changes_in_ms) >= 0 else LOOK_SECONDS
+
+    def _packed_ids(self, ids: Sequence[str]) -> bytes:
+        return self._inspector.names(ids)
+
+    def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
+        return self._raw(claim), codec.token_of(claim), lease_ms(claim.lease)
+
+    # Jobs
+
+    async def next_id(self) -> str:
+        """An id that no other job of the queue gets: beside A and B a number, as Bull's own producers take them."""
+        if self._dialect == "C":
+            return new_id()
+        [number] = await self._server.run([("INCR", self._lua.base + b"id")])
+        if isinstance(number, StorageError):
+            raise number
+        return str(number)
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions."""
+        refuse_transaction(connection, "BullStorage")
+        refuse_deduplication(jobs, "BullStorage")
+        for job in jobs:
+            check_fits_redis(job.id, job.payload)
+        encoded = [codec.encode_job(job, self._dialect) for job in jobs]  # all or none are of a kind Bull can keep
+        results: list[EnqueueResult] = []
+        pairs = list(zip(jobs, encoded, strict=True))
+        for some in portions(pairs, lambda pair: len(pair[0].payload)):
+            answer = unpack(await self._lua.run("enqueue", pack([one for _, one in some])))
+            for (job, _), found in zip(some, answer, strict=True):
+                if found == [0]:
+                    raise StorageError(f"job {job.id!r}: its key in Redis holds something else; remove that")
+                results.append(codec.enqueue_result(job, found))
+        return results
+
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released.
+
+        The names cannot be chosen; a name not in `leases` gets the longest of them.
+        """
+        check_claim(worker_id, leases)
+        if not leases or limit < 1:
+            return []
+        return [*await claimed(self._claim(worker_id, leases, limit), self.settle)]
+
+    async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[BullClaim]:
+        wanted: list[object] = [lease_ms(leases.get(ANY_NAME) or max(leases.values()))]
+        for name, lease in leases.items():
+            wanted += (name.encode(), lease_ms(lease))
+        claims: list[BullClaim] = []
+        while limit > len(claims):
+            head = os.urandom(TOKEN_HEAD_BYTES)
+            some = min(limit - len(claims), AT_ONCE)
+            answer, dropped = unpack(await self._lua.run("claim", worker_id.encode(), head.hex(), some, pack(wanted)))
+            report_dropped(self._name, dropped)
+            brought = list(codec.decode_claims(worker_id, head, answer))
+            claims += brought
+            if len(brought) < AT_ONCE:
+                break
+        return claims
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "BullStorage")
+        outcomes: dict[int, SettleOutcome] = {}
+        encoded: list[tuple[int, int, Sequence[object]]] = []
+        for at, settlement in enumerate(settlements):
+            unfit = unfit_for_redis(settlement)
+            try:
+                one = codec.encode_settlement(settlement, self._raw(settlement.claim), self._dialect)
+            except Unsupported as error:
+                unfit = SettleOutcome(status=SettleStatus.ERROR, detail=str(error))
+            if unfit is not None:
+                outcomes[at] = unfit
+            else:
+                encoded.append((at, weight(settlement), one))
+        for some in portions(encoded, lambda one: one[1]):
+            answer = unpack(await self._lua.run("settle", pack([one for _, _, one in some]), UNCOUNTED_RETRIES))
+            for (at, _, _), code in zip(some, answer, strict=True):
+                outcomes[at] = OUTCOMES[code]
+        return [outcomes[at] for at in range(len(settlements))]
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        for some in portions(reports):
+            values = [(codec.shown_progress(one.value), one.value) for one in some]
+            packed = [(*self._held(one.claim)[:2], *value) for one, value in zip(some, values, strict=True)]
+            await self._lua.run("progress", pack(packed))
+
+    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        return await self._recoverer.recover(limit, max_stalls)
+
+    async def sweep(self, limit: int) -> int:
+        return await self._inspector.sweep(limit)
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        return cancel_result(await self._lua.run("cancel", self._names(job_id), to_ms(TOMBSTONE)))
+
+    def _names(self, job_id: str) -> bytes:
+        packed: bytes = pack(raw_ids(job_id, self._dialect))
+        return packed
+
+    def _raw(self, claim: Claim) -> bytes:
+        if not isinstance(claim, BullClaim):
+            raise StorageError(f"job {claim.job_id!r}: this claim was made by another storage")
+        return claim.raw(self._dialect)
+
+    # Reading
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        return await self._inspector.status(ids)
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        return await self._results.ask(job_id)
+
+    async def counts(self) -> dict[JobState, int]:
+        return await self._inspector.counts()
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._inspector.workers()
+
+    # Management
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "BullStorage")
+        check_fits_redis(job_id, result)
+        returnvalue, exact = codec.encode_result(result)
+        kept = "" if keep is None else keep_ms(keep)
+        return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept))
+
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
+        check_cleanable(state)
+        return await self._inspector.clean(state, older_than, limit)
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        check_retention(ttl)
+        return bool(await self._lua.run("keep", self._names(job_id), keep_ms(ttl)))
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return await self._inspector.page(state, cursor, limit)
+
+
+def _spoken(dialect: str | None) -> Dialect | None:
+    try:
+        return None if dialect is None else known_dialect(dialect)
+    except ValueError as error:
+        raise StorageError(f"not the URL of a Bull queue: {error}") from None

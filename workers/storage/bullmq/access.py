@@ -1,0 +1,70 @@
+"""What every part of a BullMQ storage shares: the server, the queue's scripts, the clock, job records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from workers.storage.bullmq.codec import OWN_KEYS, raw_ids
+from workers.storage.bullmq.record import Record, reading, record
+from workers.storage.bullmq.scripts import QueueScripts
+from workers.storage.bullmq.server import Server
+from workers.storage.on_redis.node_values import to_ms
+from workers.storage.on_redis.server import Command
+from workers.storage.rules import WORKER_RECORD
+
+WORKER_RECORD_MS: Final = to_ms(WORKER_RECORD)
+SEEN_EVERY_MS: Final = 1_000
+KNOWN_WORKERS: Final = 1_000
+READ_AT_ONCE: Final = 500
+"""Jobs read in one transaction, during which the server serves nobody else."""
+
+
+class QueueAccess:
+    """One queue on one server."""
+
+    def __init__(self, server: Server, lua: QueueScripts) -> None:
+        self.server = server
+        self.lua = lua
+        self.workers_key = f"{lua.base}{OWN_KEYS}:seen"
+        self.cancels_key = f"{lua.base}{OWN_KEYS}:cancel-requests"
+        self._seen: dict[str, int] = {}
+
+    def now_ms(self) -> int:
+        """This client's clock, which is the one BullMQ goes by."""
+        return time.time_ns() // 1_000_000
+
+    def tombstone(self, raw: str) -> str:
+        """The key that says for an hour that a job was cancelled."""
+        return f"{self.lua.base}{OWN_KEYS}:cancelled:{raw}"
+
+    def seen(self, worker_id: str) -> list[Command]:
+        """Commands that note that the worker is alive; none if that was noted a moment ago."""
+        now_ms = self.now_ms()
+        if abs(now_ms - self._seen.get(worker_id, 0)) < SEEN_EVERY_MS:
+            return []
+        if len(self._seen) >= KNOWN_WORKERS:
+            self._seen.clear()
+        self._seen[worker_id] = now_ms
+        return [("ZADD", self.workers_key, now_ms, worker_id), ("PEXPIRE", self.workers_key, WORKER_RECORD_MS)]
+
+    async def records(self, raws: Sequence[str], now_ms: int) -> list[Record]:
+        """The jobs as they stand, each a consistent view."""
+        found: list[Record] = []
+        for start in range(0, len(raws), READ_AT_ONCE):
+            some = raws[start : start + READ_AT_ONCE]
+            replies = await self.server.run_atomic([reading(self.lua, raw) for raw in some])
+            found += [record(raw, answer, now_ms) for raw, answer in zip(some, replies, strict=True)]
+        return found
+
+    async def find(self, ids: Sequence[str]) -> list[Record]:
+        """The jobs of these public ids; of several that one id may mean the first that exists."""
+        candidates = [raw_ids(job_id) for job_id in ids]
+        records = iter(await self.records([raw for raws in candidates for raw in raws], self.now_ms()))
+        return [meant([next(records) for _ in raws]) for raws in candidates]
+
+
+def meant(candidates: Sequence[Record]) -> Record:
+    """The record of a public id, of the ids in Redis that it may stand for."""
+    return next((one for one in candidates if one.state is not None), candidates[0])

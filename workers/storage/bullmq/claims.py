@@ -1,0 +1,365 @@
+"""Claim, renew, settle and recover on BullMQ's structures.
+
+Theory of operation. A claim is BullMQ's lock: a string with our token that expires with the lease. Each verb is one
+pipeline of BullMQ's scripts, each of which is atomic; what a script refuses (a negative code) is looked at again with a
+second pipeline, which is rare. BullMQ takes a claim as lost when its lock has expired, even if nobody has recovered the
+job; our contract does not, so such a claim gets its lock back, under WATCH, and the settlement is repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from workers.errors import LossReason, StorageError, WorkersError
+from workers.jobs import (
+    DROP,
+    Claim,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    NewJob,
+    ProgressReport,
+    Recovery,
+    Released,
+    Renewal,
+    Retention,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+)
+from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
+from workers.storage.bullmq.codec import (
+    CANCEL_FIELD,
+    KEEP_FIELD,
+    SETTLED_FIELD,
+    UNCOUNTED_FIELD,
+    decode_id,
+    keep_jobs,
+    link_fields,
+)
+from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
+from workers.storage.bullmq.record import (
+    BullMQClaim,
+    Record,
+    cancel_mark,
+    loss,
+    make_claim,
+    reading,
+    record,
+    still_holds,
+    verdict,
+)
+from workers.storage.bullmq.server import Reply
+from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
+from workers.storage.on_redis.server import Command
+from workers.storage.rules import count_retry, unfit_for_redis
+
+APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
+
+NOT_HELD: Final = frozenset({-1, -2, -6})
+"""Codes of the scripts: no such job, no lock, another's lock."""
+NOT_ACTIVE: Final = -3
+REFUSALS: Final = {-4: "the job waits for its children in a flow", -9: "a child of the job in a flow has failed"}
+
+
+def code_outcome(code: Reply) -> SettleOutcome | None:
+    """What a script's answer means; None when the claim does not hold its job: the record must tell why."""
+    if isinstance(code, StorageError):
+        return SettleOutcome(status=SettleStatus.ERROR, detail=str(code))
+    if not isinstance(code, int) or code >= 0:
+        return APPLIED
+    if code in NOT_HELD:
+        return None
+    if code == NOT_ACTIVE:  # somebody moved the job without asking for its lock
+        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
+    detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
+    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
+
+
+ASKED_BLINDLY: Final = 1_000
+"""Jobs that are asked for before it is known how many there are."""
+
+
+class Claims:
+    """The part of a BullMQ storage that workers and reapers use."""
+
+    def __init__(self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]]) -> None:
+        self._queue = queue
+        self._enqueue = enqueue
+        self._lua = queue.lua
+        self._plentiful = False
+
+    async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released.
+
+        The names cannot be chosen; a name not in `leases` gets the longest of them.
+        """
+        return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
+
+    async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
+        # Each is a command of its own: beyond some, one looks first how many jobs there are.
+        asked = min(limit, ASKED_BLINDLY) if self._plentiful else 1
+        claims, left = await self._claim(worker_id, leases, asked)
+        # What was claimed must not be lost with a later step: without the second there are fewer claims, without the
+        # third some leases are longer than they had to be.
+        with contextlib.suppress(WorkersError):
+            if len(claims) == asked and (more := min(left, limit - asked)) > 0:
+                claims += (await self._claim(worker_id, leases, more))[0]
+            if len({claim.lease for claim in claims}) > 1:
+                await self._shorten(claims, max(leases.values()))
+        # An empty queue shall not be asked `limit` times over, a full one not in two steps.
+        self._plentiful = len(claims) == limit
+        return claims
+
+    async def _claim(
+        self, worker_id: str, leases: Mapping[str, timedelta], count: int
+    ) -> tuple[list[BullMQClaim], int]:
+        """Claims from one pipeline, and how many more jobs were waiting after it."""
+        now_ms = self._queue.now_ms()
+        longest = _lock_ms(max(leases.values()))
+        nonce = secrets.token_hex(8)
+        tokens = [f"{worker_id}:{nonce}{number:x}" for number in range(count)]
+        commands = [self._lua.claim(token, longest, now_ms) for token in tokens]
+        counts: list[Command] = [("LLEN", self._lua["wait"]), ("ZCARD", self._lua["prioritized"])]
+        replies = await self._queue.server.run(commands + counts + self._queue.seen(worker_id))
+        claims: list[BullMQClaim] = []
+        failure: StorageError | None = None
+        for token, reply in zip(tokens, replies, strict=False):
+            if isinstance(reply, StorageError):
+                failure = reply
+            elif isinstance(reply[0], list):
+                claims.append(make_claim(reply, token, worker_id, leases))
+        if failure is not None and not claims:
+            raise failure
+        return claims, whole(replies[count]) + whole(replies[count + 1])
+
+    async def _shorten(self, claims: Iterable[Claim], longest: timedelta) -> None:
+        """Jobs are locked before their names are known, with the longest lease; those with a shorter one get theirs."""
+        shorter = [claim for claim in claims if claim.lease < longest]
+        await self._queue.server.run(self._extensions(shorter))
+
+    def _extensions(self, claims: Iterable[Claim]) -> list[Command]:
+        by_lease: dict[timedelta, list[Claim]] = {}
+        for claim in claims:
+            by_lease.setdefault(claim.lease, []).append(claim)
+        return [
+            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], _lock_ms(lease))
+            for lease, group in by_lease.items()
+        ]
+
+    async def renew(self, claims: Sequence[Claim]) -> Renewal:
+        """See `Storage.renew`."""
+        if not claims:
+            return Renewal()
+        extensions = self._extensions(claims)
+        marks: list[Command] = [("HMGET", self._lua.job(_raw(claim)), CANCEL_FIELD, "ats", "stc") for claim in claims]
+        seen = [command for worker in {claim.worker_id for claim in claims} for command in self._queue.seen(worker)]
+        replies = await self._queue.server.run(extensions + marks + seen)
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        refused = {raw for reply in replies[: len(extensions)] for raw in reply}
+        # One job may be in `claims` twice, with an old token and a new one: which of them was refused is looked up.
+        lost = await self._lost([claim for claim in claims if _raw(claim) in refused])
+        cancelled = frozenset(
+            claim.token
+            for claim, (mark, starts, stalls) in zip(claims, replies[len(extensions) :], strict=False)
+            if claim.token not in lost and mark is not None and mark == cancel_mark(starts, stalls)
+        )
+        return Renewal(lost=lost, cancel_requested=cancelled)
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        """See `Storage.progress`. BullMQ's script asks nobody for a lock, so the locks are watched meanwhile."""
+        latest = {report.claim.token: report for report in reports}
+        values = list(latest.values())
+        for batch in (values[start : start + READ_AT_ONCE] for start in range(0, len(values), READ_AT_ONCE)):
+            locks = [self._lua.lock(_raw(report.claim)) for report in batch]
+            plan = partial(self._plan_progress, batch)
+            await self._queue.server.transact(locks, [("GET", lock) for lock in locks], plan)
+
+    def _plan_progress(self, reports: Sequence[ProgressReport], holders: Sequence[Reply]) -> list[Command]:
+        return [
+            self._lua.progress(_raw(report.claim), encode_bytes(report.value))
+            for report, holder in zip(reports, holders, strict=True)
+            if holder == report.claim.token
+        ]
+
+    async def _lost(self, refused: Sequence[Claim]) -> dict[str, LossReason]:
+        examined = zip(refused, await self._examine(refused), strict=True)
+        return {claim.token: loss(found) for claim, found in examined if found is not None}
+
+    async def _examine(self, claims: Sequence[Claim]) -> list[Record | None]:
+        """The job each claim does not hold; None for a claim whose lock had merely expired, and is back now."""
+        records = await self._queue.records([_raw(claim) for claim in claims], self._queue.now_ms())
+        return [
+            None if still_holds(claim, found) and await self._lock_again(claim) else found
+            for claim, found in zip(claims, records, strict=True)
+        ]
+
+    async def _lock_again(self, claim: Claim) -> bool:
+        raw = _raw(claim)
+        now_ms = self._queue.now_ms()
+        held = False
+
+        def decide(replies: list[Reply]) -> list[Command]:
+            nonlocal held
+            held = still_holds(claim, record(raw, replies, now_ms))
+            if not held:
+                return []
+            lock: Command = ("SET", self._lua.lock(raw), claim.token, "PX", max(1, to_ms(claim.lease)))
+            return [lock, ("SREM", self._lua["stalled"], raw)]
+
+        watched = (self._lua.job(raw), self._lua.lock(raw))
+        await self._queue.server.transact(watched, reading(self._lua, raw), decide)
+        return held
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""
+        outcomes: dict[int, SettleOutcome | None] = dict(enumerate(map(_fault, settlements)))
+        sound = [at for at, fault in outcomes.items() if fault is None]
+        outcomes.update(zip(sound, await self._settle([settlements[at] for at in sound]), strict=True))
+        refused = [at for at in sound if outcomes[at] is None]
+        found = dict(zip(refused, await self._examine([settlements[at].claim for at in refused]), strict=True))
+        again = [at for at in refused if found[at] is None]
+        outcomes.update(zip(again, await self._settle([settlements[at] for at in again]), strict=True))
+        return [outcome or _without_hold(settlements[at].claim, found.get(at)) for at, outcome in outcomes.items()]
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome | None]:
+        """What BullMQ's scripts answered; None for a claim that does not hold its job."""
+        outcomes: list[SettleOutcome | None] = [None] * len(settlements)
+        await self._continue(settlements)
+        ended = [at for at, settlement in enumerate(settlements) if not isinstance(settlement, Released)]
+        for at, code in zip(ended, await self._end([settlements[at] for at in ended]), strict=True):
+            outcomes[at] = code_outcome(code)
+        released = [at for at, settlement in enumerate(settlements) if isinstance(settlement, Released)]
+        claims = [settlements[at].claim for at in released]
+        units = [self._lua.release(_raw(claim), claim.token) for claim in claims]
+        for at, (code, _) in zip(released, await self._queue.server.run_atomic(units), strict=True):
+            outcomes[at] = code_outcome(code)
+        return outcomes
+
+    async def _continue(self, settlements: Sequence[Settlement]) -> None:
+        """Continuations of completions whose claim holds its lock are in the queue."""
+        following = [one for one in settlements if isinstance(one, Completed) and one.then is not None]
+        if not following:
+            return
+        locks: list[Command] = [("GET", self._lua.lock(_own(one.claim).raw)) for one in following]
+        holders = await self._queue.server.run(locks)
+        held = [one.then for one, holder in zip(following, holders, strict=True) if holder == one.claim.token]
+        await self._enqueue([then for then in held if then is not None])
+
+    async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
+        now_ms = self._queue.now_ms()
+        return await self._queue.server.run([self._ending(settlement, now_ms) for settlement in settlements])
+
+    def _ending(self, settlement: Settlement, now_ms: int) -> Command:
+        claim = _own(settlement.claim)
+        match settlement:
+            case Completed():
+                value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
+                return self._finish(claim, "completed", value, keep, remove, {}, now_ms)
+            case Failed():
+                return self._fail(claim, settlement.error, settlement.keep, now_ms)
+            case Retried():
+                return self._retry(claim, settlement, now_ms)
+            case Continued():
+                return self._go_on(claim, settlement.then, now_ms)
+        raise AssertionError("releases are settled apart")
+
+    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int) -> Command:
+        remove = claim.options.remove_on_fail
+        return self._finish(claim, "failed", error.message, keep, remove, error_fields(error), now_ms)
+
+    def _finish(
+        self,
+        claim: BullMQClaim,
+        target: str,
+        value: str | bytes,
+        keep: Retention | None,
+        remove: object,
+        fields: dict[str, object],
+        now_ms: int,
+    ) -> Command:
+        fields[SETTLED_FIELD] = claim.token
+        if keep is not None and keep is not DROP:
+            fields[KEEP_FIELD] = str(to_ms(keep))
+        return self._lua.finish(
+            claim.raw,
+            claim.token,
+            target=target,
+            value=value,
+            keep=keep_jobs(keep, remove),
+            max_attempts=claim.max_attempts,
+            fields=fields,
+            now_ms=now_ms,
+        )
+
+    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Command:
+        counted, in_a_row = count_retry(settlement, claim.uncounted)
+        if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
+            return self._fail(claim, replace(settlement.error, exhausted=True), None, now_ms)
+        fields = {
+            **error_fields(settlement.error),
+            "failedReason": settlement.error.message,
+            SETTLED_FIELD: claim.token,
+            UNCOUNTED_FIELD: str(in_a_row),
+        }
+        return self._lua.delay(
+            claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
+        )
+
+    def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
+        fields = {**link_fields(then, claim.raw), SETTLED_FIELD: claim.token}
+        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
+        return self._lua.go_on(
+            claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
+        )
+
+    async def recover(self, max_stalls: int) -> Recovery:
+        """See `Storage.recover`. BullMQ marks active jobs in one call and requeues all marked ones in the next.
+
+        Jobs that stalled too often are requeued too: they fail at their next claim.
+        """
+        [replies] = await self._queue.server.run_atomic([self._lua.recover(max_stalls, self._queue.now_ms())])
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
+
+
+def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
+    if found is None:  # it held its job a moment ago: somebody was faster twice
+        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
+    return verdict(claim, found)
+
+
+def _fault(settlement: Settlement) -> SettleOutcome | None:
+    """Why the settlement cannot be carried out, whoever holds the job."""
+    then = settlement.then if isinstance(settlement, Completed | Continued) else None
+    if then is None or then.ordering_key is None:
+        return unfit_for_redis(settlement)
+    return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
+
+
+def _own(claim: Claim) -> BullMQClaim:
+    if not isinstance(claim, BullMQClaim):
+        raise StorageError(f"job {claim.job_id!r}: this claim was made by another storage")
+    return claim
+
+
+def _raw(claim: Claim) -> str:
+    return _own(claim).raw
+
+
+def _lock_ms(lease: timedelta) -> int:
+    """A lock lasts a millisecond at least: Redis refuses a shorter one."""
+    return max(1, to_ms(lease))

@@ -1,0 +1,186 @@
+"""Ids, payloads, options and errors as BullMQ keeps them, and back; pure.
+
+Everything read here may have been written by any producer: junk never raises, it reads as if it were not there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from bullmq.queue_keys import QueueKeys
+
+from workers.jobs import DROP, NewJob, Retention
+from workers.retry import RetryPolicy
+from workers.storage.on_redis import node_values
+from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms, number, to_ms, whole
+
+# Fields of a job's hash that are ours. Node BullMQ reads its own by name and ignores these.
+SETTLED_FIELD: Final = "workers:settled"
+"""The token of the claim that last settled the job: how a repeated settle is told from a late one."""
+UNCOUNTED_FIELD: Final = "workers:uncounted"
+"""Uncounted retries in a row."""
+CANCEL_FIELD: Final = "workers:cancel"
+"""A cancel was requested; the value is `ats - stc` at that time, which settling changes and a crash does not."""
+KEEP_FIELD: Final = "workers:keep"
+"""Milliseconds the finished record lasts, where the settlement said so."""
+OWN_KEYS: Final = "workers"
+"""Keys of ours are named `<prefix>:<queue>:workers:...`; no job id has such a key."""
+
+RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "priority", "added", OWN_KEYS}
+"""Names of keys beside the job hashes; a job with such an id would destroy the queue."""
+
+_CHAIN_OPTION: Final = "chainIndex"
+
+
+def encode_id(job_id: str) -> str:
+    """The id in Redis: itself if a UUID or a plain word that is no key of BullMQ, else `~` and base64url.
+
+    BullMQ takes ids of digits for its own counter, splits at colons, drops `0:...` as a marker, and does not protect
+    the names of its keys.
+    """
+    return node_values.encode_id(job_id, RESERVED_IDS)
+
+
+def decode_id(raw: str) -> str:
+    """The id a job in Redis goes by; what `encode_id` did not make reads as it is."""
+    return node_values.decode_id(raw, RESERVED_IDS)
+
+
+def raw_ids(job_id: str) -> tuple[str, ...]:
+    """Where a job of this id may be: as we would store it, and as another producer may have."""
+    encoded = encode_id(job_id)
+    if encoded == job_id or job_id in RESERVED_IDS or job_id.startswith(f"{OWN_KEYS}:"):
+        return (encoded,)
+    return encoded, job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`."""
+
+    max_attempts: int = 1
+    chain_index: int = 0
+    backoff: RetryPolicy | None = None
+    remove_on_complete: object = None
+    remove_on_fail: object = None
+
+    @property
+    def keep_completed(self) -> Retention:
+        return retention_of(self.remove_on_complete)
+
+    @property
+    def keep_failed(self) -> Retention:
+        return retention_of(self.remove_on_fail)
+
+
+def encode_options(job: NewJob, raw: str) -> dict[str, object]:
+    """The job's options as Node BullMQ writes them."""
+    options: dict[str, object] = {
+        "attempts": job.max_attempts,
+        "jobId": raw,
+        "removeOnComplete": _remove_option(job.keep_completed),
+        "removeOnFail": _remove_option(job.keep_failed),
+    }
+    if job.backoff is not None:
+        options["backoff"] = _encode_backoff(job.backoff)
+    if job.delay:
+        options["delay"] = max(1, to_ms(job.delay))
+    if job.priority:
+        options["priority"] = job.priority
+    if job.chain_index:
+        options[_CHAIN_OPTION] = job.chain_index
+    return options
+
+
+def decode_options(options: Mapping[str, object]) -> JobOptions:
+    """Options written by any producer; BullMQ's 0 or missing `attempts` mean one."""
+    attempts = number(options.get("attempts"))
+    return JobOptions(
+        max_attempts=max(1, int(attempts)) if attempts is not None else 1,
+        chain_index=whole(options.get(_CHAIN_OPTION)),
+        backoff=_decode_backoff(options.get("backoff")),
+        remove_on_complete=options.get("removeOnComplete"),
+        remove_on_fail=options.get("removeOnFail"),
+    )
+
+
+def link_fields(job: NewJob, raw: str) -> dict[str, object]:
+    """Hash fields of a job that becomes the next link of its chain."""
+    return {
+        "name": job.name,
+        "data": encode_bytes(job.payload).decode(),
+        "opts": json.dumps(encode_options(job, raw), separators=(",", ":")),
+        "priority": str(job.priority),
+        **dict.fromkeys(("atm", "ats", "stc"), "0"),
+    }
+
+
+def _remove_option(keep: Retention) -> object:
+    if keep is DROP:
+        return True
+    seconds = keep.total_seconds()
+    return {"age": int(seconds) if seconds.is_integer() else seconds}
+
+
+def retention_of(remove: object) -> Retention:
+    """How long a record lasts by BullMQ's `removeOn...`; a limit by count alone reads as for ever."""
+    if remove is True:
+        return DROP
+    if isinstance(remove, dict):
+        if number(remove.get("count")) == 0:
+            return DROP
+        age = number(remove.get("age"))
+        if age is None:
+            return FOREVER
+        return timedelta(seconds=min(age, FOREVER.total_seconds())) or DROP
+    return DROP if number(remove) == 0 else FOREVER
+
+
+def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
+    """What BullMQ shall keep of the queue's finished jobs: as the job's own option says.
+
+    Where one settlement says otherwise with `keep`, its own record alone goes at once or stays for a sweep.
+    """
+    if keep is not None:
+        return {"count": 0 if keep is DROP else -1}
+    if isinstance(remove, dict):
+        limits = {name: number(remove.get(name)) for name in ("age", "count", "limit")}
+        return {name: value for name, value in limits.items() if value is not None}
+    if remove is True:
+        return {"count": 0}
+    count = number(remove)
+    return {"count": -1 if count is None else count}
+
+
+def _encode_backoff(policy: RetryPolicy) -> dict[str, object]:
+    """BullMQ's `delay` is the longest of a jittered range, ours the middle; what it has no word for goes beside it."""
+    longest = to_ms(policy.initial * (1 + policy.jitter))
+    backoff: dict[str, object] = {"type": "fixed" if policy.multiplier == 1 else "exponential", "delay": longest}
+    if policy.jitter:
+        backoff["jitter"] = round(2 * policy.jitter / (1 + policy.jitter), 9)
+    if policy.multiplier not in (1, 2):
+        backoff["multiplier"] = policy.multiplier
+    if policy.maximum < FOREVER:
+        backoff["maximum"] = to_ms(policy.maximum)
+    return backoff
+
+
+def _decode_backoff(value: object) -> RetryPolicy | None:
+    """The policy of a built-in strategy; None for a custom one, which only its own worker knows."""
+    backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
+    delay, kind = number(backoff.get("delay")), backoff.get("type")
+    if not delay or kind not in ("fixed", "exponential"):
+        return None
+    spread = min(number(backoff.get("jitter")) or 0.0, 1.0) / 2
+    multiplier = number(backoff.get("multiplier")) or 2.0
+    maximum = number(backoff.get("maximum"))
+    return RetryPolicy(
+        initial=from_ms(round(delay * (1 - spread))),
+        multiplier=1.0 if kind == "fixed" else max(1.0, multiplier),
+        maximum=FOREVER if maximum is None else from_ms(maximum),
+        jitter=round(spread / (1 - spread), 6),
+    )

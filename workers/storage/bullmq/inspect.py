@@ -1,0 +1,219 @@
+"""Reading a BullMQ queue, and the bulk jobs of an operator: counts, listings, workers, sweeping, draining."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from workers.errors import StorageError
+from workers.jobs import ErrorInfo, JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.storage.bullmq.access import WORKER_RECORD_MS, QueueAccess
+from workers.storage.bullmq.codec import raw_ids
+from workers.storage.bullmq.record import FIELDS, Record, reading, record, worker_of
+from workers.storage.bullmq.server import Reply
+from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
+from workers.storage.on_redis.server import Command
+from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor, read_cursor
+
+PAGE: Final = 100
+READS_PER_PAGE: Final = 10
+ACTIVE_SHOWN: Final = 10_000
+"""Active jobs looked at to tell whose they are."""
+
+_NO_REASON: Final = ErrorInfo(type="Error", message="")
+
+
+class Inspector:
+    """The part of a BullMQ storage that dashboards and the reaper's sweep use."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+        self._lua = queue.lua
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        """See `Storage.status`."""
+        return [found.status() for found in await self._queue.find(ids)]
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        """See `Storage.result`."""
+        [found] = await self._queue.find([job_id])
+        if found.state is JobState.COMPLETED:
+            return JobOutcome(kind=OutcomeKind.COMPLETED, result=decode_bytes(found.fields.get("returnvalue", "null")))
+        if found.state is JobState.FAILED:
+            return JobOutcome(kind=OutcomeKind.FAILED, error=found.error or _NO_REASON)
+        tombstones = [self._queue.tombstone(raw) for raw in raw_ids(job_id)]
+        if found.state is None and (await self._ask([("EXISTS", *tombstones)]))[0]:
+            return JobOutcome(kind=OutcomeKind.CANCELLED)
+        return None
+
+    async def counts(self) -> dict[JobState, int]:
+        """See `Storage.counts`. Telling scheduled from failing looks at every job that is not due."""
+        lists = [("LLEN", self._lua[name]) for name in ("wait", "paused", "active")]
+        sets = ("prioritized", "completed", "failed", "waiting-children", "delayed")
+        due = ("ZCOUNT", self._lua["delayed"], 0, self._due_score())
+        wait, paused, active, prioritized, completed, failed, parents, delayed, is_due = await self._ask(
+            [*lists, *(("ZCARD", self._lua[name]) for name in sets), due]
+        )
+        failing = await self._count_failing(is_due, delayed)
+        return {
+            JobState.QUEUED: wait + paused + prioritized + is_due,
+            JobState.SCHEDULED: delayed - is_due - failing + parents,
+            JobState.PROCESSING: active,
+            JobState.FAILING: failing,
+            JobState.COMPLETED: completed,
+            JobState.FAILED: failed,
+        }
+
+    async def _count_failing(self, first: int, delayed: int) -> int:
+        failing = 0
+        for start in range(first, delayed, PAGE * 10):
+            end = min(start + PAGE * 10, delayed) - 1
+            [raws] = await self._ask([("ZRANGE", self._lua["delayed"], start, end)])
+            failing += sum(await self._ask([("HEXISTS", self._lua.job(raw), "failedReason") for raw in raws]))
+        return failing
+
+    async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
+        """See `Storage.list`. The cursor is a place in the structures that hold the state.
+
+        A page ends early, with a cursor, when many jobs were looked at that are in another state.
+        """
+        sources = _SOURCES[state]
+        at, start = _read_cursor(cursor)
+        limit = bounded_count(limit)
+        jobs: list[JobStatus] = []
+        for _ in range(READS_PER_PAGE):
+            if at >= len(sources) or len(jobs) >= limit:
+                break
+            name, command = sources[at]
+            width = max(PAGE, limit - len(jobs))
+            [raws] = await self._ask([(command, self._lua[name], start, start + width - 1)])
+            looked_at = 0
+            for found in await self._queue.records(raws, self._queue.now_ms()):
+                if len(jobs) == limit:
+                    break
+                looked_at += 1
+                status = found.status()
+                if status is not None and status.state is state:
+                    jobs.append(status)
+            at, start = (at + 1, 0) if looked_at == len(raws) < width else (at, start + looked_at)
+        return Page(jobs=tuple(jobs), cursor=f"{at}:{start}" if at < len(sources) else None)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """See `Storage.workers`. Node workers show while they hold jobs."""
+        now_ms = self._queue.now_ms()
+        seen, raws = await self._ask(
+            [
+                ("ZRANGEBYSCORE", self._queue.workers_key, now_ms - WORKER_RECORD_MS, "+inf", "WITHSCORES"),
+                ("LRANGE", self._lua["active"], 0, ACTIVE_SHOWN - 1),
+            ]
+        )
+        last_seen = {worker: whole(score) for worker, score in zip(seen[::2], seen[1::2], strict=True)}
+        claims = dict.fromkeys(last_seen, 0)
+        for token in await self._ask([("GET", self._lua.lock(raw)) for raw in raws]):
+            worker = worker_of(token)
+            if worker is not None:
+                claims[worker] = claims.get(worker, 0) + 1
+        return [
+            WorkerInfo(id=worker, seen_at=moment(last_seen.get(worker, now_ms)), claims=count)
+            for worker, count in claims.items()
+        ]
+
+    async def sweep(self, limit: int) -> int:
+        """See `Storage.sweep`. Looks at the oldest records; BullMQ itself removes by age when a job finishes."""
+        now_ms = self._queue.now_ms()
+        forgotten = ("ZREMRANGEBYSCORE", self._queue.workers_key, 0, now_ms - WORKER_RECORD_MS)
+        removed = whole((await self._ask([forgotten]))[0])
+        for target in ("completed", "failed"):
+            while removed < limit:
+                wanted = min(PAGE, limit - removed)
+                expired = await self._expired(target, wanted)
+                gone = await self._remove_expired(expired) if expired else 0
+                removed += gone
+                if gone < wanted:
+                    break
+        return removed
+
+    async def _expired(self, target: str, count: int) -> list[str]:
+        """Those of the oldest records whose retention is over."""
+        now_ms = self._queue.now_ms()
+        [raws] = await self._ask([("ZRANGE", self._lua[target], 0, count - 1)])
+        values = await self._ask([("HMGET", self._lua.job(raw), *FIELDS) for raw in raws])
+        found = [record(raw, (fields, target, None, None), now_ms) for raw, fields in zip(raws, values, strict=True)]
+        return [one.raw for one in found if one.state is None]
+
+    async def _remove_expired(self, raws: Sequence[str]) -> int:
+        """A record that was enqueued again since it was looked at is left alone."""
+        now_ms = self._queue.now_ms()
+        width = len(reading(self._lua, ""))
+
+        def still_expired(replies: list[Reply]) -> list[Record]:
+            parts = [replies[at * width : (at + 1) * width] for at in range(len(raws))]
+            found = [record(raw, part, now_ms) for raw, part in zip(raws, parts, strict=True)]
+            return [one for one in found if one.state is None and one.place in ("completed", "failed")]
+
+        replies = await self._queue.server.transact(
+            [self._lua.job(raw) for raw in raws],
+            [command for raw in raws for command in reading(self._lua, raw)],
+            lambda replies: [command for one in still_expired(replies) for command in self._lua.remove(one.raw)],
+        )
+        return len(still_expired(replies))
+
+    async def pause(self) -> None:
+        """See `Storage.pause`."""
+        await self._ask([self._lua.pause()])
+
+    async def resume(self) -> None:
+        """See `Storage.resume`. A queue that an old BullMQ paused has its jobs in another list; they move in steps."""
+        while whole((await self._ask([self._lua.resume()]))[0]):
+            pass
+
+    async def drain(self) -> int:
+        """See `Storage.drain`."""
+        held: list[Command] = [("LLEN", self._lua[name]) for name in ("wait", "paused")]
+        held += [("ZCARD", self._lua[name]) for name in ("delayed", "prioritized")]
+        [replies] = await self._queue.server.run_atomic([[*held, self._lua.drain(), *held]])
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        return sum(map(whole, replies[: len(held)])) - sum(map(whole, replies[-len(held) :]))
+
+    async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
+        """See `Storage.clean`."""
+        check_cleanable(state)
+        if limit < 1:  # which the script takes for no limit
+            return 0
+        before_ms = self._queue.now_ms() - to_ms(older_than)
+        [removed] = await self._ask([self._lua.clean(state.value, before_ms, bounded_count(limit))])
+        return len(removed)
+
+    def _due_score(self) -> int:
+        return (self._queue.now_ms() + 1) * DELAY_SCALE - 1
+
+    async def _ask(self, commands: Sequence[Command]) -> list[Reply]:
+        replies = await self._queue.server.run(commands)
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        return replies
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, int]:
+    """The structure to go on with, and the place in it."""
+    if cursor is None:
+        return 0, 0
+    index, _, offset = cursor.partition(":")
+    try:
+        return read_cursor(index), read_cursor(offset)
+    except StorageError:
+        raise foreign_cursor(cursor) from None
+
+
+_SOURCES: Final = {
+    JobState.QUEUED: (("wait", "LRANGE"), ("paused", "LRANGE"), ("prioritized", "ZRANGE"), ("delayed", "ZRANGE")),
+    JobState.SCHEDULED: (("delayed", "ZRANGE"), ("waiting-children", "ZRANGE")),
+    JobState.FAILING: (("delayed", "ZRANGE"),),
+    JobState.PROCESSING: (("active", "LRANGE"),),
+    JobState.COMPLETED: (("completed", "ZRANGE"),),
+    JobState.FAILED: (("failed", "ZRANGE"),),
+}

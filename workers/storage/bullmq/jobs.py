@@ -1,0 +1,296 @@
+"""What producers and operators do to jobs on BullMQ's structures: enqueue, cancel, retry, remove, promote.
+
+Theory of operation. BullMQ's adding scripts never add an id twice; whether they did is known from an EXISTS just
+before, in the same transaction. Steps that BullMQ has no script for (a new generation of a failed id, cancelling) look
+at the job and act under WATCH of its hash and its lock: every script that moves a job changes one of the two.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from workers.errors import StorageError, Unsupported
+from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob, Retention
+from workers.storage.base import TOMBSTONE
+from workers.storage.bullmq.access import QueueAccess, meant
+from workers.storage.bullmq.codec import (
+    CANCEL_FIELD,
+    KEEP_FIELD,
+    SETTLED_FIELD,
+    UNCOUNTED_FIELD,
+    encode_id,
+    encode_options,
+    keep_jobs,
+    raw_ids,
+)
+from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
+from workers.storage.bullmq.record import STATE_FIELDS, Record, cancel_mark, reading, record
+from workers.storage.bullmq.server import Contended, Reply
+from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
+from workers.storage.on_redis.server import Command
+from workers.storage.rules import check_fits_redis
+
+TRANSACTION_JOBS: Final = 500
+"""Jobs added in one transaction, during which the server serves nobody else: about 10 ms."""
+EVENTS_KEPT: Final = 10_000
+"""BullMQ's default length of the event stream."""
+CHANGED_TOGETHER: Final = 20
+"""Jobs changed in one transaction. With each more it is likelier that a worker moves one of them meanwhile, and the
+server serves nobody else for longer: to find a job in the middle of a million that wait takes it some milliseconds.
+"""
+ROUNDS_TOGETHER: Final = 3
+REMOVED_TOGETHER: Final = 5_000
+"""Waiting jobs removed by one script, during which the server serves nobody else: a tenth of a second, and about one in
+a list of a million. Smaller steps would walk the list more often.
+"""
+LOOKED_FOR_TOGETHER: Final = 1_000
+REQUESTS_KEPT: Final = 1_000
+"""Length of our stream of cancel requests; renewals tell workers of those they missed."""
+
+NO_ORDERING_KEYS: Final = "BullMQ has no ordering keys; see BullMQStorage.limits"
+WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING})
+
+
+class Jobs:
+    """The part of a BullMQ storage that changes jobs nobody is processing."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+        self._lua = queue.lua
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        for job in jobs:
+            check_fits_redis(job.id, job.payload)
+            if job.ordering_key is not None:
+                raise Unsupported(f"job {job.id!r}: {NO_ORDERING_KEYS}")
+        results: list[EnqueueResult] = []
+        for start in range(0, len(jobs), TRANSACTION_JOBS):
+            results += await self._add(jobs[start : start + TRANSACTION_JOBS])
+        return results
+
+    async def _add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        now_ms = self._queue.now_ms()
+        raws = [encode_id(job.id) for job in jobs]
+        units: list[tuple[Command, ...]] = [
+            (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, now_ms))
+            for job, raw in zip(jobs, raws, strict=True)
+        ]
+        units.append((("DEL", *(self._queue.tombstone(raw) for raw in raws)),))
+        results: list[EnqueueResult] = []
+        for job, (existed, added) in zip(jobs, await self._queue.server.run_atomic(units), strict=False):
+            if isinstance(added, StorageError):
+                raise added
+            results.append(await self._add_again(job) if existed else _queued(job))
+        return results
+
+    def _insertion(self, job: NewJob, raw: str, now_ms: int) -> Command:
+        return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), now_ms)
+
+    async def _add_again(self, job: NewJob) -> EnqueueResult:
+        """A new generation of an id that failed, expired, or has just gone; otherwise what stands in the way."""
+        raw = encode_id(job.id)
+
+        def decide(found: Record) -> list[Command]:
+            if found.state not in (None, JobState.FAILED):
+                return []
+            gone = self._lua.remove(raw) if found.fields else ()
+            return [*gone, ("DEL", self._queue.tombstone(raw)), self._insertion(job, raw, self._queue.now_ms())]
+
+        found = await self._change(raw, decide)
+        if found.state is JobState.COMPLETED:
+            result = decode_bytes(found.fields.get("returnvalue", "null"))
+            return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=found.state, result=result)
+        if found.state in (None, JobState.FAILED):
+            return _queued(job)
+        return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=found.state)
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        """See `Storage.cancel`."""
+        [first] = await self._queue.find([job_id])
+        raw = first.raw
+
+        def decide(found: Record) -> list[Command]:
+            if found.state is JobState.PROCESSING:
+                mark = cancel_mark(found.fields.get("ats"), found.fields.get("stc"))
+                return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), *self._requests_cancel(raw)]
+            if found.state not in WAITING:
+                return []
+            _check_unscheduled(job_id, found)
+            tombstone: Command = ("SET", self._queue.tombstone(raw), 1, "PX", to_ms(TOMBSTONE))
+            return [*self._lua.remove(raw), tombstone, self._event(CANCELLED_EVENT, raw)]
+
+        state = (await self._change(raw, decide)).state
+        if state is None:
+            return CancelResult.NOT_FOUND
+        return CancelResult.CANCELLED if state in WAITING else CancelResult(state.value)
+
+    def _requests_cancel(self, raw: str) -> list[Command]:
+        key = self._queue.cancels_key
+        for_workers: Command = ("XADD", key, "MAXLEN", "~", REQUESTS_KEPT, "*")
+        event = ("event", CANCEL_REQUESTED_EVENT, "jobId", raw)
+        forgotten: Command = ("PEXPIRE", key, to_ms(TOMBSTONE))
+        return [self._event(CANCEL_REQUESTED_EVENT, raw), (*for_workers, *event), forgotten]
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        """See `Storage.retry`."""
+        forgotten = ("stc", "progress", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
+
+        def plan(found: Record) -> list[Command]:
+            return [self._lua.reprocess(found.raw), ("HDEL", self._lua.job(found.raw), *forgotten)]
+
+        return await self._change_each(ids, lambda found: found.state is JobState.FAILED, plan)
+
+    async def remove(self, ids: Sequence[str], *, running: bool) -> int:
+        """See `Storage.remove`."""
+        removed = await self._remove_waiting(ids)
+        spared = (None,) if running else (None, JobState.PROCESSING)
+
+        def plan(found: Record) -> list[Command]:
+            told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
+            return [*self._lua.remove(found.raw), *told]
+
+        def wanted(found: Record) -> bool:
+            return found.state not in spared and "rjk" not in found.fields
+
+        others = [job_id for job_id in ids if job_id not in removed]
+        return len(removed) + await self._change_each(others, wanted, plan)
+
+    async def _remove_waiting(self, ids: Sequence[str]) -> set[str]:
+        """The jobs of a backlog, which need no look at each; which of them are gone."""
+        plain = [job_id for job_id in ids if raw_ids(job_id) == (job_id,)]
+        removed: set[str] = set()
+        for start in range(0, len(plain), REMOVED_TOGETHER):
+            command = self._lua.remove_waiting(plain[start : start + REMOVED_TOGETHER])
+            [gone] = await self._queue.server.run([command])
+            if isinstance(gone, StorageError):
+                raise gone
+            removed.update(gone)
+        return removed
+
+    async def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
+        """See `Storage.complete`."""
+        [first] = await self._queue.find([job_id])
+
+        def decide(found: Record) -> list[Command]:
+            if found.state is not JobState.PROCESSING and found.state not in WAITING:
+                return []
+            _check_unscheduled(job_id, found)
+            if found.place == "waiting-children":
+                raise StorageError(f"job {job_id!r} waits for its children in a BullMQ flow; complete those")
+            told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
+            return [*told, *self._completion(found, result, keep)]
+
+        return (await self._change(first.raw, decide)).state
+
+    def _completion(self, found: Record, result: bytes, keep: Retention | None) -> list[Command]:
+        """BullMQ finishes active jobs only, and counts an attempt for each."""
+        token = secrets.token_hex(8)
+        fields: dict[str, object] = {SETTLED_FIELD: token}
+        if keep is not None and keep is not DROP:
+            fields[KEEP_FIELD] = str(to_ms(keep))
+        finish = self._lua.finish(
+            found.raw,
+            token,
+            target="completed",
+            value=encode_bytes(result),
+            keep=keep_jobs(keep, found.options.remove_on_complete),
+            max_attempts=found.options.max_attempts,
+            fields=fields,
+            now_ms=self._queue.now_ms(),
+        )
+        no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
+        uncounted = [] if found.state is JobState.PROCESSING else [no_attempt]
+        return [*uncounted, *self._lua.take(found.raw, token), finish]
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        """See `Storage.promote`."""
+        waits = (JobState.SCHEDULED, JobState.FAILING)
+        return await self._change_each(
+            ids,
+            lambda found: found.state in waits and found.place == "delayed",
+            lambda found: [self._lua.promote(found.raw)],
+        )
+
+    async def _change_each(
+        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+    ) -> int:
+        """How many of the jobs were `wanted`, for which it reads `STATE_FIELDS`; the plan was carried out for each."""
+        ids, changed = await self._existing(ids), 0
+        for start in range(0, len(ids), CHANGED_TOGETHER):
+            some = ids[start : start + CHANGED_TOGETHER]
+            try:
+                changed += await self._change_together(some, wanted, plan)
+            except Contended:
+                changed += await self._change_one_by_one(some, wanted, plan)
+        return changed
+
+    async def _existing(self, ids: Sequence[str]) -> Sequence[str]:
+        """Those that there is a job of, which in a bulk of old ones may be few."""
+        found: list[str] = []
+        for start in range(0, len(ids), LOOKED_FOR_TOGETHER):
+            some = ids[start : start + LOOKED_FOR_TOGETHER]
+            keys = [[self._lua.job(raw) for raw in raw_ids(job_id)] for job_id in some]
+            replies = await self._queue.server.run([("EXISTS", *each) for each in keys])
+            found += [job_id for job_id, reply in zip(some, replies, strict=True) if reply]
+        return found
+
+    async def _change_together(
+        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+    ) -> int:
+        """As `_change_each`, in one transaction.
+
+        Raises:
+            Contended: somebody is at these very jobs; nothing has changed.
+        """
+        now_ms = self._queue.now_ms()
+        candidates = [raw_ids(job_id) for job_id in ids]
+        raws = list(dict.fromkeys(raw for group in candidates for raw in group))
+        read = [reading(self._lua, raw, STATE_FIELDS) for raw in raws]
+        chosen: list[Record] = []
+
+        def decide(replies: list[Reply]) -> Sequence[Command]:
+            parts = zip(*[iter(replies)] * len(read[0]), strict=True)
+            found = {raw: record(raw, part, now_ms, STATE_FIELDS) for raw, part in zip(raws, parts, strict=True)}
+            each = {one.raw: one for one in (meant([found[raw] for raw in group]) for group in candidates)}
+            chosen[:] = [one for one in each.values() if wanted(one)]
+            return [command for one in chosen for command in plan(one)]
+
+        watched = [key for raw in raws for key in (self._lua.job(raw), self._lua.lock(raw))]
+        commands = [command for each in read for command in each]
+        await self._queue.server.transact(watched, commands, decide, rounds=ROUNDS_TOGETHER)
+        return len(chosen)
+
+    async def _change_one_by_one(
+        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+    ) -> int:
+        changed = 0
+        for raw in dict.fromkeys(found.raw for found in await self._queue.find(ids) if wanted(found)):
+            found = await self._change(raw, lambda found: plan(found) if wanted(found) else [])
+            changed += wanted(found)
+        return changed
+
+    async def _change(self, raw: str, decide: Callable[[Record], Sequence[Command]]) -> Record:
+        """The job as it was when what `decide` made of it was carried out."""
+        now_ms = self._queue.now_ms()
+
+        def decide_on(replies: list[Reply]) -> Sequence[Command]:
+            return decide(record(raw, replies, now_ms))
+
+        watched = (self._lua.job(raw), self._lua.lock(raw))
+        return record(raw, await self._queue.server.transact(watched, reading(self._lua, raw), decide_on), now_ms)
+
+    def _event(self, name: str, raw: str) -> Command:
+        return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw
+
+
+def _check_unscheduled(job_id: str, found: Record) -> None:
+    """Refuse a run of a Node job scheduler: the schedule would end with it."""
+    if "rjk" in found.fields:
+        raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")
+
+
+def _queued(job: NewJob) -> EnqueueResult:
+    return EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)

@@ -1,0 +1,267 @@
+"""One job as BullMQ's structures have it, and what that means in our terms; pure.
+
+Theory of operation. A job is a hash, an entry in exactly one list or set (its state), and, while it is claimed, a lock
+that expires with the lease. Three counters tell attempts apart: `ats` counts starts, `atm` attempts that ended and
+count, `stc` lost leases; so `atm + stc` attempts are spent, and the next or current one is one more. Whatever ends a
+claim changes one of them or leaves the mark of its token, which is how a claim whose lock has expired can still be told
+from one that was taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from workers.errors import LossReason, StorageError
+from workers.jobs import DROP, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
+from workers.storage.base import ANY_NAME
+from workers.storage.bullmq.codec import (
+    KEEP_FIELD,
+    SETTLED_FIELD,
+    UNCOUNTED_FIELD,
+    JobOptions,
+    decode_id,
+    decode_options,
+    encode_id,
+)
+from workers.storage.bullmq.scripts import QueueScripts
+from workers.storage.on_redis.node_values import (
+    ERROR_FIELD,
+    FOREVER,
+    decode_bytes,
+    decode_error,
+    due_ms,
+    json_object,
+    moment,
+    number,
+    to_ms,
+    whole,
+)
+from workers.storage.on_redis.server import Command, Reply
+from workers.storage.rules import stalled_error
+
+Fields: TypeAlias = Mapping[str, str]
+
+FIELDS: Final = (
+    *("name", "opts", "timestamp", "priority", "atm", "stc", "ats", "finishedOn", "pb", "failedReason", "stacktrace"),
+    *("returnvalue", "progress", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD),
+)
+STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD)
+"""Those of them that tell a job's state, and whether it belongs to a schedule."""
+STALLED_REASON_FIELD: Final = "defa"
+"""Set by BullMQ when a job stalled too often: whoever claims it next must fail it with this reason."""
+
+FOREVER_MS: Final = to_ms(FOREVER)
+
+_STATES: Final = {
+    "active": JobState.PROCESSING,
+    "completed": JobState.COMPLETED,
+    "failed": JobState.FAILED,
+    "prioritized": JobState.QUEUED,
+    "waiting": JobState.QUEUED,
+    "waiting-children": JobState.SCHEDULED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BullMQClaim(Claim):
+    """A claim with what settling needs of BullMQ's record: the id in Redis, options as written, uncounted retries."""
+
+    key_id: str
+    options: JobOptions
+    uncounted: int = 0
+
+    @property
+    def raw(self) -> str:
+        """The id in Redis; a claim whose public id was replaced speaks of another job."""
+        return self.key_id if decode_id(self.key_id) == self.job_id else encode_id(self.job_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A job as it was at `now_ms`; `fields` is empty if there is none."""
+
+    raw: str
+    fields: Fields
+    place: str
+    lock: str | None
+    due_ms: int | None
+    now_ms: int
+    options: JobOptions = field(default_factory=JobOptions)
+
+    @property
+    def spent(self) -> int:
+        """Attempts that were used, by ending or by a lost lease."""
+        return whole(self.fields.get("atm")) + whole(self.fields.get("stc"))
+
+    @property
+    def runs(self) -> int:
+        """Attempts that ran. Failing a job that stalled too often takes a claim too, but no run."""
+        gave_up = self.place == "failed" and self.error is not None and self.error.type == "StalledError"
+        return self.spent + (self.place == "active") - gave_up
+
+    @property
+    def state(self) -> JobState | None:
+        """The public state; None for no job, an orphaned hash, and a finished job whose retention is over."""
+        if not self.fields or self.place == "unknown":
+            return None
+        if self.place == "delayed":
+            if self.due_ms is not None and self.due_ms <= self.now_ms:
+                return JobState.QUEUED
+            return JobState.FAILING if "failedReason" in self.fields else JobState.SCHEDULED
+        state = _STATES.get(self.place)
+        return None if state is not None and self._expired(state) else state
+
+    def _expired(self, state: JobState) -> bool:
+        finished = number(self.fields.get("finishedOn"))
+        if finished is None or state not in (JobState.COMPLETED, JobState.FAILED):
+            return False
+        keep_ms = number(self.fields.get(KEEP_FIELD))
+        if keep_ms is None:
+            keep = self.options.keep_completed if state is JobState.COMPLETED else self.options.keep_failed
+            keep_ms = FOREVER_MS if keep is DROP else to_ms(keep)
+        return finished + keep_ms <= self.now_ms
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """The last failure."""
+        spent = self.spent >= self.options.max_attempts and self.place == "failed"
+        read = self.fields.get
+        return decode_error(read("failedReason"), read("stacktrace"), read(ERROR_FIELD), exhausted=spent)
+
+    def status(self) -> JobStatus | None:
+        """The job's public status."""
+        state = self.state
+        if state is None:
+            return None
+        processing = state is JobState.PROCESSING
+        finished = number(self.fields.get("finishedOn"))
+        waits = state in (JobState.SCHEDULED, JobState.FAILING)
+        return JobStatus(
+            id=decode_id(self.raw),
+            name=self.fields.get("name", ""),
+            state=state,
+            attempt=self.runs,
+            max_attempts=self.options.max_attempts,
+            created_at=moment(whole(self.fields.get("timestamp"))),
+            chain_index=self.options.chain_index,
+            priority=whole(self.fields.get("priority")),
+            next_run_at=moment(self.due_ms) if waits and self.due_ms is not None else None,
+            finished_at=None if finished is None else moment(finished),
+            worker_id=worker_of(self.lock or self.fields.get("pb")) if processing else None,
+            last_error=self.error,
+            progress=None if (progress := self.fields.get("progress")) is None else decode_bytes(progress),
+        )
+
+
+def reading(lua: QueueScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple[Command, ...]:
+    """The commands whose replies `record` takes, with the same `names`."""
+    return (
+        ("HMGET", lua.job(raw), *names),
+        lua.state(raw),
+        ("GET", lua.lock(raw)),
+        ("ZSCORE", lua["delayed"], raw),
+    )
+
+
+def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str] = FIELDS) -> Record:
+    """The record from the replies to `reading`.
+
+    Raises:
+        StorageError: a key has the wrong type: this is no queue of BullMQ.
+    """
+    for reply in replies:
+        if isinstance(reply, StorageError):
+            raise reply
+    values, place, lock, score = replies
+    assert isinstance(values, list)
+    fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    return Record(
+        raw=raw,
+        fields=fields,
+        place=str(place),
+        lock=lock if isinstance(lock, str) else None,
+        due_ms=due_ms(score),
+        now_ms=now_ms,
+        options=decode_options(json_object(fields.get("opts"))),
+    )
+
+
+def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:
+    """The claim of a job as `moveToActive` answered it; a hash with holes gives an empty name, payload or date."""
+    flat, raw, *_ = reply
+    fields: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
+    options = decode_options(json_object(fields.get("opts")))
+    name = fields.get("name", "")
+    ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
+    return BullMQClaim(
+        job_id=decode_id(raw),
+        name=name,
+        payload=decode_bytes(fields.get("data", "")),
+        token=token,
+        worker_id=worker_id,
+        lease=leases.get(name) or leases.get(ANY_NAME) or max(leases.values()),
+        attempt=ended + stalls + 1,
+        max_attempts=options.max_attempts,
+        created_at=moment(whole(fields.get("timestamp"))),
+        keep_completed=options.keep_completed,
+        keep_failed=options.keep_failed,
+        priority=whole(fields.get("priority")),
+        backoff=options.backoff,
+        chain_index=options.chain_index,
+        stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
+        key_id=raw,
+        options=options,
+        uncounted=whole(fields.get(UNCOUNTED_FIELD)),
+    )
+
+
+def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
+    """Why the job must not run again. One that used its attempts up by failing was retried by an operator: it may."""
+    exhausted = stalls > 0 and ended < max_attempts <= ended + stalls
+    if not gave_up and not exhausted:
+        return None
+    error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=max_attempts, stalls=stalls)
+    return replace(error, exhausted=exhausted)
+
+
+def worker_of(token: str | None) -> str | None:
+    """The worker that made a token; Node and stock Python workers use `<id>:<number>` too."""
+    return None if token is None else token.rpartition(":")[0] or token
+
+
+def cancel_mark(starts: str | None, stalls: str | None) -> str:
+    """What `CANCEL_FIELD` holds for a request that concerns the job as it is now, with these `ats` and `stc`."""
+    return str(whole(starts) - whole(stalls))
+
+
+def still_holds(claim: Claim, found: Record) -> bool:
+    """Whether the claim's lock is merely expired (or back): nobody recovered, settled or took the job since."""
+    if found.place != "active" or found.fields.get(SETTLED_FIELD) == claim.token:
+        return False
+    if found.lock is not None:
+        return found.lock == claim.token
+    return found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
+
+
+def loss(found: Record) -> LossReason:
+    """Why a claim that does not hold its job lost it."""
+    if not found.fields:
+        return LossReason.NOT_FOUND
+    return LossReason.COMPLETED if found.place in ("completed", "failed") else LossReason.TAKEN
+
+
+def verdict(claim: Claim, found: Record) -> SettleOutcome:
+    """What to answer a settlement by a claim that does not hold its job: its token settled it before, or it is lost."""
+    settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
+    # A release leaves no mark; but then the job waits as it was before this claim, and nobody has claimed it since.
+    released_here = (
+        found.place in ("waiting", "prioritized")
+        and found.fields.get("pb") == claim.token
+        and found.spent + 1 == claim.attempt
+    )
+    if settled_here or released_here:
+        return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
+    return SettleOutcome(status=SettleStatus.LOST, reason=loss(found))

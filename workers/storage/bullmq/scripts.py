@@ -1,0 +1,310 @@
+"""BullMQ's own Lua, read from the installed `bullmq` package, and the command that calls each script.
+
+The package's argument builders want its heavyweight `Job` objects and do one call at a time; these build the same
+arguments from plain values, so that a batch is one pipeline. A test compares the two, argument by argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgpack
+from bullmq.queue_keys import QueueKeys
+from bullmq.redis_connection import basePath, loadScript
+
+from workers.errors import StorageError
+from workers.storage.on_redis.server import Command
+
+Options: TypeAlias = Mapping[str, object]
+
+READY_MARKER: Final = "0"
+"""Member of the marker set, score 0: something can be claimed. Other members stand for delayed jobs."""
+
+SCRIPTS: Final = (
+    *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
+    *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
+    *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
+    *("cleanJobsInSet", "updateProgress"),
+)
+
+
+BEFORE_CONTINUING: Final = """
+-- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
+-- ARGV[10...]: fields of the link that is over.
+if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
+  if not redis.call('LPOS', KEYS[2], ARGV[3], 'RANK', -1) then
+    return -3
+  end
+  redis.call('HDEL', KEYS[5], unpack(ARGV, 10))
+  redis.call('XADD', KEYS[6], 'MAXLEN', '~', 10000, '*', 'event', 'continued', 'jobId', ARGV[3])
+end
+"""
+
+
+REMOVE_WAITING: Final = """
+-- Remove waiting jobs that nothing else refers to: no flow, no job scheduler, no deduplication key, no claim.
+-- KEYS: wait, completed, failed, delayed, prioritized, events, meta. ARGV[1]: prefix of the jobs' keys.
+-- ARGV[2...]: ids. Answers those removed.
+-- BullMQ's removeJob searches the list for each job; this walks it once for all, from the old end.
+local call, PAGE, GONE = redis.call, 1000, ''
+
+local function is_plain(id)
+  local job = ARGV[1] .. id
+  local found = call('HMGET', job, 'timestamp', 'rjk', 'parentKey', 'deid')
+  if not found[1] or found[2] or found[3] or found[4] then
+    return false
+  end
+  for at = 2, 5 do
+    if call('ZSCORE', KEYS[at], id) then
+      return false
+    end
+  end
+  return call('EXISTS', job .. ':lock', job .. ':dependencies', job .. ':processed', job .. ':failed',
+    job .. ':unsuccessful') == 0
+end
+
+local wanted, left = {}, 0
+for at = 2, #ARGV do
+  if not wanted[ARGV[at]] and is_plain(ARGV[at]) then
+    wanted[ARGV[at]], left = true, left + 1
+  end
+end
+
+local removed, stop = {}, call('LLEN', KEYS[1])
+while left > 0 and stop > 0 do
+  local start = math.max(stop - PAGE, 0)
+  local page = call('LRANGE', KEYS[1], start, stop - 1)
+  for at = #page, 1, -1 do
+    if wanted[page[at]] then
+      wanted[page[at]], left = nil, left - 1
+      call('LSET', KEYS[1], start + at - 1, GONE)
+      removed[#removed + 1] = page[at]
+    end
+  end
+  stop = start
+end
+
+if #removed > 0 then
+  call('LREM', KEYS[1], -#removed, GONE)
+  local kept = call('HGET', KEYS[7], 'opts.maxLenEvents') or 10000
+  for _, id in ipairs(removed) do
+    call('DEL', ARGV[1] .. id, ARGV[1] .. id .. ':logs')
+    call('XADD', KEYS[6], 'MAXLEN', '~', kept, '*', 'event', 'removed', 'jobId', id, 'prev', 'wait')
+  end
+end
+return removed
+"""
+
+
+class Script:
+    """A Lua script: its text, the SHA-1 it is called by, and how many keys it takes."""
+
+    def __init__(self, text: str, key_count: int) -> None:
+        self.text = text
+        self.key_count = key_count
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def packaged(name: str, before: str = "") -> Script:
+    """One of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
+    found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
+    if len(found) != 1:
+        raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
+    return Script(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
+
+
+@cache
+def scripts() -> Mapping[str, Script]:
+    """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them, and
+    `removeWaiting` is ours.
+    """
+    ours = {"continue": packaged("moveToDelayed", BEFORE_CONTINUING), "removeWaiting": Script(REMOVE_WAITING, 7)}
+    return {name: packaged(name) for name in SCRIPTS} | ours
+
+
+_pack = msgpack.Packer(use_bin_type=True).pack
+
+
+class QueueScripts:
+    """The keys of one queue and the commands that run BullMQ's scripts on them. `raw` ids are as Redis has them."""
+
+    def __init__(self, queue: str, prefix: str) -> None:
+        self._keys: dict[str, str] = QueueKeys(prefix).getKeys(queue)
+        self.base: str = self._keys[""]
+        every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
+        self._claim = self._head("moveToActive", *every, "marker")
+        self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
+        aside = ("marker", "active", "prioritized", "delayed")
+        self._delay, self._continue = self._head("moveToDelayed", *aside), self._head("continue", *aside)
+        self._delay_tail = self._named("events", "meta", "stalled", "wait", "limiter", "pc")
+        adding = ("completed", "delayed", "active", "events", "marker")
+        self._add = self._head("addStandardJob", "wait", "paused", "meta", "id", *adding)
+        self._add_delayed = self._head("addDelayedJob", "marker", "meta", "id", "delayed", "completed", "events")
+        prioritized = ("prioritized", "delayed", "completed", "active", "events", "pc")
+        self._add_prioritized = self._head("addPrioritizedJob", "marker", "meta", "id", *prioritized)
+        lists = ("completed", "failed", "delayed", "active", "wait", "paused", "waiting-children", "prioritized")
+        self._state = self._head("getStateV2", *lists)
+
+    def __getitem__(self, name: str) -> str:
+        """The key BullMQ calls `name`: `wait`, `active`, `marker`, `events` ..."""
+        return self._keys[name]
+
+    def job(self, raw: str) -> str:
+        """The hash of a job."""
+        return self.base + raw
+
+    def lock(self, raw: str) -> str:
+        """The string that holds the token of a job's claim, and expires with its lease."""
+        return f"{self.base}{raw}:lock"
+
+    def add(self, raw: str, name: str, data: str | bytes, options: Options, timestamp_ms: int) -> Command:
+        """Insert a job unless its hash exists; answers the id either way."""
+        packed = _pack([self.base, raw, name, timestamp_ms, None, None, None, None, None])
+        head = self._add
+        if options.get("delay"):
+            head = self._add_delayed
+        elif options.get("priority"):
+            head = self._add_prioritized
+        return (*head, packed, data, _pack(options))
+
+    def claim(self, token: str, lock_ms: int, now_ms: int) -> Command:
+        """Make the next job active: `[fields, id, 0, 0]`, or `[0, 0, rate limit ms, next delayed ms]`.
+
+        The token goes into `pb` ("processed by") too, where it outlives the lock and is shown by dashboards.
+        """
+        options = _pack({"token": token, "lockDuration": lock_ms, "name": token})
+        return (*self._claim, self.base, now_ms, options)
+
+    def finish(
+        self,
+        raw: str,
+        token: str,
+        *,
+        target: str,
+        value: str | bytes,
+        keep: Options,
+        max_attempts: int,
+        fields: Options,
+        now_ms: int,
+    ) -> Command:
+        """Complete (`value` is JSON text) or fail (`value` is the reason); answers 0 or an error code."""
+        key = self.base + raw
+        packed = {"token": token, "keepJobs": keep, "attempts": max_attempts, "maxMetricsSize": ""}
+        return (
+            *self._finish[target],
+            *(key, f"{self.base}metrics:{target}", self._keys["marker"]),
+            *(raw, now_ms, "returnvalue" if target == "completed" else "failedReason", value, target),
+            *("", self.base, _pack(packed), _flat(fields)),
+        )
+
+    def delay(self, raw: str, token: str, *, delay_ms: int, counted: bool, fields: Options, now_ms: int) -> Command:
+        """Put an active job aside for `delay_ms`; answers 0 or an error code."""
+        arguments = (self.base, str(now_ms), raw, token, delay_ms, "0" if counted else "1", _flat(fields), "0")
+        return (*self._delay, self.base + raw, *self._delay_tail, *arguments)
+
+    def go_on(
+        self, raw: str, token: str, *, delay_ms: int, fields: Options, over: Sequence[str], now_ms: int
+    ) -> Command:
+        """Put an active job aside as another one, without the fields that are `over`; answers 0 or an error code."""
+        arguments = (self.base, str(now_ms), raw, token, delay_ms, "1", _flat(fields), "0", "", *over)
+        return (*self._continue, self.base + raw, *self._delay_tail, *arguments)
+
+    def release(self, raw: str, token: str) -> tuple[Command, Command]:
+        """Put an active job back in front, and wake a waiter, which the script forgets for a prioritized job.
+
+        The first answers a number of milliseconds (a rate limit) or an error code.
+        """
+        head = self._head("moveJobFromActiveToWait", "active", "wait", "stalled", "paused", "meta", "limiter")
+        keys = self._named("prioritized", "marker", "events")
+        return (*head, *keys, raw, token, self.base + raw), self.mark()
+
+    def mark(self, member: str = READY_MARKER, due_ms: float = 0) -> Command:
+        """Wake one waiter."""
+        return "ZADD", self._keys["marker"], due_ms, member
+
+    def extend(self, raws: list[str], tokens: list[str], lock_ms: int) -> Command:
+        """Prolong locks; answers the ids whose lock is gone or another's."""
+        return (*self._head("extendLocks", "stalled"), self.base, _pack(tokens), _pack(raws), lock_ms)
+
+    def recover(self, max_stalls: int, now_ms: int) -> tuple[Command, Command]:
+        """Requeue marked jobs without a lock and mark what is active now; answers the ids requeued.
+
+        The script throttles itself by a key that Node workers keep for their own, much longer interval; it is removed
+        first, or a Node worker on the queue would swallow our passes. Marks and locks make extra passes harmless.
+        """
+        head = self._head("moveStalledJobsToWait", "stalled", "wait", "active", "stalled-check", "meta", "paused")
+        keys = self._named("marker", "events", "repeat")
+        return ("DEL", self._keys["stalled-check"]), (*head, *keys, max_stalls, self.base, now_ms, 1)
+
+    def progress(self, raw: str, value: str | bytes) -> Command:
+        """Set the job's progress (JSON text) and tell subscribers, whoever holds it; answers 0 or an error code."""
+        head = (*self._head("updateProgress"), self.base + raw, *self._named("events", "meta"))
+        return (*head, raw, value)
+
+    def state(self, raw: str) -> Command:
+        """BullMQ's name of the job's state, `unknown` for none."""
+        return (*self._state, raw, self.base + raw)
+
+    def remove(self, raw: str) -> tuple[Command, Command]:
+        """Remove a job from whatever state it is in; its children in a flow stay.
+
+        The script leaves locked jobs alone, so a lock that was left behind goes first: the caller knows the state.
+        """
+        script = (*self._head("removeJob"), self.base + raw, self._keys["repeat"], raw, 0, self.base)
+        return ("DEL", self.lock(raw)), script
+
+    def remove_waiting(self, raws: Sequence[str]) -> Command:
+        """Remove those of the jobs that wait and are of no flow, schedule or deduplication; answers them."""
+        head = self._head("removeWaiting", "wait", "completed", "failed", "delayed", "prioritized", "events", "meta")
+        return (*head, self.base, *raws)
+
+    def take(self, raw: str, token: str) -> tuple[Command, ...]:
+        """Make a job active that waits or runs, locked with this token; to be finished in the same transaction."""
+        lines: tuple[Command, ...] = (
+            *(("LREM", self._keys[name], 0, raw) for name in ("wait", "paused", "active")),
+            *(("ZREM", self._keys[name], raw) for name in ("prioritized", "delayed")),
+        )
+        return (*lines, ("LPUSH", self._keys["active"], raw), ("SET", self.lock(raw), token))
+
+    def reprocess(self, raw: str) -> Command:
+        """Queue a failed job again with fresh attempts; answers 1 or an error code."""
+        keys = self._named("events", "failed", "wait", "meta", "active", "marker", "prioritized", "pc")
+        arguments = (raw, "LPUSH", "failedReason", "failed", "1", "1")
+        return (*self._head("reprocessJob"), self.base + raw, *keys, *arguments)
+
+    def promote(self, raw: str) -> Command:
+        """Make a delayed job claimable now; answers 0 or an error code."""
+        head = self._head("promote", "delayed", "wait", "paused", "meta", "prioritized", "active", "pc", "events")
+        return (*head, self._keys["marker"], self.base, raw)
+
+    def pause(self) -> Command:
+        return (*self._head("pause", "wait", "paused", "meta", "prioritized", "events", "delayed", "marker"), "paused")
+
+    def resume(self) -> Command:
+        return (*self._head("pause", "paused", "wait", "meta", "prioritized", "events", "delayed", "marker"), "resumed")
+
+    def drain(self) -> Command:
+        return (*self._head("drain", "wait", "paused", "delayed", "prioritized", "repeat"), self.base, "1")
+
+    def clean(self, target: str, before_ms: int, limit: int) -> Command:
+        """Remove up to `limit` jobs that finished before; answers their ids."""
+        return (*self._head("cleanJobsInSet", target, "events", "repeat"), self.base, before_ms, limit, target)
+
+    def _named(self, *names: str) -> tuple[str, ...]:
+        return tuple(self._keys[name] for name in names)
+
+    def _head(self, script: str, *keys: str) -> Command:
+        found = scripts()[script]
+        return ("EVALSHA", found.sha, found.key_count, *self._named(*keys))
+
+
+def _flat(fields: Options) -> bytes | str:
+    """Job fields to set with a transition, as the scripts want them."""
+    if not fields:
+        return ""
+    packed: bytes = _pack([part for field in fields.items() for part in field])
+    return packed

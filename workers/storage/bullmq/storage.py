@@ -1,0 +1,227 @@
+"""BullMQ's own queues as a storage: Node producers, Node workers and dashboards see ordinary BullMQ jobs.
+
+Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. What we keep beside them
+and Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
+`workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its option `backoff`;
+the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
+(tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour.
+
+Payloads and results are JSON on the wire. Bytes that are JSON are stored as they are, others as `{"$base64": "..."}`.
+Ids of other producers read as they are, numbers too; see `encode_id` for ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Final
+
+from redis.asyncio import Redis
+
+from workers.errors import Unsupported
+from workers.ids import check_text
+from workers.jobs import (
+    CancelResult,
+    Claim,
+    EnqueueResult,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    Page,
+    ProgressReport,
+    Recovery,
+    Renewal,
+    Retention,
+    Settlement,
+    SettleOutcome,
+    WorkerInfo,
+)
+from workers.storage.base import Limits
+from workers.storage.broadcast import BufferedSubscription
+from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.claims import Claims
+from workers.storage.bullmq.events import EventFeed
+from workers.storage.bullmq.inspect import Inspector
+from workers.storage.bullmq.jobs import Jobs
+from workers.storage.bullmq.processor import as_processor
+from workers.storage.bullmq.scripts import QueueScripts
+from workers.storage.bullmq.server import Server, parse_url
+from workers.storage.bullmq.wait import Waiter
+from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
+
+__all__ = ["BullMQStorage", "as_processor"]
+
+DEFAULT_QUEUE: Final = "default"
+
+
+class BullMQStorage:
+    """One BullMQ queue. `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a
+    client with `decode_responses=True`, whose settings are used and whose connections are left alone.
+
+    A URL may name the queue by `?queue=`, where the argument does not. `prefix` is BullMQ's; its default is BullMQ's
+    own. `timeout` bounds each call to the server; past it the verb raises `StorageUnavailable`.
+
+    BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It takes a job's
+    stalls and its failed attempts for one count, as we do, and tells at the next claim that they are too many. Released
+    and recovered jobs come back in front of their priority, retried ones and next links of chains behind.
+
+    Raises:
+        StorageError: a target that is no Redis URL, a client without text replies.
+    """
+
+    limits: Final = Limits(
+        clock="client",
+        durable=True,
+        processes="many",
+        recovery_passes=2,
+        bounded_recovery=False,
+        name_filter=False,
+        ordering_keys=False,
+        retention_per_job=False,
+        result_ttl_updates=False,
+        atomic_continuation=False,
+        deduplication=False,
+    )
+
+    def __init__(
+        self,
+        target: str | Redis,
+        queue: str = DEFAULT_QUEUE,
+        *,
+        prefix: str = "bull",
+        timeout: timedelta = timedelta(seconds=5),
+    ) -> None:
+        if isinstance(target, str):
+            target, named = parse_url(target)
+            queue = named if named and queue == DEFAULT_QUEUE else queue
+        check_text("queue name", queue)
+        if ":" in queue:
+            raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
+        self._name = queue
+        self._server = Server(target, timeout)
+        access = QueueAccess(self._server, QueueScripts(queue, prefix))
+        self._jobs = Jobs(access)
+        self._claims = Claims(access, self._jobs.enqueue)
+        self._inspector = Inspector(access)
+        self._waiter = Waiter(access)
+        self._feed = EventFeed(access, access.lua["events"])
+        self._cancels = EventFeed(access, access.cancels_key)
+
+    def __repr__(self) -> str:
+        return f"BullMQStorage(queue={self._name!r})"
+
+    @property
+    def queue(self) -> str:
+        return self._name
+
+    async def connect(self) -> None:
+        await self._server.open()
+
+    async def disconnect(self) -> None:
+        if self._server.in_last_use:
+            await self._feed.close()
+            await self._cancels.close()
+        await self._server.close()
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        refuse_transaction(connection, "BullMQStorage")
+        refuse_deduplication(jobs, "BullMQStorage")
+        return await self._jobs.enqueue(jobs)
+
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        check_claim(worker_id, leases)
+        return await self._claims.claim(worker_id, leases, limit) if leases and limit > 0 else []
+
+    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
+        await self._waiter.wait(timeout.total_seconds())
+
+    async def renew(self, claims: Sequence[Claim]) -> Renewal:
+        return await self._claims.renew(claims)
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "BullMQStorage")
+        return await self._claims.settle(settlements)
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        await self._claims.progress(reports)
+
+    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        return await self._claims.recover(max_stalls)
+
+    async def sweep(self, limit: int) -> int:
+        return await self._inspector.sweep(limit)
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        return await self._jobs.cancel(job_id)
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        return await self._inspector.status(ids)
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        return await self._inspector.result(job_id)
+
+    async def counts(self) -> dict[JobState, int]:
+        return await self._inspector.counts()
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._inspector.workers()
+
+    async def pause(self) -> None:
+        await self._inspector.pause()
+
+    async def resume(self) -> None:
+        await self._inspector.resume()
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        return await self._jobs.retry(ids)
+
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "BullMQStorage")
+        return await self._jobs.remove(ids, running=running)
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        """See `Storage.complete`.
+
+        Raises:
+            StorageError: a job of Node's that waits for its children in a flow, or belongs to a job scheduler.
+        """
+        refuse_transaction(connection, "BullMQStorage")
+        check_fits_redis(job_id, result)
+        return await self._jobs.complete(job_id, result, keep)
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        return await self._jobs.promote(ids)
+
+    async def drain(self) -> int:
+        return await self._inspector.drain()
+
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
+        return await self._inspector.clean(state, older_than, limit)
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        raise Unsupported("BullMQ keeps results by the age of the whole queue; see BullMQStorage.limits")
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._feed.subscribe(None) as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._cancels.subscribe(None) as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
+        async with self._feed.subscribe(job_id) as subscription:
+            yield subscription
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return await self._inspector.page(state, cursor, limit)

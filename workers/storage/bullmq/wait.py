@@ -1,0 +1,143 @@
+"""Waiting for a job on BullMQ's marker, without losing it.
+
+Theory of operation. Whoever makes a job claimable puts a member into the marker set; a waiter pops it with BZPOPMIN, so
+each marker wakes one waiter, and every claim puts one back for the next. The member `0` means "claim now"; another one
+has the time the next delayed job is due as its score. Two rules keep wake-ups from getting lost:
+
+* A waiter that popped a marker and will not claim puts it back: one that is cancelled, and one that popped a future
+  time and leaves before. A cancelled waiter first ends its BZPOPMIN with CLIENT UNBLOCK and reads the answer; closing
+  the connection instead could leave a marker popped for nobody.
+* A waiter killed with a popped marker cannot put it back. So before it blocks, and every 10 s, each waiter looks at the
+  queue itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.scripts import READY_MARKER
+from workers.storage.bullmq.server import Reply, ask, to_the_end
+from workers.storage.on_redis.node_values import due_ms, number, whole
+
+LOOK_SECONDS: Final = 10.0
+SERVER_SLACK_SECONDS: Final = 1.0
+"""A server ends blocking commands late by up to 0.1 s, so waiters end them themselves; this is the safety net."""
+ANSWER_SECONDS: Final = 2.0
+
+Marker: TypeAlias = tuple[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Whether something can be claimed now, and in how many milliseconds that will have changed at the latest."""
+
+    claimable: bool
+    changes_in_ms: float = float("inf")
+
+
+class Waiter:
+    """Waits on one queue; any number of calls at once."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+        self._lua = queue.lua
+
+    async def wait(self, seconds: float) -> None:
+        """See `Storage.wait`."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        held: Marker | None = None
+        try:
+            while (left := deadline - clock()) > 0:
+                outlook = await self._look()
+                if outlook.claimable:
+                    held = None  # the claim that follows moves every due job and marks the next
+                    return
+                popped = await self._pop(min(left, LOOK_SECONDS, outlook.changes_in_ms / 1000))
+                if popped is not None and popped[0] == READY_MARKER:
+                    return
+                held = popped or held
+        finally:
+            if held is not None:
+                await self._put_back(held)
+
+    async def _look(self) -> Outlook:
+        now_ms = self._queue.now_ms()
+        replies = await self._queue.server.run(
+            [
+                ("HMGET", self._lua["meta"], "paused", "concurrency", "max"),
+                ("LLEN", self._lua["active"]),
+                ("LLEN", self._lua["wait"]),
+                ("ZCARD", self._lua["prioritized"]),
+                ("ZRANGE", self._lua["delayed"], 0, 0, "WITHSCORES"),
+                ("GET", self._lua["limiter"]),
+                ("PTTL", self._lua["limiter"]),
+            ]
+        )
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        (paused, concurrency, rate), active, waiting, prioritized, delayed, started, limited_ms = replies
+        if paused is not None or (concurrency is not None and active >= whole(concurrency)):
+            return Outlook(False)
+        if rate is not None and limited_ms > 0 and whole(started) >= whole(rate):
+            return Outlook(False, limited_ms)
+        due = due_ms(delayed[1]) if delayed else None
+        due_in_ms = float("inf") if due is None else due - now_ms
+        return Outlook(waiting + prioritized > 0 or due_in_ms <= 0, due_in_ms)
+
+    async def _pop(self, seconds: float) -> Marker | None:
+        """The next marker, None after `seconds`. Cancelled, it has popped nothing."""
+        async with self._queue.server.connection() as connection:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                client_id = await ask(connection, ("CLIENT", "ID"))
+            pop = ("BZPOPMIN", self._lua["marker"], f"{seconds + SERVER_SLACK_SECONDS:.3f}")
+            # A task of its own from the first byte on: what is sent will be answered, and the answer read.
+            answer = asyncio.ensure_future(ask(connection, pop))
+            try:
+                await asyncio.wait([answer], timeout=seconds)
+                await self._unblock(answer, client_id)
+            except asyncio.CancelledError:
+                await to_the_end(self._call_off(answer, client_id))
+                raise
+            except WorkersError:
+                await _abandon(answer)
+                raise
+            return _marker(answer.result())
+
+    async def _unblock(self, answer: asyncio.Future[Reply], client_id: int) -> None:
+        """The blocking command is answered."""
+        if not answer.done():
+            await self._queue.server.run([("CLIENT", "UNBLOCK", client_id)])
+            await asyncio.wait([answer], timeout=ANSWER_SECONDS)
+        if not answer.done():
+            raise StorageUnavailable("the Redis server did not end a wait when it was told to")
+
+    async def _call_off(self, answer: asyncio.Future[Reply], client_id: int) -> None:
+        """The command is over, and what it popped is put back; a marker too many only wakes somebody for nothing."""
+        with contextlib.suppress(WorkersError):
+            await self._unblock(answer, client_id)
+        await _abandon(answer)
+        known = not answer.cancelled() and answer.exception() is None
+        popped = _marker(answer.result()) if known else (READY_MARKER, 0.0)
+        if popped is not None:
+            await self._put_back(popped)
+
+    async def _put_back(self, marker: Marker) -> None:
+        with contextlib.suppress(WorkersError):  # the server is gone: other waiters look for themselves
+            await self._queue.server.run([self._lua.mark(*marker)])
+
+
+def _marker(popped: Reply) -> Marker | None:
+    return None if popped is None else (str(popped[1]), number(popped[2]) or 0.0)
+
+
+async def _abandon(answer: asyncio.Future[Reply]) -> None:
+    """The answer is read or given up."""
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)

@@ -1,0 +1,161 @@
+"""This process's copy of one queue: brought up to date under the lock, changed, and changed for good by one write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from workers.errors import StorageError
+from workers.jobs import JobEventKind, JobState
+from workers.storage.file.codec import BadEntry, decode
+from workers.storage.file.directory import QueueDirectory
+from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
+from workers.storage.file.journal import Journal
+from workers.storage.file.state import FileState, Step
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class News:
+    """What to tell the waiters and subscribers of this process."""
+
+    events: list[tuple[JobEventKind, str]] = field(default_factory=list)
+    wake: bool = False
+
+    def add(self, step: Step) -> None:
+        self.events += step.events
+        self.wake |= step.wake
+
+
+class QueueCopy:
+    """The journal and what it adds up to; every method wants the directory's lock."""
+
+    def __init__(self, directory: QueueDirectory, name: str, *, sync: bool) -> None:
+        self._directory = directory
+        self._name = name
+        self.journal = Journal(directory, sync=sync)
+        self._state: FileState | None = None
+        self._old: FileState | None = None
+
+    def close(self) -> None:
+        self.journal.close()
+        self.forget()
+
+    def forget(self) -> None:
+        """The state is not what the journal says any more; the next `refresh` reads it anew."""
+        self._old = self._state or self._old
+        self._state = None
+
+    def refresh(self, news: News) -> FileState:
+        """The state is what the journal says; `news` has what others did.
+
+        Raises:
+            StorageError: the journal was deleted, or belongs to a newer version or another queue.
+        """
+        if not (self._state or self._old or self.journal.position):
+            self._state = self._read_anew(news)
+        elif not self.journal.exists():
+            raise StorageError(f"{self._directory.path}: the journal was deleted while in use; start again")
+        elif self._state is None or not self._catch_up(self._state, news):
+            self._state = self._read_anew(news)
+        return self._state
+
+    def _catch_up(self, state: FileState, news: News) -> bool:
+        while True:
+            current = self.journal.is_current()
+            if not self._read_on(state, news):
+                return False
+            if current:
+                return True
+            if not self.journal.follow():
+                return False
+
+    def _read_on(self, state: FileState, news: News) -> bool:
+        for found in self.journal.news():
+            if isinstance(found, Damage):
+                return False
+            try:
+                news.add(state.apply(decode(found)))
+            except BadEntry:
+                return False
+        return True
+
+    # From the beginning
+
+    def _read_anew(self, news: News) -> FileState:
+        self.forget()
+        state = FileState(self._name)
+        marker, position = self.journal.marker, self.journal.position
+        self.journal.open(empty=state.snapshot())
+        if self.journal.marker != marker:
+            position = PREAMBLE_BYTES
+        damaged = False
+        for found in self.journal.news():
+            if isinstance(found, Frame):
+                damaged |= not self._restore(state, found, news if found.start >= position > PREAMBLE_BYTES else News())
+            elif found.torn:
+                self._cut_torn_end(found)
+            else:
+                self.journal.set_aside(found, "damaged: what follows is whole")
+                damaged = True
+        if self._old is not None:
+            if self.journal.marker != marker:
+                news.events += _missed(self._old, state)
+            news.wake = True
+        if damaged:
+            self.journal.replace(state.snapshot(), continues=False)
+        self._old = None
+        return state
+
+    def _restore(self, state: FileState, frame: Frame, news: News) -> bool:
+        try:
+            news.add(state.apply(decode(frame)))
+        except BadEntry as error:
+            if frame.start == PREAMBLE_BYTES and str(error).startswith("it is"):
+                raise StorageError(f"{self._directory.path}: {error}; name another directory") from None
+            void = Damage(start=frame.start, end=frame.end, torn=False)
+            self.journal.set_aside(void, f"not what this version writes: {error}")
+            return False
+        return True
+
+    def _cut_torn_end(self, damage: Damage) -> None:
+        self.journal.set_aside(damage, "torn: a write that did not come to its end, and nobody was told of")
+        self.journal.cut(damage.start)
+
+    # Forward
+
+    def commit(self, frames: list[bytes]) -> None:
+        """The frames, which say what changed in the state, are safe; or the state is forgotten, and this raises."""
+        try:
+            if frames:
+                self.journal.append(frames)
+            else:
+                self.journal.settle()
+        except BaseException:
+            self.forget()
+            raise
+
+    def compact(self, state: FileState) -> None:
+        """The journal holds what there is, and nothing of how it came about, unless the disk is too full for that."""
+        try:
+            self.journal.replace(state.snapshot(), continues=True)
+        except OSError as error:
+            self.journal.put_off()
+            _LOG.warning("%s: the journal cannot be compacted: %s", self._directory.path, error)
+
+
+def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]]:
+    """The ends of jobs that happened while the state could not be followed step by step."""
+    for job in old.table.everyone()[0]:
+        if job.finished:
+            continue
+        job_id = job.new.id
+        now = new.table.get(job_id)
+        if now is not None and now.finished:
+            ended = JobEventKind.COMPLETED if now.state is JobState.COMPLETED else JobEventKind.FAILED
+            yield ended, job_id
+        elif now is None:
+            buried = new.table.buried_until(job_id) is not None
+            yield (JobEventKind.CANCELLED if buried else JobEventKind.COMPLETED), job_id

@@ -1,0 +1,277 @@
+"""One queue's directory as this process uses it: one thread, which takes steps in groups and writes each group once.
+
+Theory of operation. Verbs are handed over as functions of the state. While the thread waits for a disk, more of them
+gather; the next group takes them all: one lock, one look at what others wrote, one write, one fsync, however many they
+are. Answers and events go out only after that, and after the lock was given back. All storages of a process on one
+queue of one directory share a lane, whatever their event loop, by reference count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, TypeVar
+
+from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.storage.file.copy import News, QueueCopy
+from workers.storage.file.directory import QueueDirectory, directory_of
+from workers.storage.file.errors import translate
+from workers.storage.file.state import FileState
+from workers.storage.notices import Notices
+
+T = TypeVar("T")
+
+POLL: Final = timedelta(milliseconds=50)
+BUSY_TIMEOUT: Final = timedelta(seconds=10)
+QUEUE_NUMBER: Final = 0
+"""A lane has one queue, so its notices need no names."""
+
+_MOST_AT_ONCE: Final = 500
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """One verb: a step to take, and where its answer is to go once it is safe."""
+
+    future: Future[object]
+    work: Callable[[FileState], object]
+    writes: bool
+
+
+class Lane:
+    """The thread, what it is handed, and everybody in this process who waits for something in the queue."""
+
+    def __init__(self, path: Path, name: str, *, sync: bool) -> None:
+        self.path = path
+        self.notices = Notices()
+        self.users = 0
+        self._name = name
+        self._sync = sync
+        self._directory: QueueDirectory | None = None
+        self._copy: QueueCopy | None = None
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stopped: Future[None] | None = None
+        self._failing = False
+        self._process = os.getpid()
+        # A daemon, so that a program that forgot to disconnect can end; the journal does not mind.
+        self._thread = threading.Thread(target=self._run, name="workers-file", daemon=True)
+        self._thread.start()
+
+    def read(self, work: Callable[[FileState], T]) -> Future[T]:
+        """The future of what `work` finds; it changes nothing but what the clock changes."""
+        return self._submit(work, writes=False)
+
+    def write(self, work: Callable[[FileState], T]) -> Future[T]:
+        """The future of what `work` answers, resolved when all it changed is on the disk."""
+        return self._submit(work, writes=True)
+
+    def _submit(self, work: Callable[[FileState], T], *, writes: bool) -> Future[T]:
+        future: Future[T] = Future()
+        if self._process != os.getpid():
+            raise StorageError(f"{self.path} was opened before this process was forked; connect again")
+        with self._lock:
+            if self._stopped is not None:
+                raise StorageUnavailable(f"{self.path} was disconnected")
+            self._tasks.put(_Task(future=future, work=work, writes=writes))  # type: ignore[arg-type]  # its own T
+        return future
+
+    async def close(self) -> None:
+        """All that was handed in is done, the files are closed and the thread is gone."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = Future()
+                if self._process == os.getpid():
+                    self._tasks.put(None)
+                else:
+                    self._stopped.set_result(None)  # a fork's copy: the thread stayed behind
+        await asyncio.shield(asyncio.wrap_future(self._stopped))
+
+    # In the thread
+
+    def _run(self) -> None:
+        while self._take_group():
+            pass
+        self._shut()
+        assert self._stopped is not None, "only close() ends the thread"
+        self._stopped.set_result(None)
+
+    def _take_group(self) -> bool:
+        # A method of its own, so that an idle thread keeps no reference to its last group.
+        group: deque[_Task] = deque()
+        going_on = True
+        try:
+            while len(group) < _MOST_AT_ONCE:
+                task = self._tasks.get(timeout=self._patience()) if not group else self._tasks.get_nowait()
+                if task is None:
+                    going_on = False
+                    break
+                if task.future.set_running_or_notify_cancel():
+                    group.append(task)
+        except queue.Empty:
+            pass
+        if group:
+            self._do(group)
+        elif going_on:
+            self._watch()
+        return going_on
+
+    def _patience(self) -> float | None:
+        return POLL.total_seconds() if self.notices.wanted else None
+
+    def _watch(self) -> None:
+        """Whoever waits or listens knows what other processes did."""
+        try:
+            news = self._copy is not None and self._copy.journal.changed()
+        except OSError:
+            news = True  # and what is wrong will show
+        if news:
+            self._do(deque())
+
+    def _do(self, group: deque[_Task]) -> None:
+        """Every task's future is resolved: by its answer, or by what kept that from being safe."""
+        while True:
+            batch = _Batch(tasks=group)
+            try:
+                with self._opened().locked():
+                    self._take_steps(batch)
+            except Exception as error:  # whatever it is, the thread must live: others wait for what they handed in
+                self._tell(batch.heard)
+                self._fail(batch, error)
+                return
+            self._failing = False
+            self._tell(batch.heard)
+            self._tell(batch.done)
+            for future, answer in batch.answers:
+                _resolve(future, answer)
+            group = batch.tasks
+            if not group:
+                return
+
+    def _take_steps(self, batch: _Batch) -> None:
+        """The steps of the tasks that have answers now are safe; the other tasks are for another batch.
+
+        If this raises, none is safe.
+        """
+        assert self._copy is not None, "opened with the directory"
+        copy = self._copy
+        state = copy.refresh(batch.heard)
+        if copy.journal.is_long:
+            copy.compact(state)
+        frames: list[bytes] = []
+        while batch.tasks and not batch.spoilt:
+            _take_step(batch, state, copy, frames)
+        copy.commit(frames)
+        if batch.spoilt:
+            copy.forget()
+
+    def _opened(self) -> QueueDirectory:
+        if self._directory is None:
+            self._directory = QueueDirectory(self.path, sync=self._sync, busy_timeout=BUSY_TIMEOUT)
+            self._copy = QueueCopy(self._directory, self._name, sync=self._sync)
+        return self._directory
+
+    def _tell(self, news: News) -> None:
+        self.notices.tell(QUEUE_NUMBER, news.events, wake=news.wake)
+
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        waiting = [future for future, _ in batch.answers] + [task.future for task in batch.tasks]
+        if not waiting and not self._failing:
+            _LOG.warning("%s: cannot watch for what others do: %s", self.path, error)
+            self._failing = True
+            self.notices.wake_all()  # who waits shall hear of it
+        if not isinstance(error, OSError | WorkersError) and self._copy is not None:
+            self._copy.forget()  # a bug, and nobody knows how far it got
+        for future in waiting:
+            ours = translate(error, str(self.path)) if isinstance(error, OSError) else error
+            if ours is not error:
+                ours.__cause__ = error
+            future.set_exception(ours)
+
+    def _shut(self) -> None:
+        if self._copy is not None:
+            self._copy.close()
+        if self._directory is not None:
+            self._directory.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """Tasks, and what becomes of them; `heard` is what others did, true whatever becomes of ours."""
+
+    tasks: deque[_Task]
+    spoilt: bool = False
+    """Whether a step raised half-way, so that the state is not to be trusted."""
+    answers: list[tuple[Future[object], object]] = field(default_factory=list)
+    heard: News = field(default_factory=News)
+    done: News = field(default_factory=News)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """The step raised: an error of the caller's making, for the caller to hear."""
+
+    error: Exception
+
+
+def _take_step(batch: _Batch, state: FileState, copy: QueueCopy, frames: list[bytes]) -> None:
+    """The first task has an answer, and what it changed is in `done` and `frames`."""
+    task = batch.tasks.popleft()
+    answer: object
+    try:
+        answer = task.work(state)
+        if task.writes and state.changed:
+            step = state.step()
+            frames.append(copy.journal.encode(step.entries, step.blobs))
+            state.written()
+            batch.done.add(step)
+    except Exception as error:
+        answer = _Refused(error)
+        batch.spoilt = state.changed
+    batch.answers.append((task.future, answer))
+
+
+def _resolve(future: Future[object], answer: object) -> None:
+    if isinstance(answer, _Refused):
+        future.set_exception(answer.error)
+    else:
+        future.set_result(answer)
+
+
+_lock = threading.Lock()
+# By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
+_lanes: dict[tuple[int, Path, bool], Lane] = {}
+
+
+def acquire(root: Path, name: str, *, sync: bool) -> Lane:
+    """This process's lane for the queue, with one user more; each must `release` it."""
+    path = directory_of(Path(os.path.realpath(root)), name)
+    with _lock:
+        key = (os.getpid(), path, sync)
+        lane = _lanes.get(key)
+        if lane is None:
+            lane = _lanes[key] = Lane(path, name, sync=sync)
+        lane.users += 1
+        return lane
+
+
+async def release(lane: Lane) -> None:
+    """One user less; with the last one its thread is gone and its files are closed."""
+    with _lock:
+        lane.users -= 1
+        if lane.users:
+            return
+        for key, other in list(_lanes.items()):
+            if other is lane:
+                del _lanes[key]
+    await lane.close()

@@ -1,0 +1,184 @@
+"""What a journal adds up to, and the frames that bring it forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from workers.jobs import JobEventKind
+from workers.storage.file.codec import (
+    BadEntry,
+    Change,
+    JobChanged,
+    JobGone,
+    KeyMarked,
+    Paused,
+    QueueNamed,
+    WorkerSeen,
+    gone_entry,
+    job_entry,
+    mark_entry,
+    pause_entry,
+    queue_entry,
+    worker_entry,
+)
+from workers.storage.file.frames import Entry
+from workers.storage.file.table import Changes, FileTable
+from workers.storage.memory.steps import QueueSteps
+
+_SEEN_AGAIN: Final = timedelta(seconds=30)
+"""How old a worker's record grows before hearing of it again is worth a write."""
+
+_SNAPSHOT_JOBS: Final = 200
+"""Jobs in one frame of a snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step changed: to be written, and once it is, to be told."""
+
+    entries: list[Entry]
+    blobs: list[bytes]
+    events: list[tuple[JobEventKind, str]]
+    wake: bool
+
+
+class FileState(QueueSteps):
+    """A queue whose every change can be taken as a frame, and brought about by one.
+
+    What only a look at the clock did to a record (it expired) is a change too, which waits for the next frame: others
+    see the same clock, so nothing depends on it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._changes = Changes()
+        self.table: FileTable = FileTable(self._changes)
+        super().__init__(self.table)
+        self._name = name
+        self._written_seen: dict[str, datetime] = {}
+
+    def see(self, worker_id: str, now: datetime | None) -> None:
+        super().see(worker_id, now)
+        written = self._written_seen.get(worker_id)
+        if now is None or written is None or now - written >= _SEEN_AGAIN:
+            self._changes.workers[worker_id] = now
+
+    def pause(self, paused: bool) -> None:
+        super().pause(paused)
+        self._changes.paused = paused
+
+    # Changes made here
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is to be written."""
+        return bool(self._changes)
+
+    def step(self) -> Step:
+        """What has changed since `written` was last called."""
+        changes, events = self._changes, []
+        entries: list[Entry] = []
+        blobs: list[bytes] = []
+        for job_id, kinds in changes.jobs.items():
+            events += [(kind, job_id) for kind in kinds]
+            self._describe(job_id, kinds, job_id in changes.added, entries, blobs)
+        for worker_id, at in changes.workers.items():
+            entries.append(worker_entry(worker_id, at))
+        for key, mark in changes.marks.items():
+            entries.append(mark_entry(key, mark))
+        if changes.paused is not None:
+            entries.append(pause_entry(changes.paused))
+        return Step(entries=entries, blobs=blobs, events=events, wake=changes.wake)
+
+    def written(self) -> None:
+        """What `step` returned is on its way into the journal."""
+        for worker_id, at in self._changes.workers.items():
+            self._note_written(worker_id, at)
+        self._changes.clear()
+
+    def _describe(
+        self, job_id: str, kinds: list[JobEventKind], added: bool, entries: list[Entry], blobs: list[bytes]
+    ) -> None:
+        job = self.table.get(job_id)
+        if job is None:
+            entries.append(gone_entry(job_id, self.table.buried_until(job_id), kinds))
+            return
+        entry, its_blobs = job_entry(job, self.table.kept_until(job_id), kinds, added=added)
+        entries.append(entry)
+        blobs += its_blobs
+
+    def snapshot(self) -> Iterator[tuple[list[Entry], list[bytes]]]:
+        """All there is, as the entries and blobs of the frames of a journal."""
+        jobs, buried = self.table.everyone()
+        workers = [worker_entry(worker_id, at) for worker_id, at in self.seen.items()]
+        yield [queue_entry(self._name), pause_entry(self.paused), *workers], []
+        for start in range(0, len(jobs), _SNAPSHOT_JOBS):
+            entries: list[Entry] = []
+            blobs: list[bytes] = []
+            for job in jobs[start : start + _SNAPSHOT_JOBS]:
+                self._describe(job.new.id, [], True, entries, blobs)
+            yield entries, blobs
+        marks = self.table.every_mark()
+        if marks:
+            yield [mark_entry(key, mark) for key, mark in marks], []
+        if buried:
+            yield [gone_entry(job_id, self.table.buried_until(job_id), []) for job_id in buried], []
+
+    # Changes made elsewhere
+
+    def apply(self, changes: list[Change]) -> Step:
+        """The changes are part of the state; what is to be told of them.
+
+        Raises:
+            BadEntry: one speaks of a job nobody knows, or of another queue. Those before it are part of the state.
+        """
+        events: list[tuple[JobEventKind, str]] = []
+        for change in changes:
+            self._apply(change)
+            if isinstance(change, JobChanged | JobGone):
+                events += [(kind, change.id) for kind in change.events]
+        wake, self._changes.wake = self._changes.wake, False
+        return Step(entries=[], blobs=[], events=events, wake=wake)
+
+    def _apply(self, change: Change) -> None:
+        match change:
+            case JobChanged():
+                known = self.table.get(change.id)
+                new = change.new or (known.new if known else None)
+                if new is None:
+                    raise BadEntry(f"a change of an unknown job {change.id!r}")
+                self.table.restore(change.job(new), change.kept_until)
+            case JobGone(until=None):
+                self.table.forget(change.id)
+            case JobGone(until=until):
+                assert until is not None
+                self.table.bury(change.id, until)
+            case WorkerSeen():
+                self._note_seen(change.id, change.at)
+            case KeyMarked():
+                self.table.restore_mark(change.key, change.mark)
+            case Paused():
+                self._note_paused(change.paused)
+            case QueueNamed():
+                if change.queue != self._name:
+                    raise BadEntry(f"it is the journal of queue {change.queue!r}")
+
+    def _note_seen(self, worker_id: str, at: datetime | None) -> None:
+        self._note_written(worker_id, at)
+        if at is None:
+            self.seen.pop(worker_id, None)
+        else:
+            self.seen[worker_id] = max(at, self.seen.get(worker_id, at))
+
+    def _note_written(self, worker_id: str, at: datetime | None) -> None:
+        if at is None:
+            self._written_seen.pop(worker_id, None)
+        else:
+            self._written_seen[worker_id] = at
+
+    def _note_paused(self, paused: bool) -> None:
+        self.paused = paused
+        if not paused:
+            self._changes.wake = True

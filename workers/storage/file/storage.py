@@ -1,0 +1,300 @@
+"""A durable queue in a directory, for the processes of one machine; nothing but the standard library.
+
+Theory of operation. Each queue has a directory of its own, and in it one file that matters:
+
+    <directory>/<queue>/journal         everything that happened, oldest first
+    <directory>/<queue>/journal.new     a compaction in progress, or one whose process died: deleted
+    <directory>/<queue>/quarantine/     what was found here and is not ours, or damaged, each with its reason
+
+Queues have their own name if that is short and plain, else a digest of it; ids never are part of a path.
+
+*State.* Every process keeps the jobs in memory, payloads included, in the very tables of `MemoryStorage`, and takes its
+steps there. What a step changed becomes one frame at the end of the journal (`frames`, `codec`): the new
+state of every job it touched, not the verb that was called, so that reading a journal needs no rules and gives the same
+result in every process and version. One frame is one step: a completion, its result, its expiry and its continuation
+are in the journal together or not at all. A frame counts when it is whole and its checksum is right.
+
+*Order of writes.* A step is taken under an exclusive `flock` of the directory: (1) read what others appended since the
+last look, (2) change the state in memory, (3) append the frames of all steps that were waiting, in one write, (4)
+fsync, (5) unlock, (6) answer, and tell waiters and subscribers. Nobody is told of anything that is not safe.
+A process that is killed
+ - before (3): nothing has happened;
+ - during (3): a torn frame ends the journal. The next to lock it finds that, and as it holds the lock, it knows that
+   nobody is still writing: the end is copied to quarantine, reported and cut off. Whole frames before it count, which
+   is allowed, for their callers were told nothing;
+ - between (3) and (4): the frames are in the kernel's cache, and others see them. Whoever reads a frame of another
+   process makes the file safe before answering from it, so a crash of the machine takes back nothing that was told;
+ - after (4): the step is done, and the caller does not know; repeating it is safe, as the contract says.
+A step that cannot be written (a full disk) is cut off again, and the memory, which is ahead of the file now, thrown
+away and read anew by the next step: callers get `StorageUnavailable`, nothing was lost and nothing half done.
+
+*Compaction.* A journal of more than twice its snapshot plus 8 MiB is replaced: a snapshot of the state is written to
+`journal.new`, fsynced, and renamed over `journal`; then the directory is fsynced. Killed before the rename, the old one
+stands; after it, the new one; both say the same. Another process still has the old file open: on its next look it sees
+that `journal` is another file, reads the old one to its end, so that no event is missed, and goes on in the new one
+behind the snapshot. It fsyncs the directory too before it writes there. A full disk only puts a compaction off.
+
+*Opening* reads the journal from its beginning. Damage in the middle costs the frames it hit: they are copied to
+quarantine and reported, the journal is rewritten without them. Foreign files, and a journal that does not begin as one,
+are moved there. A journal of a newer version is refused and left alone.
+
+*Wake-ups* within a process are direct. Other processes are heard by a look at the journal's size every 50 ms, made only
+while somebody waits or listens; it reads nothing unless the size has changed.
+
+*Limits.* Memory and the time to open grow with the jobs in the queue. The file system must be a local one. A process
+that is stopped just while it holds the lock, for some milliseconds at most, blocks the others until it goes on or dies:
+they get `StorageUnavailable` after 10 s. Nothing is mirrored: rot costs the steps it hits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final, TypeVar
+
+from workers.clock import Clock, ManualClock, SystemClock
+from workers.errors import StorageUnavailable, WorkersError
+from workers.ids import check_text
+from workers.jobs import (
+    CancelResult,
+    Claim,
+    EnqueueResult,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    Page,
+    ProgressReport,
+    Recovery,
+    Released,
+    Renewal,
+    Retention,
+    Settlement,
+    SettleOutcome,
+    WorkerInfo,
+)
+from workers.storage.base import Limits
+from workers.storage.broadcast import BufferedSubscription
+from workers.storage.file.lane import POLL, QUEUE_NUMBER, Lane, acquire, release
+from workers.storage.file.state import FileState
+from workers.storage.notices import Ears
+from workers.storage.rules import refuse_transaction
+
+T = TypeVar("T")
+
+
+class FileStorage:
+    """One queue in a directory, which is made with mode 0700 when it is missing.
+
+    Every acknowledged step is on the disk. With `fsync=False` it survives the death of any process, but a crash of the
+    machine may lose the last ones. All storages of one directory should agree on it. The event loop is never blocked.
+    """
+
+    limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL)
+
+    def __init__(
+        self, directory: str | Path, queue: str = "default", *, clock: Clock | None = None, fsync: bool = True
+    ) -> None:
+        check_text("queue name", queue)
+        self._root = Path(directory).absolute()
+        self._name = queue
+        self._clock: Clock = clock or SystemClock()
+        self._fsync = fsync
+        self._users = 0
+        self._connected: Lane | None = None
+        if isinstance(self._clock, ManualClock):
+            self._clock.watch(self._wake)
+
+    def __repr__(self) -> str:
+        return f"FileStorage({str(self._root)!r}, queue={self._name!r})"
+
+    @property
+    def queue(self) -> str:
+        return self._name
+
+    async def connect(self) -> None:
+        """See `Storage.connect`; the queue's journal was read.
+
+        Raises:
+            StorageError: the directory cannot be used, or a newer version wrote it.
+        """
+        lane = acquire(self._root, self._name, sync=self._fsync)
+        try:
+            await asyncio.wrap_future(lane.read(lambda state: None))
+        except BaseException:
+            await release(lane)
+            raise
+        self._users += 1
+        self._connected = lane
+
+    async def disconnect(self) -> None:
+        lane = self._connected
+        if lane is None:
+            return
+        self._users -= 1
+        if not self._users:
+            self._connected = None
+        await release(lane)
+
+    # Jobs
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.enqueue(jobs, now))
+
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""
+        wanted = dict(leases)
+        future = self._lane().write(lambda state: state.claim(worker_id, wanted, limit, self._clock.now()))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, future: Future[list[Claim]]) -> None:
+        if future.cancelled() or future.exception() is not None or not future.result():
+            return
+        released = [Released(claim=claim) for claim in future.result()]
+        try:
+            self._lane().write(lambda state: state.settle(released, self._clock.now()))
+        except WorkersError:
+            return  # disconnected: the leases will run out
+
+    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout.total_seconds()
+        with self._lane().notices.listen(QUEUE_NUMBER) as ears, ears.bell() as bell:
+            while True:
+                bell.clear()
+                until_due = await self._read(lambda state, now: state.claimable_in(names, now))
+                left = deadline - clock()
+                if until_due == timedelta(0) or left <= 0:
+                    return
+                if until_due is not None and not isinstance(self._clock, ManualClock):
+                    left = min(left, until_due.total_seconds())
+                try:
+                    async with asyncio.timeout(left):
+                        await bell.wait()
+                except TimeoutError:
+                    continue
+
+    async def renew(self, claims: Sequence[Claim]) -> Renewal:
+        return await self._write(lambda state, now: state.renew(claims, now)) if claims else Renewal()
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.settle(settlements, now)) if settlements else []
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        await self._write(lambda state, now: state.progress(reports, now))
+
+    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        return await self._write(lambda state, now: state.recover(limit, max_stalls, now))
+
+    async def sweep(self, limit: int) -> int:
+        return await self._write(lambda state, now: state.sweep(limit, now))
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        return await self._write(lambda state, now: state.cancel(job_id, now))
+
+    # Reading
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        return await self._read(lambda state, now: state.status(ids, now))
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        return await self._read(lambda state, now: state.result(job_id, now))
+
+    async def counts(self) -> dict[JobState, int]:
+        return await self._read(lambda state, now: state.counts(now))
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._read(lambda state, now: state.workers())
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[BufferedSubscription]:
+        with self._ears() as ears, ears.broadcast.everything() as subscription:
+            await self._hear()
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        listening = self._lane().notices.listen(QUEUE_NUMBER, for_cancels=True)
+        with listening as ears, ears.broadcast.cancel_requests() as subscription:
+            await self._hear()
+            yield subscription
+
+    @asynccontextmanager
+    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
+        with self._ears() as ears, ears.broadcast.of_job(job_id) as subscription:
+            await self._hear()
+            yield subscription
+
+    def _ears(self) -> AbstractContextManager[Ears]:
+        return self._lane().notices.listen(QUEUE_NUMBER, subscribe=True)
+
+    async def _hear(self) -> None:
+        """The lane knows that somebody listens."""
+        await self._read(lambda state, now: None)
+
+    # Management
+
+    async def pause(self) -> None:
+        await self._write(lambda state, now: state.pause(True))
+
+    async def resume(self) -> None:
+        await self._write(lambda state, now: state.pause(False))
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        return await self._write(lambda state, now: state.retry(ids, now))
+
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.remove(ids, running, now))
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.complete(job_id, result, keep, now))
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        return await self._write(lambda state, now: state.promote(ids, now))
+
+    async def drain(self) -> int:
+        return await self._write(lambda state, now: state.drain())
+
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
+        return await self._write(lambda jobs, now: jobs.clean(state, older_than, limit, now))
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        return await self._write(lambda state, now: state.update_result_ttl(job_id, ttl, now))
+
+    # Running steps
+
+    def _lane(self) -> Lane:
+        if self._connected is None:
+            raise StorageUnavailable(f"{self!r} is not connected; call `await storage.connect()` first")
+        return self._connected
+
+    # The clock is asked under the lock: then what one process wrote never lies in another's future.
+    async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
+        return await asyncio.wrap_future(self._lane().read(lambda state: step(state, self._clock.now())))
+
+    async def _write(self, step: Callable[[FileState, datetime], T]) -> T:
+        return await asyncio.wrap_future(self._lane().write(lambda state: step(state, self._clock.now())))
+
+    def _wake(self) -> None:
+        if self._connected is not None:
+            self._connected.notices.tell(QUEUE_NUMBER, (), wake=True)
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return await self._read(lambda jobs, now: jobs.page(state, cursor, limit, now))

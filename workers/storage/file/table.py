@@ -1,0 +1,126 @@
+"""The jobs of a journal in memory: what a step changed in them, and how others' changes come in."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from workers.jobs import JobEventKind, JobState, NewJob
+from workers.storage.memory.jobs import Job, JobTable
+from workers.storage.memory.keys import Mark
+
+
+class Changes:
+    """What has happened since it was last written down."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, list[JobEventKind]] = {}
+        self.added: set[str] = set()
+        self.workers: dict[str, datetime | None] = {}
+        self.marks: dict[str, Mark | None] = {}
+        self.paused: bool | None = None
+        self.wake = False
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.workers or self.marks) or self.paused is not None
+
+    def clear(self) -> None:
+        """It was written down."""
+        self.jobs.clear()
+        self.added.clear()
+        self.workers.clear()
+        self.marks.clear()
+        self.paused = None
+        self.wake = False
+
+    def publish(self, kind: JobEventKind, job_id: str) -> None:
+        self.jobs.setdefault(job_id, []).append(kind)
+
+    def claimable(self) -> None:
+        self.wake = True
+
+
+class FileTable(JobTable):
+    """A job table that notes which jobs changed, and takes in jobs as they were written elsewhere."""
+
+    def __init__(self, changes: Changes) -> None:
+        super().__init__(changes, changes.claimable)
+        self._changes = changes
+
+    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
+        super().add(new, now, created_at=created_at)
+        self._changes.added.add(new.id)
+
+    def continue_with(self, job: Job, new: NewJob, now: datetime) -> None:
+        super().continue_with(job, new, now)
+        self._changes.added.add(new.id)
+
+    def debounce(self, job: Job, new: NewJob, now: datetime) -> None:
+        super().debounce(job, new, now)
+        self._changes.added.add(job.new.id)
+
+    def mark(self, key: str, mark: Mark | None) -> None:
+        super().mark(key, mark)
+        self._changes.marks[key] = mark
+
+    def changed(self, job_id: str) -> None:
+        self._changes.jobs.setdefault(job_id, [])
+
+    def get(self, job_id: str) -> Job | None:
+        """The job as it was last written or changed, whatever the time is."""
+        return self._jobs.get(job_id)
+
+    def kept_until(self, job_id: str) -> datetime | None:
+        """When the record of the finished job expires."""
+        key = self._expiring.key(job_id)
+        return None if key is None else key[0]
+
+    def buried_until(self, job_id: str) -> datetime | None:
+        """When the cancelled job's tombstone goes."""
+        key = self._tombstones.key(job_id)
+        return None if key is None else key[0]
+
+    def everyone(self) -> tuple[list[Job], list[str]]:
+        """All jobs, and the ids of all tombstones."""
+        return list(self._jobs.values()), self._tombstones.members()
+
+    def every_mark(self) -> list[tuple[str, Mark]]:
+        """Every deduplication key, and who has it."""
+        return list(self._marks.items())
+
+    def restore_mark(self, key: str, mark: Mark | None) -> None:
+        """The key is as it was written elsewhere."""
+        super().mark(key, mark)
+
+    def restore(self, job: Job, kept_until: datetime | None) -> None:
+        """The job is in the table as it is, instead of what was known of its id; nobody is told."""
+        job_id = job.new.id
+        self.forget(job_id)
+        self._jobs[job_id] = self.by_state[job.state][job_id] = job
+        self._next_serial = max(self._next_serial, job.serial + 1)
+        if job.waits:
+            self._line_up(job)
+        elif kept_until is not None:
+            self._expiring.add((kept_until,), job_id)
+        elif job.state is JobState.PROCESSING and job.new.ordering_key is not None:
+            self._busy_keys.add(job.new.ordering_key)
+
+    def bury(self, job_id: str, until: datetime) -> None:
+        """Nothing is left of the job but its tombstone."""
+        self.forget(job_id)
+        self._tombstones.add((until,), job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Nothing is left of the job."""
+        self._tombstones.discard(job_id)
+        job = self._jobs.pop(job_id, None)
+        if job is None:
+            return
+        del self.by_state[job.state][job_id]
+        self._step_out(job)
+        self._delayed.discard(job_id)
+        self._expiring.discard(job_id)
+        key = job.new.ordering_key
+        if key is not None and not job.finished:
+            if job.state is JobState.PROCESSING:
+                self._busy_keys.discard(key)
+            self._unpark(key)

@@ -1,0 +1,6 @@
+"""Jobs in this process alone: for tests, and as the reference for every other storage."""
+
+from workers.storage.memory.space import MemorySpace
+from workers.storage.memory.storage import MemoryStorage
+
+__all__ = ["MemorySpace", "MemoryStorage"]

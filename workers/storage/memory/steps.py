@@ -1,0 +1,389 @@
+"""Every verb of a queue whose jobs are in memory, as one synchronous step at a given time.
+
+`MemoryStorage` is these steps; `FileStorage` takes them on its copy of what the directory holds, and writes down what
+they changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.errors import LossReason
+from workers.jobs import (
+    CancelResult,
+    Claim,
+    Completed,
+    Continued,
+    EnqueueResult,
+    EnqueueStatus,
+    Failed,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    OutcomeKind,
+    Page,
+    ProgressReport,
+    Recovery,
+    Renewal,
+    Retention,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+    WorkerInfo,
+    check_retention,
+)
+from workers.lifecycle import Step
+from workers.storage.base import ANY_NAME
+from workers.storage.memory.jobs import Job, JobTable
+from workers.storage.memory.keys import Mark
+from workers.storage.rules import (
+    WORKER_RECORD,
+    bounded,
+    bounded_count,
+    check_claim,
+    check_cleanable,
+    count_retry,
+    read_cursor,
+    stalled_error,
+)
+
+_APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
+_ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
+
+
+class QueueSteps:
+    """One queue's table of jobs, its workers, and whether it is paused; the verbs are those of `Storage`."""
+
+    def __init__(self, table: JobTable) -> None:
+        self.table = table
+        self.paused = False
+        self.seen: dict[str, datetime] = {}
+        self._tokens = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+
+    def see(self, worker_id: str, now: datetime | None) -> None:
+        """The worker was heard of at `now`; None forgets it."""
+        if now is None:
+            del self.seen[worker_id]
+        else:
+            self.seen[worker_id] = now
+
+    def pause(self, paused: bool) -> None:
+        """Whether jobs are kept back from claims from now on."""
+        self.paused = paused
+        if not paused:
+            self.table.on_claimable()
+
+    # Jobs
+
+    def enqueue(self, jobs: Sequence[NewJob], now: datetime) -> list[EnqueueResult]:
+        groups: dict[str, Mark | None] = {}
+        return [self._enqueue(job, groups, now) for job in jobs]
+
+    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+        """`groups` has the keys met in this call, and who had each before."""
+        job = self.table.find(new.id, now)
+        if job is not None and job.state is JobState.COMPLETED:
+            return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=job.state, result=job.result)
+        if job is not None and job.state is not JobState.FAILED:
+            return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=job.state)
+        if new.deduplication is not None:
+            key = new.deduplication.key
+            if key not in groups:
+                groups[key] = self.table.marked(key, now)
+                if groups[key] is None:
+                    self.table.mark(key, _mark(new, new.deduplication, now))
+            if (mark := groups[key]) is not None:
+                return self._deduplicated(new, mark, new.deduplication.mode, now)
+        self.table.add(new, now)
+        return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
+
+    def _deduplicated(self, new: NewJob, mark: Mark, mode: DeduplicationMode, now: datetime) -> EnqueueResult:
+        job = self.table.find(mark.job_id, now)
+        if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
+            self.table.debounce(job, new, now)
+        state = None if job is None else job.state
+        return EnqueueResult(id=mark.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
+
+    def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int, now: datetime) -> list[Claim]:
+        check_claim(worker_id, leases)
+        self.table.ready_what_is_due(now)
+        self.see(worker_id, now)
+        if self.paused:
+            return []
+        return [self._grant(job, worker_id, leases, now) for job in self.table.take(leases, limit)]
+
+    def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
+        new = job.new
+        lease = leases[new.name] if new.name in leases else leases[ANY_NAME]
+        token = next(self._tokens)
+        job.token, job.worker_id, job.deadline = token, worker_id, now + lease
+        return Claim(
+            job_id=new.id,
+            name=new.name,
+            payload=new.payload,
+            token=token,
+            worker_id=worker_id,
+            lease=lease,
+            attempt=job.attempts,
+            max_attempts=new.max_attempts,
+            created_at=job.created_at,
+            keep_completed=new.keep_completed,
+            keep_failed=new.keep_failed,
+            priority=new.priority,
+            backoff=new.backoff,
+            chain_index=new.chain_index,
+        )
+
+    def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:
+        """How long until a claim for these names may succeed, 0 for now; None as long as nothing else happens."""
+        self.table.ready_what_is_due(now)
+        if self.paused:
+            return None
+        if self.table.claimable(names):
+            return timedelta(0)
+        due = self.table.next_due()
+        return None if due is None else due - now
+
+    def renew(self, claims: Sequence[Claim], now: datetime) -> Renewal:
+        lost: dict[str, LossReason] = {}
+        cancel_requested: list[str] = []
+        for claim in claims:
+            self.see(claim.worker_id, now)
+            job = self.table.find(claim.job_id, now)
+            if job is None or job.token != claim.token:
+                lost[claim.token] = _why_lost(job)
+                continue
+            self.table.extend(job, now + claim.lease)
+            if job.cancel_requested:
+                cancel_requested.append(claim.token)
+        return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
+
+    def settle(self, settlements: Sequence[Settlement], now: datetime) -> list[SettleOutcome]:
+        return [self._settle(settlement, now) for settlement in settlements]
+
+    def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
+        claim = settlement.claim
+        job = self.table.find(claim.job_id, now)
+        if job is not None and job.settled_by == claim.token:
+            return _ALREADY_APPLIED
+        if job is None or job.token != claim.token:
+            return SettleOutcome(status=SettleStatus.LOST, reason=_why_lost(job))
+        match settlement:
+            case Completed():
+                self.table.complete(job, now, settlement.result, settlement.keep)
+                if settlement.then is not None:
+                    self._enqueue(settlement.then, {}, now)
+            case Continued():
+                self.table.continue_with(job, settlement.then, now)
+            case Retried():
+                self._retry(job, settlement, now)
+            case Failed():
+                self.table.fail(job, now, settlement.error, settlement.keep)
+            case _:
+                job.attempts -= 1
+                self.table.requeue(job, Step.RELEASE)
+        return _APPLIED
+
+    def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
+        counted, job.uncounted = count_retry(settlement, job.uncounted)
+        if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
+            self.table.fail(job, now, replace(settlement.error, exhausted=True), None)
+            return
+        if not counted:
+            job.attempts -= 1
+        self.table.retry_later(job, settlement.error, now + bounded(settlement.delay))
+
+    def progress(self, reports: Sequence[ProgressReport], now: datetime) -> None:
+        for report in reports:
+            job = self.table.find(report.claim.job_id, now)
+            if job is not None and job.token == report.claim.token:
+                self.table.report(job, report.value)
+
+    def recover(self, limit: int, max_stalls: int, now: datetime) -> Recovery:
+        processing = self.table.by_state[JobState.PROCESSING].values()
+        stalled = list(
+            itertools.islice(
+                (job for job in processing if job.deadline is not None and job.deadline <= now), bounded_count(limit)
+            )
+        )
+        requeued, failed = [], []
+        for job in stalled:
+            job.stalls += 1
+            if job.stalls > max_stalls or job.attempts >= job.new.max_attempts:
+                error = stalled_error(
+                    worker=job.worker_id,
+                    attempts=job.attempts,
+                    max_attempts=job.new.max_attempts,
+                    stalls=job.stalls,
+                    max_stalls=max_stalls,
+                )
+                self.table.fail(job, now, error, None, Step.EXHAUST)
+                failed.append(job.new.id)
+            else:
+                self.table.requeue(job, Step.STALL)
+                requeued.append(job.new.id)
+        return Recovery(requeued=tuple(requeued), failed=tuple(failed))
+
+    def sweep(self, limit: int, now: datetime) -> int:
+        limit = bounded_count(limit)
+        removed = sum(1 for _ in itertools.islice(self.table.drop_expired(now), limit))
+        busy = {job.worker_id for job in self.table.by_state[JobState.PROCESSING].values()}
+        gone = [name for name, seen in self.seen.items() if seen + WORKER_RECORD <= now and name not in busy]
+        for worker_id in gone[: limit - removed]:
+            self.see(worker_id, None)
+            removed += 1
+        return removed
+
+    def cancel(self, job_id: str, now: datetime) -> CancelResult:
+        job = self.table.find(job_id, now)
+        if job is None:
+            return CancelResult.NOT_FOUND
+        if job.waits:
+            self.table.cancel(job, now)
+            return CancelResult.CANCELLED
+        if job.state is JobState.PROCESSING:
+            self.table.request_cancel(job)
+        return CancelResult(job.state.value)
+
+    # Reading
+
+    def status(self, ids: Sequence[str], now: datetime) -> list[JobStatus | None]:
+        return [_status(job) if (job := self.table.find(job_id, now)) else None for job_id in ids]
+
+    def result(self, job_id: str, now: datetime) -> JobOutcome | None:
+        job = self.table.find(job_id, now)
+        if job is None:
+            return JobOutcome(kind=OutcomeKind.CANCELLED) if self.table.has_tombstone(job_id, now) else None
+        if not job.finished:
+            return None
+        if job.state is JobState.COMPLETED:
+            return JobOutcome(kind=OutcomeKind.COMPLETED, result=job.result)
+        return JobOutcome(kind=OutcomeKind.FAILED, error=job.last_error)
+
+    def counts(self, now: datetime) -> dict[JobState, int]:
+        self._look_at_the_clock(now)
+        return {state: len(jobs) for state, jobs in self.table.by_state.items()}
+
+    def workers(self) -> list[WorkerInfo]:
+        claims = dict.fromkeys(self.seen, 0)
+        for job in self.table.by_state[JobState.PROCESSING].values():
+            if job.worker_id is not None:
+                claims[job.worker_id] = claims.get(job.worker_id, 0) + 1
+        return [WorkerInfo(id=name, seen_at=seen, claims=claims[name]) for name, seen in self.seen.items()]
+
+    def page(self, state: JobState, cursor: str | None, limit: int, now: datetime) -> Page:
+        self._look_at_the_clock(now)
+        last, limit = read_cursor(cursor), bounded_count(limit)
+        later = sorted((job for job in self.table.by_state[state].values() if job.serial > last), key=_serial)
+        page = later[:limit]
+        return Page(
+            jobs=tuple(_status(job) for job in page),
+            cursor=str(page[-1].serial) if page and len(later) > limit else None,
+        )
+
+    # Management
+
+    def retry(self, ids: Sequence[str], now: datetime) -> int:
+        failed = [job for job in self._found(ids, now) if job.state is JobState.FAILED]
+        for job in failed:
+            self.table.add_again(job, now)
+        return len(failed)
+
+    def complete(self, job_id: str, result: bytes, keep: Retention | None, now: datetime) -> JobState | None:
+        job = self.table.find(job_id, now)
+        if job is None:
+            return None
+        state = job.state
+        if not job.finished:
+            self.table.complete_from_outside(job, now, result, keep)
+        return state
+
+    def remove(self, ids: Sequence[str], running: bool, now: datetime) -> int:
+        removed = [job for job in self._found(ids, now) if running or job.state is not JobState.PROCESSING]
+        for job in removed:
+            if job.finished:
+                self.table.expire(job)
+            else:
+                self.table.drop(job)
+        return len(removed)
+
+    def promote(self, ids: Sequence[str], now: datetime) -> int:
+        delayed = [job for job in self._found(ids, now) if job.waits and job.state is not JobState.QUEUED]
+        for job in delayed:
+            self.table.promote(job, now)
+        return len(delayed)
+
+    def drain(self) -> int:
+        waiting = [job for jobs in self.table.by_state.values() for job in jobs.values() if job.waits]
+        for job in waiting:
+            self.table.drop(job)
+        return len(waiting)
+
+    def clean(self, state: JobState, older_than: timedelta, limit: int, now: datetime) -> int:
+        check_cleanable(state)
+        self._look_at_the_clock(now)
+        ended_before = now - bounded(older_than)
+        records = self.table.by_state[state].values()
+        old = (job for job in records if job.finished_at is not None and job.finished_at <= ended_before)
+        cleaned = list(itertools.islice(old, bounded_count(limit)))
+        for job in cleaned:
+            self.table.expire(job)
+        return len(cleaned)
+
+    def update_result_ttl(self, job_id: str, ttl: timedelta, now: datetime) -> bool:
+        check_retention(ttl)
+        job = self.table.find(job_id, now)
+        if job is None or not job.finished:
+            return False
+        self.table.keep(job, now + ttl)
+        return True
+
+    def _look_at_the_clock(self, now: datetime) -> None:
+        self.table.ready_what_is_due(now)
+        deque(self.table.drop_expired(now), maxlen=0)
+
+    def _found(self, ids: Sequence[str], now: datetime) -> tuple[Job, ...]:
+        return tuple(job for job_id in dict.fromkeys(ids) if (job := self.table.find(job_id, now)))
+
+
+def _mark(new: NewJob, deduplication: Deduplication, now: datetime) -> Mark:
+    ttl = deduplication.ttl if deduplication.mode is DeduplicationMode.THROTTLE else None
+    return Mark(job_id=new.id, mode=deduplication.mode, until=None if ttl is None else now + new.delay + ttl)
+
+
+def _serial(job: Job) -> int:
+    return job.serial
+
+
+def _why_lost(job: Job | None) -> LossReason:
+    if job is None:
+        return LossReason.NOT_FOUND
+    return LossReason.COMPLETED if job.finished else LossReason.TAKEN
+
+
+def _status(job: Job) -> JobStatus:
+    delayed = job.state in (JobState.SCHEDULED, JobState.FAILING)
+    return JobStatus(
+        id=job.new.id,
+        name=job.new.name,
+        state=job.state,
+        attempt=job.attempts,
+        max_attempts=job.new.max_attempts,
+        created_at=job.created_at,
+        priority=job.new.priority,
+        chain_index=job.new.chain_index,
+        next_run_at=job.run_at if delayed else None,
+        finished_at=job.finished_at,
+        worker_id=job.worker_id,
+        last_error=job.last_error,
+        progress=job.progress,
+    )

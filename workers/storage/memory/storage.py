@@ -1,0 +1,172 @@
+"""The reference storage: one process, no durability, every step taken from the transition table.
+
+For tests of your own handlers, for conformance, and for work that may vanish with the process. One event loop at a
+time; it is not thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Final
+
+from workers.clock import Clock, ManualClock
+from workers.ids import check_text
+from workers.jobs import (
+    CancelResult,
+    Claim,
+    EnqueueResult,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    Page,
+    ProgressReport,
+    Recovery,
+    Renewal,
+    Retention,
+    Settlement,
+    SettleOutcome,
+    WorkerInfo,
+)
+from workers.storage.base import Limits
+from workers.storage.broadcast import BufferedSubscription
+from workers.storage.memory.space import MemorySpace
+from workers.storage.rules import refuse_transaction
+
+
+class MemoryStorage:
+    """One queue in a space; without `space` it has one of its own, with the given clock.
+
+    With a `ManualClock`, `wait` wakes for delayed jobs when the clock is advanced; its timeout is real time.
+    """
+
+    limits: Final = Limits(clock="machine", durable=False, processes="one", delay_resolution=timedelta(0))
+
+    def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
+        if space is not None and clock is not None:
+            raise ValueError("a space has its own clock: MemoryStorage(MemorySpace(clock))")
+        check_text("queue name", queue)
+        self._space = space or MemorySpace(clock)
+        self._name = queue
+        self._queue = self._space.queue(queue)
+
+    def __repr__(self) -> str:
+        return f"MemoryStorage(queue={self._name!r})"
+
+    @property
+    def queue(self) -> str:
+        return self._name
+
+    async def connect(self) -> None:
+        """There is nothing to connect to; the space lives as long as something refers to it."""
+
+    async def disconnect(self) -> None:
+        """There is nothing to close."""
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.enqueue(jobs, self._now())
+
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        return self._queue.claim(worker_id, leases, limit, self._now())
+
+    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout.total_seconds()
+        await asyncio.sleep(0)  # a caller that finds work every time must not starve the loop
+        while (until_due := self._queue.claimable_in(names, self._now())) != timedelta(0):
+            left = deadline - clock()
+            if left <= 0:
+                return
+            if until_due is not None and not isinstance(self._space.clock, ManualClock):
+                left = min(left, until_due.total_seconds())
+            await self._queue.sleep(left)
+
+    async def renew(self, claims: Sequence[Claim]) -> Renewal:
+        return self._queue.renew(claims, self._now())
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.settle(settlements, self._now())
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        self._queue.progress(reports, self._now())
+
+    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        return self._queue.recover(limit, max_stalls, self._now())
+
+    async def sweep(self, limit: int) -> int:
+        return self._queue.sweep(limit, self._now())
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        return self._queue.cancel(job_id, self._now())
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        return self._queue.status(ids, self._now())
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        return self._queue.result(job_id, self._now())
+
+    async def counts(self) -> dict[JobState, int]:
+        return self._queue.counts(self._now())
+
+    async def workers(self) -> list[WorkerInfo]:
+        return self._queue.workers()
+
+    async def pause(self) -> None:
+        self._queue.pause(True)
+
+    async def resume(self) -> None:
+        self._queue.pause(False)
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        return self._queue.retry(ids, self._now())
+
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.remove(ids, running, self._now())
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.complete(job_id, result, keep, self._now())
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        return self._queue.promote(ids, self._now())
+
+    async def drain(self) -> int:
+        return self._queue.drain()
+
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
+        return self._queue.clean(state, older_than, limit, self._now())
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        return self._queue.update_result_ttl(job_id, ttl, self._now())
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[BufferedSubscription]:
+        with self._queue.broadcast.everything() as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        with self._queue.broadcast.cancel_requests() as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
+        with self._queue.broadcast.of_job(job_id) as subscription:
+            yield subscription
+
+    def _now(self) -> datetime:
+        return self._space.clock.now()
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return self._queue.page(state, cursor, limit, self._now())

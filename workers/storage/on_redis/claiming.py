@@ -1,0 +1,33 @@
+"""Claims whose caller goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from workers.errors import WorkersError
+from workers.jobs import Claim, Released, Settlement
+from workers.storage.on_redis.server import to_the_end
+
+C = TypeVar("C", bound=Claim)
+
+
+async def claimed(
+    claiming: Coroutine[object, object, list[C]], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
+) -> list[C]:
+    """What `claiming` brings; if cancelled meanwhile, what it claimed is released."""
+    call = asyncio.ensure_future(claiming)
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await to_the_end(_give_back(call, settle))
+        raise
+
+
+async def _give_back(
+    call: asyncio.Future[list[C]], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
+) -> None:
+    with suppress(WorkersError):  # the leases will run out
+        await settle([Released(claim=claim) for claim in await call])

@@ -1,0 +1,173 @@
+"""What is published on a Redis server, heard on one connection of its own.
+
+Theory of operation. The connection is made when somebody first wants to hear a channel, and stays until `close`. A
+channel counts as heard once the server has confirmed it on the connection in use. When the connection breaks it is made
+again. A line that went dead without a word is noticed by a ping without answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final, Protocol
+
+from redis.asyncio.connection import AbstractConnection
+
+from workers.errors import StorageUnavailable, WorkersError
+from workers.storage.on_redis.server import Reply, Server, translated
+
+PING_SECONDS: Final = 10.0
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 2.0
+
+
+class Hearer(Protocol):
+    """Who is told what the listener hears; called in its event loop, must be quick and never raise."""
+
+    def confirmed(self, channel: bytes) -> None:
+        """What is published on the channel is heard from now on."""
+
+    def heard(self, channel: bytes, body: bytes) -> bool:
+        """Somebody published this; False where the channel need not be heard any more."""
+
+    def deafened(self) -> None:
+        """The connection broke: what was published since the last message is unknown."""
+
+
+class Listener:
+    """Hears channels of one server for one hearer."""
+
+    def __init__(self, server: Server, hearer: Hearer, name: str) -> None:
+        self._server = server
+        self._hearer = hearer
+        self._name = name
+        self._reader: asyncio.Task[None] | None = None
+        self._connection: AbstractConnection | None = None
+        self._wanted: set[bytes] = set()  # channels to be heard; written by callers, read by the reader
+        self._heard: dict[bytes, asyncio.Event] = {}  # set while the server has confirmed the channel
+        self._failure: asyncio.Future[WorkersError] | None = None  # done when the connection breaks, or cannot be made
+        self._hurry = asyncio.Event()  # somebody waits for the connection
+        self._messages = 0  # that came, ever; counted by the reader, read by its watch
+
+    async def hear(self, *channels: bytes) -> None:
+        """What is published on the channels is heard from now on.
+
+        Raises:
+            StorageUnavailable: the server does not answer.
+        """
+        failure = self._start()
+        missing = [heard for heard in (self._ear(channel) for channel in channels) if not heard.is_set()]
+        if not missing:
+            return
+        fresh = [channel for channel in channels if channel not in self._wanted]
+        self._wanted.update(fresh)
+        if fresh and self._connection is not None:
+            await self._send(self._connection, "SUBSCRIBE", *fresh)
+        self._hurry.set()
+        confirmed = asyncio.ensure_future(_all_set(missing))
+        try:
+            tasks = (confirmed, failure)
+            await asyncio.wait(tasks, timeout=self._server.timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            confirmed.cancel()
+        if not all(heard.is_set() for heard in missing):
+            cause = failure.result() if failure.done() else None
+            raise StorageUnavailable("the Redis server did not confirm a subscription") from cause
+
+    async def close(self) -> None:
+        """Nothing is heard any more."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    def _ear(self, channel: bytes) -> asyncio.Event:
+        return self._heard.setdefault(channel, asyncio.Event())
+
+    def _start(self) -> asyncio.Future[WorkersError]:
+        """The reader runs, in this event loop; the failure it will meet next."""
+        loop = asyncio.get_running_loop()
+        if self._reader is None or self._reader.done() or self._reader.get_loop() is not loop:
+            self._wanted, self._heard, self._connection = set(), {}, None
+            self._failure, self._hurry = loop.create_future(), asyncio.Event()
+            self._reader = loop.create_task(self._read(), name=f"redis-listener-{self._name}")
+        assert self._failure is not None
+        return self._failure
+
+    async def _send(self, connection: AbstractConnection, *command: str | bytes) -> None:
+        with translated():
+            await connection.send_packed_command(connection.pack_command(*command))
+
+    async def _read(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                async with self._server.connection() as connection:
+                    try:
+                        await self._send(connection, "SUBSCRIBE", *self._wanted)
+                        self._connection = connection
+                        pause = FIRST_PAUSE_SECONDS
+                        await self._listen(connection)
+                    finally:
+                        # Still subscribed: it must not go back to the pool as one of the others.
+                        self._connection = None
+                        await connection.disconnect(nowait=True)
+            except WorkersError as error:
+                self._fail(error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._hurry.wait()
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    def _fail(self, error: WorkersError) -> None:
+        """Nothing is heard, and everybody knows."""
+        self._hurry.clear()
+        for heard in self._heard.values():
+            heard.clear()
+        assert self._failure is not None
+        self._failure.set_result(error)
+        self._failure = asyncio.get_running_loop().create_future()
+        self._hearer.deafened()
+
+    async def _listen(self, connection: AbstractConnection) -> None:
+        """Take what comes, until the connection breaks or a ping is not answered."""
+        watching = asyncio.create_task(self._watch(connection), name="redis-listener-watch")
+        try:
+            while True:
+                with translated():
+                    message = await connection.read_response()
+                self._messages += 1
+                await self._take(connection, message)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, connection: AbstractConnection) -> None:
+        """Closes a line that has gone dead, which the reader would wait at for ever."""
+        while True:
+            messages = self._messages
+            await asyncio.sleep(PING_SECONDS)
+            if self._messages != messages:
+                continue
+            with suppress(WorkersError):
+                await self._send(connection, "PING")
+            await asyncio.sleep(PING_SECONDS)
+            if self._messages == messages:
+                await connection.disconnect(nowait=True)
+                return
+
+    async def _take(self, connection: AbstractConnection, message: Reply) -> None:
+        match message:
+            case [b"subscribe", channel, _] if channel in self._wanted:
+                self._ear(channel).set()
+                self._hearer.confirmed(channel)
+            case [b"message", channel, body] if channel in self._wanted and not self._hearer.heard(channel, body):
+                self._wanted.discard(channel)
+                self._heard.pop(channel).clear()
+                with suppress(WorkersError):
+                    await self._send(connection, "UNSUBSCRIBE", channel)
+
+
+async def _all_set(events: list[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()

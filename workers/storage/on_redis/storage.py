@@ -1,0 +1,153 @@
+"""What storages share whose every transition is a script on a Redis or Valkey server."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from workers.errors import LossReason
+from workers.jobs import CancelResult, Claim, JobState, Renewal, SettleOutcome, SettleStatus
+from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
+from workers.storage.redis.codec import STATES, pack, unpack
+from workers.storage.rules import refuse_transaction
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from workers.storage.broadcast import BufferedSubscription
+    from workers.storage.on_redis.notices import QueueNotices
+    from workers.storage.on_redis.server import Reply, Server
+
+RESULTS_AT_ONCE: Final = 100
+"""Results that are read in one step when many are asked for at the same time."""
+CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
+
+CANCEL_REQUESTED: Final = 6
+OUTCOMES: Final[Mapping[int, SettleOutcome]] = {
+    0: SettleOutcome(status=SettleStatus.APPLIED),
+    1: SettleOutcome(status=SettleStatus.ALREADY_APPLIED),
+    2: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN),
+    3: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.COMPLETED),
+    4: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND),
+    5: SettleOutcome(status=SettleStatus.ERROR, detail=CORRUPT),
+}
+"""What the codes mean that scripts answer a settlement or renewal with."""
+
+
+class ScriptedStorage(ABC):
+    """One queue: the verbs that are the same whatever the layout of its keys."""
+
+    ids_at_once: int = AT_ONCE
+    """Jobs that one script of an operator's handles at most."""
+
+    def __init__(self, name: str, server: Server, notices: QueueNotices) -> None:
+        self._name = name
+        self._server = server
+        self._notices = notices
+
+    @abstractmethod
+    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
+        """What the script of this layout answers."""
+
+    @abstractmethod
+    async def _look(self, names: Collection[str]) -> float | None:
+        """None when a claim for these names may succeed, else the seconds for which to trust in being woken."""
+
+    @abstractmethod
+    def _packed_ids(self, ids: Sequence[str]) -> bytes:
+        """The jobs as scripts take several."""
+
+    @abstractmethod
+    def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
+        """The job's id in Redis, the token and the lease, as scripts take them."""
+
+    @property
+    def queue(self) -> str:
+        return self._name
+
+    async def connect(self) -> None:
+        await self._server.open()
+
+    async def disconnect(self) -> None:
+        if self._server.in_last_use:
+            await self._notices.close()
+        await self._server.close()
+
+    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout.total_seconds()
+        with self._notices.bell(names) as bell:
+            while not bell.is_set():
+                await self._notices.hear_wake_ups()
+                trusted = await self._look(names)
+                left = deadline - clock()
+                if trusted is None or left <= 0:
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, trusted)):
+                        await bell.wait()
+
+    async def renew(self, claims: Sequence[Claim]) -> Renewal:
+        lost: dict[str, LossReason] = {}
+        cancel_requested: set[str] = set()
+        for some in portions(claims):
+            workers = {one.worker_id.encode() for one in some}
+            answer = unpack(await self._run("renew", pack([self._held(one) for one in some]), *workers))
+            for at, code in zip(answer[::2], answer[1::2], strict=True):
+                token = some[at - 1].token
+                if code == CANCEL_REQUESTED:
+                    cancel_requested.add(token)
+                else:
+                    lost[token] = OUTCOMES[code].reason or LossReason.ERROR
+        return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._notices.subscribe(None) as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        async with self._notices.cancel_requests() as subscription:
+            yield subscription
+
+    @asynccontextmanager
+    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
+        async with self._notices.subscribe(job_id) as subscription:
+            yield subscription
+
+    async def pause(self) -> None:
+        await self._run("pause", 1)
+
+    async def resume(self) -> None:
+        await self._run("pause", 0)
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        return await self._each("retry", ids)
+
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        refuse_transaction(connection, type(self).__name__)
+        return await self._each("remove", ids, int(running))
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        return await self._each("promote", ids)
+
+    async def drain(self) -> int:
+        return await in_steps(lambda some: self._run("drain", some))
+
+    async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
+        count = 0
+        for some in portions(ids, at_once=self.ids_at_once):
+            count += int(await self._run(script, self._packed_ids(some), *how))
+        return count
+
+
+def cancel_result(code: Reply) -> CancelResult:
+    """What a cancel came to, from the state that its script found the job in."""
+    if code not in STATES:
+        return CancelResult.NOT_FOUND
+    ended = STATES[code] in (JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)
+    return CancelResult(STATES[code]) if ended else CancelResult.CANCELLED

@@ -1,0 +1,313 @@
+"""How the values of this package look in Redis; `lua/queue.lua` has the same formats.
+
+Times and durations are whole microseconds. A record that is written in parts keeps its variable parts at the end, each
+behind its length.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias
+
+import msgpack
+
+from workers.deduplication_keys import DeduplicationMode
+from workers.errors import StorageError
+from workers.jobs import (
+    DROP,
+    MESSAGE_CHARACTERS,
+    STACK_CHARACTERS,
+    Claim,
+    Completed,
+    Continued,
+    EnqueueResult,
+    EnqueueStatus,
+    ErrorInfo,
+    Failed,
+    JobState,
+    JobStatus,
+    NewJob,
+    Retention,
+    Retried,
+    Settlement,
+)
+from workers.retry import RetryPolicy
+from workers.storage.on_redis.server import Reply
+from workers.storage.rules import bounded, stalled_error
+
+Packed: TypeAlias = Sequence[object]
+
+STATES: Final[Mapping[int, JobState]] = {
+    1: JobState.QUEUED,
+    2: JobState.FAILING,
+    3: JobState.PROCESSING,
+    4: JobState.COMPLETED,
+    5: JobState.FAILED,
+    7: JobState.SCHEDULED,
+}
+CANCELLED: Final = 6
+
+_MODES: Final = {DeduplicationMode.SIMPLE: 1, DeduplicationMode.THROTTLE: 2, DeduplicationMode.DEBOUNCE: 3}
+
+_PLAIN_RECORD: Final = 1
+_LINKED_RECORD: Final = 2
+"""Of a later link of a chain; the number of the link is behind the record's head."""
+
+SECRET_BYTES: Final = 12
+_TOKEN_BYTES: Final = SECRET_BYTES + 2
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_REST: Final = struct.Struct(">IIQQ")  # priority, max attempts, keep completed, keep failed
+_HEAD: Final = struct.Struct(">BQQIIQQ")  # version, place and creation in front of that
+_RUN: Final = struct.Struct(f">BBIIHQQQ{_TOKEN_BYTES}s")
+_BACKOFF: Final = struct.Struct(">dddd")
+_LENGTH: Final = struct.Struct(">H")
+_LONG_LENGTH: Final = struct.Struct(">I")
+_LINK: Final = struct.Struct(">I")
+_HAS_PROGRESS: Final = 2
+
+_PLAIN, _EXHAUSTED, _STALLED = b"\0", b"\1", b"\2"
+
+pack = msgpack.Packer(use_bin_type=False, unicode_errors="surrogatepass").pack
+
+
+def unpack(packed: bytes) -> Reply:
+    """What a script packed."""
+    return msgpack.unpackb(packed, raw=True, strict_map_key=False)
+
+
+def moment(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def duration(value: timedelta) -> int:
+    """Microseconds of the bounded duration."""
+    return bounded(value) // _MICROSECOND
+
+
+@lru_cache(256)
+def encode_retention(value: Retention) -> int:
+    """Microseconds, 0 for `DROP`."""
+    return 0 if value is DROP else duration(value) or 1
+
+
+@lru_cache(256)
+def _decoded_retention(value: int) -> Retention:
+    return DROP if value == 0 else timedelta(microseconds=value)
+
+
+@lru_cache(256)
+def _decoded_lease(microseconds: int) -> timedelta:
+    return timedelta(microseconds=microseconds)
+
+
+def encode_job(job: NewJob) -> Packed:
+    """The job as `add.lua` takes it."""
+    name, key = job.name.encode(), (job.ordering_key or "").encode()
+    rest = b"".join(
+        (
+            _REST.pack(
+                job.priority,
+                min(job.max_attempts, 0xFFFFFFFF),
+                encode_retention(job.keep_completed),
+                encode_retention(job.keep_failed),
+            ),
+            *(_LENGTH.pack(len(name)), name, _LENGTH.pack(len(key)), key),
+            _LINK.pack(job.chain_index) if job.chain_index else b"",
+            _encode_backoff(job.backoff),
+            job.payload,
+        )
+    )
+    version = _LINKED_RECORD if job.chain_index else _PLAIN_RECORD
+    packed = (job.id.encode(), name, key, job.priority, duration(job.delay), version, rest)
+    if job.deduplication is None:
+        return packed
+    ttl = job.deduplication.ttl
+    mode = _MODES[job.deduplication.mode]
+    return (*packed, (job.deduplication.key.encode(), mode, 0 if ttl is None else duration(ttl), len(job.payload)))
+
+
+def _encode_backoff(policy: RetryPolicy | None) -> bytes:
+    if policy is None:
+        return b"\0\0"
+    values = (policy.initial.total_seconds(), policy.multiplier, policy.maximum.total_seconds(), policy.jitter)
+    return _LENGTH.pack(_BACKOFF.size) + _BACKOFF.pack(*values)
+
+
+def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
+    """What `add.lua` answers for the job."""
+    if found == 0:
+        return EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)
+    state, *result = found
+    if len(result) > 1:  # it is another job that has the deduplication key
+        existing = STATES.get(state)
+        return EnqueueResult(id=result[1].decode(), status=EnqueueStatus.DUPLICATE, existing_state=existing)
+    if STATES[state] is JobState.COMPLETED:
+        return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=STATES[state], result=result[0])
+    return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=STATES[state])
+
+
+class Record(NamedTuple):
+    """A job's record, up to what was sent of it."""
+
+    place: int
+    created: int
+    priority: int
+    max_attempts: int
+    keep_completed: int
+    keep_failed: int
+    name: bytes
+    chain_index: int
+    finish: int
+
+
+def decode_record(record: bytes) -> Record:
+    """The head of the record."""
+    version, place, created, priority, max_attempts, keep_completed, keep_failed = _HEAD.unpack_from(record)
+    at = _HEAD.size
+    finish = at + 2 + _LENGTH.unpack_from(record, at)[0]
+    name = record[at + 2 : finish]
+    finish += 2 + _LENGTH.unpack_from(record, finish)[0]
+    chain_index = 0
+    if version == _LINKED_RECORD:
+        chain_index = _LINK.unpack_from(record, finish)[0]
+        finish += _LINK.size
+    return Record(place, created, priority, max_attempts, keep_completed, keep_failed, name, chain_index, finish)
+
+
+def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Iterator[Claim]:
+    """The claims in what `claim.lua` answers."""
+    start = secret.hex()
+    for at in range(0, len(answer), 4):
+        job_id, packed, attempt, lease = answer[at : at + 4]
+        record = decode_record(packed)
+        backoff, payload = _decode_body(packed, record.finish)
+        yield Claim(
+            job_id=job_id.decode(),
+            name=_decoded_name(record.name),
+            payload=payload,
+            token=f"{start}{at // 4 + 1:04x}",
+            worker_id=worker_id,
+            lease=_decoded_lease(lease),
+            attempt=attempt,
+            max_attempts=record.max_attempts,
+            created_at=moment(record.created),
+            keep_completed=_decoded_retention(record.keep_completed),
+            keep_failed=_decoded_retention(record.keep_failed),
+            priority=record.priority,
+            backoff=backoff,
+            chain_index=record.chain_index,
+        )
+
+
+def _decode_body(packed: bytes, at: int) -> tuple[RetryPolicy | None, bytes]:
+    if packed[at : at + 2] == b"\0\0":
+        return None, packed[at + 2 :]
+    initial, multiplier, maximum, jitter = _BACKOFF.unpack_from(packed, at + 2)
+    policy = RetryPolicy(
+        initial=timedelta(seconds=initial), multiplier=multiplier, maximum=timedelta(seconds=maximum), jitter=jitter
+    )
+    return policy, packed[at + 2 + _BACKOFF.size :]
+
+
+@lru_cache(1024)
+def _decoded_name(name: bytes) -> str:
+    return name.decode()
+
+
+def token_of(claim: Claim) -> bytes:
+    """The token as Redis has it; nobody's for one that was not made here."""
+    try:
+        token = bytes.fromhex(claim.token)
+    except ValueError:
+        token = b""
+    return token if len(token) == _TOKEN_BYTES else b"-"
+
+
+def encode_settlement(settlement: Settlement) -> Packed:
+    """The settlement as `settle.lua` takes it."""
+    claim = settlement.claim
+    head = (claim.job_id.encode(), token_of(claim))
+    match settlement:
+        case Completed():
+            keep = claim.keep_completed if settlement.keep is None else settlement.keep
+            end = (*head, 1, encode_retention(keep), settlement.result)
+            return end if settlement.then is None else (*end, encode_job(settlement.then))
+        case Retried():
+            delay, error = duration(settlement.delay), encode_error(settlement.error)
+            return (*head, 2, delay, error, settlement.counted, settlement.postponed)
+        case Failed():
+            keep = claim.keep_failed if settlement.keep is None else settlement.keep
+            return (*head, 3, encode_retention(keep), encode_error(settlement.error))
+        case Continued():
+            return (*head, 5, encode_job(settlement.then))
+        case _:
+            return (*head, 4)
+
+
+def encode_error(error: ErrorInfo) -> bytes:
+    """The error behind a byte that tells what kind it is, so that a script can mark it as the last attempt's."""
+    texts = (error.type, error.message[:MESSAGE_CHARACTERS], error.stack[-STACK_CHARACTERS:])
+    packed: bytes = pack(texts)
+    return (_EXHAUSTED if error.exhausted else _PLAIN) + packed
+
+
+def decode_error(packed: bytes) -> ErrorInfo | None:
+    """The error, None for nothing."""
+    if not packed:
+        return None
+    if packed[:1] == _STALLED:
+        worker, attempts, max_attempts, stalls, max_stalls = unpack(packed[1:])
+        return stalled_error(
+            worker=worker.decode(),
+            attempts=attempts,
+            max_attempts=max_attempts,
+            stalls=stalls,
+            max_stalls=max_stalls,
+        )
+    kind, message, stack = msgpack.unpackb(packed[1:], unicode_errors="surrogatepass")
+    return ErrorInfo(type=kind, message=message, stack=stack, exhausted=packed[:1] == _EXHAUSTED)
+
+
+def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
+    """The status in what `show.lua` makes of a job.
+
+    Raises:
+        StorageError: it is in a state this version does not know.
+    """
+    code, head, run = found
+    if code not in STATES:
+        raise StorageError(f"job {job_id!r} is in a state that this version does not know; update every worker")
+    state, record = STATES[code], decode_record(head)
+    attempts, place, finished, worker, error, progress = (
+        _decode_run(run) if run else (0, record.place, 0, b"", b"", None)
+    )
+    return JobStatus(
+        id=job_id,
+        name=_decoded_name(record.name),
+        state=state,
+        attempt=attempts,
+        max_attempts=record.max_attempts,
+        created_at=moment(record.created),
+        priority=record.priority,
+        chain_index=record.chain_index,
+        next_run_at=moment(place) if state in (JobState.SCHEDULED, JobState.FAILING) else None,
+        finished_at=moment(finished) if state in (JobState.COMPLETED, JobState.FAILED) else None,
+        worker_id=worker.decode() or None,
+        last_error=decode_error(error),
+        progress=progress,
+    )
+
+
+def _decode_run(run: bytes) -> tuple[int, int, int, bytes, bytes, bytes | None]:
+    _, flags, attempts, _, _, place, finished, _, _ = _RUN.unpack_from(run)
+    at = _RUN.size
+    end = at + 2 + _LENGTH.unpack_from(run, at)[0]
+    start = end + _LONG_LENGTH.size
+    stop = start + _LONG_LENGTH.unpack_from(run, end)[0]
+    progress = run[stop + _LENGTH.size :] if flags & _HAS_PROGRESS else None
+    return attempts, place, finished, run[at + 2 : end], run[start:stop], progress

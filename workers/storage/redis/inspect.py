@@ -1,0 +1,104 @@
+"""Reading a Redis queue, and clearing away its records, in bounded steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from workers.errors import StorageError
+from workers.jobs import JobState, JobStatus, Page, WorkerInfo
+from workers.storage.on_redis.batches import AT_ONCE, portions
+from workers.storage.on_redis.server import Reply
+from workers.storage.redis.codec import decode_status, duration, moment, pack, unpack
+from workers.storage.redis.scripts import QueueScripts
+from workers.storage.rules import foreign_cursor, read_cursor
+
+Part: TypeAlias = tuple[str, str]
+
+PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
+    JobState.QUEUED: (("ready", "all"), ("held", "all"), ("scheduled", "due"), ("failing", "due")),
+    JobState.SCHEDULED: (("scheduled", "later"),),
+    JobState.PROCESSING: (("leases", "all"),),
+    JobState.FAILING: (("failing", "later"),),
+    JobState.COMPLETED: (("completed", "later"),),
+    JobState.FAILED: (("failed", "later"),),
+}
+"""Where the jobs of a state stand; scores are times, and of those of finished jobs `due` has expired."""
+
+
+async def status(lua: QueueScripts, ids: Sequence[str]) -> list[JobStatus | None]:
+    """See `Storage.status`."""
+    found: list[JobStatus | None] = []
+    for some in portions(ids):
+        answer = unpack(await lua.run("read", pack([job_id.encode() for job_id in some])))
+        found += [decode_status(job_id, one) if one else None for job_id, one in zip(some, answer, strict=True)]
+    return found
+
+
+async def ends(lua: QueueScripts, ids: Sequence[bytes]) -> list[Reply]:
+    """How each job ended: state, error and result, packed as they are; 0 for one that has not, or is unknown."""
+    found: list[Reply] = []
+    while len(found) < len(ids):  # an answer breaks off where it gets too large
+        found += unpack(await lua.run("result", pack(ids[len(found) : len(found) + AT_ONCE])))
+    return found
+
+
+async def workers(lua: QueueScripts) -> list[WorkerInfo]:
+    """See `Storage.workers`."""
+    answer = iter(unpack(await lua.run("workers")))
+    return [
+        WorkerInfo(id=worker.decode(), seen_at=moment(int(seen)), claims=claims)
+        for worker, seen, claims in zip(answer, answer, answer, strict=True)
+    ]
+
+
+async def page(lua: QueueScripts, state: JobState, cursor: str | None, limit: int) -> Page:
+    """See `Storage.list`. The cursor is the part of the state, and where in it the last page ended."""
+    at, behind = _decode_cursor(cursor)
+    jobs: list[JobStatus] = []
+    while at < len(PARTS[state]) and len(jobs) < limit:
+        line, part = PARTS[state][at]
+        answer = unpack(await lua.run("page", line, part, limit - len(jobs), *behind))
+        after, *found = answer
+        jobs += [decode_status(job_id.decode(), one) for job_id, one in zip(found[::2], found[1::2], strict=True)]
+        at, behind = (at, tuple(after)) if after else (at + 1, ())
+    more = at < len(PARTS[state]) and await _has_more(lua, state, at, behind)
+    return Page(jobs=tuple(jobs), cursor=_encode_cursor(at, behind) if more else None)
+
+
+async def _has_more(lua: QueueScripts, state: JobState, at: int, behind: tuple[bytes, ...]) -> bool:
+    """Whether anything stands in the parts from here on, so that a full page can be the last."""
+    if behind:
+        return True
+    for line, part in PARTS[state][at:]:
+        if len(unpack(await lua.run("page", line, part, 1))) > 1:
+            return True
+    return False
+
+
+def _encode_cursor(at: int, behind: tuple[bytes, ...]) -> str:
+    return ":".join((str(at), *(one.hex() for one in behind)))
+
+
+def _decode_cursor(cursor: str | None) -> tuple[int, tuple[bytes, ...]]:
+    if cursor is None:
+        return 0, ()
+    at, *behind = cursor.split(":")
+    try:
+        return read_cursor(at), tuple(bytes.fromhex(one) for one in behind)
+    except (ValueError, StorageError):
+        raise foreign_cursor(cursor) from None
+
+
+async def clean(lua: QueueScripts, state: JobState, older_than: timedelta, limit: int) -> int:
+    """See `Storage.clean`. Records stand by when they expire, so the young among them are passed over."""
+    removed = passed = 0
+    while removed < limit:
+        wanted = ("clean", state.value, passed, AT_ONCE, limit - removed, duration(older_than))
+        looked_at, gone = await lua.run(*wanted)
+        removed += gone
+        passed += looked_at - gone
+        if looked_at < AT_ONCE:
+            break
+    return removed

@@ -1,0 +1,67 @@
+"""What is published about one queue of the Redis storage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from workers.jobs import JobEventKind
+from workers.storage.on_redis.notices import Event, QueueNotices
+from workers.storage.on_redis.server import Reply
+from workers.storage.redis import inspect
+from workers.storage.redis.codec import CANCELLED, STATES, unpack
+from workers.storage.redis.scripts import QueueScripts
+
+KINDS: Final[Mapping[int, JobEventKind]] = {
+    1: JobEventKind.QUEUED,
+    2: JobEventKind.ACTIVE,
+    3: JobEventKind.COMPLETED,
+    4: JobEventKind.FAILING,
+    5: JobEventKind.FAILED,
+    6: JobEventKind.CANCELLED,
+    7: JobEventKind.CANCEL_REQUESTED,
+    8: JobEventKind.PROGRESS,
+}
+"""What the numbers mean that scripts publish."""
+
+
+class Notices(QueueNotices):
+    """The wake-ups and events of one queue."""
+
+    def __init__(self, queue: QueueScripts) -> None:
+        super().__init__(queue.server, repr(queue.base))
+        self._queue = queue
+
+    @property
+    def wake_channels(self) -> tuple[bytes, ...]:
+        return self._queue.channels[:1]
+
+    @property
+    def event_channels(self) -> tuple[bytes, ...]:
+        return self._queue.channels[1:2]
+
+    @property
+    def cancel_channel(self) -> bytes:
+        return self._queue.channels[2]
+
+    def read_names(self, body: bytes) -> Collection[bytes]:
+        names: Collection[bytes] = unpack(body)
+        return names
+
+    def read_events(self, channel: bytes, body: bytes) -> Iterable[Event]:
+        events = unpack(body)
+        for kind, job_id in zip(events[::2], events[1::2], strict=True):
+            if kind in KINDS:
+                yield KINDS[kind], job_id.decode()
+
+    def read_id(self, body: bytes) -> str:
+        return body.decode()
+
+    async def ends(self, ids: Sequence[str]) -> Sequence[JobEventKind | None]:
+        found = await inspect.ends(self._queue, [job_id.encode() for job_id in ids])
+        return [end_kind(end[0]) if end else None for end in found]
+
+
+def end_kind(code: Reply) -> JobEventKind:
+    """The event that tells of the end which a script names by its code."""
+    return JobEventKind.CANCELLED if code == CANCELLED else JobEventKind(STATES[code])

@@ -1,0 +1,81 @@
+"""The Lua of the Redis storage: one script per transition, each put together from the files in `lua`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from workers.storage.on_redis.server import Reply, Server
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "recover", "retry", "remove", "promote"), ()),
+    **dict.fromkeys(("complete", "drain", "clean", "pause", "keep", "progress"), ()),
+    "enqueue": ("add",),
+    "enqueue_once": ("marks", "add"),
+    "settle": ("add",),
+    "claim": ("due",),
+    "read": ("show",),
+    "page": ("show",),
+    "workers": ("holders",),
+    "sweep": ("holders",),
+}
+"""Every script, and the files it needs beside `batched.lua`, `states.lua` and `queue.lua`, which all begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script's text, and the SHA-1 it is called by."""
+
+    text: str = field(repr=False)
+    sha: str
+
+
+@cache
+def scripts() -> Mapping[str, Script]:
+    """Every script, by its name."""
+    return {name: assembled(__package__, "queue", *parts, name) for name, parts in PARTS.items()}
+
+
+def loaded_scripts() -> Sequence[Script]:
+    """What a server has to know before it is used."""
+    return tuple(scripts().values())
+
+
+def assembled(package: str, *parts: str) -> Script:
+    """One script out of the files that all begin with, and those of `package`, in their order."""
+    shared, own = files("workers.storage.on_redis") / "lua", files(package) / "lua"
+    paths = [shared / "batched.lua", shared / "states.lua", *(own / f"{part}.lua" for part in parts)]
+    text = "\n".join(path.read_text() for path in paths)
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+_CHANNELS: Final = (b"wake", b"events", b"cancels")
+
+
+class QueueScripts:
+    """The scripts of one queue on one server. All its keys begin with `base`, whose hash tag puts them in one slot."""
+
+    def __init__(self, server: Server, prefix: str, queue: str) -> None:
+        self.server = server
+        tag = _in_a_tag(queue).replace(":", "%3A")  # or it could pass for the end of a longer prefix
+        self.base = f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
+        self._scripts = scripts()
+
+    @property
+    def channels(self) -> tuple[bytes, bytes, bytes]:
+        """Where sleepers are woken, events told and cancels requested: per database, because pub/sub knows none."""
+        wake, events, cancels = (self.base + b":%b@%d" % (name, self.server.database) for name in _CHANNELS)
+        return wake, events, cancels
+
+    async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
+        """What the script answers; see `Server.call` for errors."""
+        return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
+
+
+def _in_a_tag(text: str) -> str:
+    """The text without braces, which would end the hash tag."""
+    return text.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")

@@ -1,0 +1,246 @@
+"""A queue on Redis or Valkey in a layout of its own: many processes, one script per transition.
+
+Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which puts them in one slot of a cluster:
+
+| key | type | what |
+|---|---|---|
+| `:jobs` | hash by id | what a job was enqueued with, packed; empty for a cancelled one |
+| `:runs` | hash by id | what became of it since, packed; missing while there is nothing to say |
+| `:ready`, `:held` | sorted set | claimable jobs in order; those whose ordering key is busy |
+| `:scheduled`, `:failing` | sorted set | delayed jobs by when they are due |
+| `:leases` | sorted set | processing jobs by the end of their lease |
+| `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
+| `:marks` | hash | deduplication keys, and the jobs that are to let go of one |
+| `:throttled` | sorted set | deduplication keys by when they are free |
+| `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |
+
+Each transition is one Lua script, so it happens whole or not at all, and a batch is one round trip. A waiting job
+stands in exactly one of the sets, in order of name, priority and place; claims read the first of each name wanted, so
+that their cost does not grow with the backlog. It grows with the number of different names that have jobs ready.
+
+A waiter that finds nothing notes its names in `:sleepers` in the same script. Whoever makes a job of that name
+claimable takes the note away and publishes a wake-up: one message wakes all, and busy workers cause none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from redis.asyncio import Redis
+
+from workers.gathering import Gathering
+from workers.ids import check_text
+from workers.jobs import (
+    UNCOUNTED_RETRIES,
+    CancelResult,
+    Claim,
+    EnqueueResult,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    OutcomeKind,
+    Page,
+    ProgressReport,
+    Recovery,
+    Retention,
+    Settlement,
+    SettleOutcome,
+    WorkerInfo,
+    check_retention,
+)
+from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
+from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
+from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.server import Reply, Server, parse_url
+from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
+from workers.storage.redis import codec, inspect
+from workers.storage.redis.codec import STATES, duration, pack, unpack
+from workers.storage.redis.notices import Notices
+from workers.storage.redis.scripts import QueueScripts, loaded_scripts
+from workers.storage.rules import (
+    WORKER_RECORD,
+    bounded_count,
+    check_claim,
+    check_cleanable,
+    check_fits_redis,
+    refuse_transaction,
+    unfit_for_redis,
+    weight,
+)
+
+DEFAULT_QUEUE: Final = "default"
+
+LOOK_SECONDS: Final = 10.0
+"""How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
+
+
+class RedisStorage(ScriptedStorage):
+    """One queue on a Redis (6.2 or newer) or Valkey server.
+
+    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client, whose settings are used and whose connections
+    are left alone. A URL may name the queue by `?queue=`, where the argument does not. Storages with other prefixes
+    share nothing. `timeout` bounds each call to the server; past it the verb raises `StorageUnavailable`.
+
+    Of a job that a server forgot in a failover nobody knows; how much survives is for the server's settings to say.
+
+    Raises:
+        StorageError: a target that is no Redis URL.
+    """
+
+    limits: Final = Limits(clock="server", durable=True, processes="many")
+
+    def __init__(
+        self,
+        target: str | Redis,
+        queue: str = DEFAULT_QUEUE,
+        *,
+        prefix: str = "workers",
+        timeout: timedelta = timedelta(seconds=5),
+    ) -> None:
+        if isinstance(target, str):
+            target, named = parse_url(target)
+            queue = named if named and queue == DEFAULT_QUEUE else queue
+        check_text("queue name", queue)
+        server = Server(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = QueueScripts(server, prefix, queue)
+        super().__init__(queue, server, Notices(self._lua))
+        self._results = Gathering(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"RedisStorage(queue={self._name!r})"
+
+    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
+        return await self._lua.run(script, *arguments)
+
+    async def _look(self, names: Collection[str]) -> float | None:
+        due = await self._lua.run("look", *(name.encode() for name in names))
+        if due is None:
+            return None
+        return min(int(due) / 1e6, LOOK_SECONDS) if int(due) >= 0 else LOOK_SECONDS
+
+    def _packed_ids(self, ids: Sequence[str]) -> bytes:
+        packed: bytes = pack([job_id.encode() for job_id in ids])
+        return packed
+
+    def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
+        return claim.job_id.encode(), codec.token_of(claim), duration(claim.lease)
+
+    # Jobs
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions.
+
+        One with several jobs of one deduplication key goes as a whole, which no group of jobs could do without.
+        """
+        refuse_transaction(connection, "RedisStorage")
+        for job in jobs:
+            check_fits_redis(job.id, job.payload)
+        results: list[EnqueueResult] = []
+        keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
+        grouped = len(keys) > len(set(keys))
+        script = "enqueue_once" if keys else "enqueue"
+        for some in [jobs] if grouped else portions(jobs, lambda job: len(job.payload)):
+            answer = await self._lua.run(script, pack([codec.encode_job(job) for job in some]))
+            results += map(codec.enqueue_result, some, unpack(answer))
+        return results
+
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released. At most 1 000 at once."""
+        check_claim(worker_id, leases)
+        if not leases or limit < 1:
+            return []
+        return await claimed(self._claim(worker_id, leases, limit), self.settle)
+
+    async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        wanted: list[object] = [duration(leases[ANY_NAME]) if ANY_NAME in leases else 0]
+        for name, lease in leases.items():
+            if name != ANY_NAME:
+                wanted += (name.encode(), duration(lease))
+        claims: list[Claim] = []
+        while limit > len(claims):
+            secret = os.urandom(codec.SECRET_BYTES)
+            some = min(limit - len(claims), AT_ONCE)
+            answer = unpack(await self._lua.run("claim", worker_id.encode(), secret, some, pack(wanted)))
+            claims += codec.decode_claims(worker_id, secret, answer)
+            if len(answer) < 4 * AT_ONCE:
+                break
+        return claims
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        refuse_transaction(connection, "RedisStorage")
+        unfit = [unfit_for_redis(one) for one in settlements]
+        fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
+        codes: list[int] = []
+        for some in portions(fit, weight):
+            packed = pack([codec.encode_settlement(one) for one in some])
+            codes += unpack(await self._lua.run("settle", packed, UNCOUNTED_RETRIES))
+        answers = iter(codes)
+        return [fault or OUTCOMES[next(answers)] for fault in unfit]
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        for some in portions(reports):
+            packed = [(one.claim.job_id.encode(), codec.token_of(one.claim), one.value) for one in some]
+            await self._lua.run("progress", pack(packed))
+
+    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        answer = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
+        requeued, failed = ([one.decode() for one in ids] for ids in answer)
+        return Recovery(requeued=tuple(requeued), failed=tuple(failed))
+
+    async def sweep(self, limit: int) -> int:
+        return await in_steps(lambda some: self._run("sweep", some, duration(WORKER_RECORD)), limit)
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        return cancel_result(await self._lua.run("cancel", job_id.encode(), duration(TOMBSTONE)))
+
+    # Reading
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        return await inspect.status(self._lua, ids)
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        answer = await self._results.ask(job_id.encode())
+        if not answer:
+            return None
+        code, error, result = answer
+        if code == codec.CANCELLED:
+            return JobOutcome(kind=OutcomeKind.CANCELLED)
+        if STATES[code] is JobState.COMPLETED:
+            return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
+        return JobOutcome(kind=OutcomeKind.FAILED, error=codec.decode_error(error))
+
+    async def counts(self) -> dict[JobState, int]:
+        answer: Reply = await self._lua.run("counts")
+        return dict(zip(JobState, answer, strict=True))
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await inspect.workers(self._lua)
+
+    # Management
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        refuse_transaction(connection, "RedisStorage")
+        check_fits_redis(job_id, result)
+        kept = "" if keep is None else codec.encode_retention(keep)
+        return STATES.get(await self._lua.run("complete", job_id.encode(), result, kept))
+
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
+        check_cleanable(state)
+        return await inspect.clean(self._lua, state, older_than, limit)
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        check_retention(ttl)
+        return bool(await self._lua.run("keep", job_id.encode(), duration(ttl)))
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return await inspect.page(self._lua, state, cursor, limit)

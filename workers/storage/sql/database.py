@@ -1,0 +1,111 @@
+"""What `SqlStorage` asks of a database: the steps of a queue, run somewhere else than in the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
+from workers.storage.base import Limits
+from workers.storage.notices import Notices
+from workers.storage.sql.rows import Transaction
+
+T = TypeVar("T")
+
+Begin: TypeAlias = Callable[[Connection], Transaction]
+"""Makes a queue's transaction of a connection."""
+
+
+class Database(Protocol):
+    """One database as this process uses it, shared by all storages on it; every future is done in some thread."""
+
+    notices: Notices
+
+    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]: ...
+
+    async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """As `change_with`."""
+
+    def claim(
+        self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int
+    ) -> Future[list[Claim]]: ...
+
+    def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
+        """The time until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
+
+    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]: ...
+
+    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
+
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        """As `change_with`."""
+
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]: ...
+
+    def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
+
+    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        """`work` only reads; each statement sees what was committed before it."""
+
+    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        """`work` in a transaction of its own, rolled back when it raises; its events are announced."""
+
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        """What `work` does is part of the caller's transaction, and announced when that has committed.
+
+        Raises:
+            TypeError: `connection` is not an SQLAlchemy connection or session.
+            StorageError: it belongs to another database.
+        """
+
+    def refuse_nested(self) -> None:
+        """Nothing happens unless a change would wait for a transaction that the running task itself holds open.
+
+        Raises:
+            TransactionError: it would.
+        """
+
+    def look_now(self) -> None:
+        """Who waits or listens hears at once of what was committed behind our back, by a caller's connection."""
+
+    def hear(self) -> None:
+        """From now on waiters are told of what other processes commit, and look again once that is so."""
+
+    async def subscribe(self, begin: Begin, queue: int) -> None:
+        """Every event of the queue that is committed from now on reaches `notices`."""
+
+    async def hear_cancels(self) -> None:
+        """Every request to cancel a running job that is committed from now on reaches `notices`."""
+
+    async def release(self) -> None:
+        """One user less; with the last one its threads and connections are gone."""
+
+
+class Target(Protocol):
+    """Which database a storage is on, before anybody connects."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def url(self) -> str:
+        """Its URL without user, password and options."""
+
+    def acquire(self) -> Database:
+        """This process's database, with one user more; each must `release` it."""
+
+    def async_engine(self) -> AsyncEngine:
+        """A new engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        """The caller's engine, whose sessions may be cancelled at any moment from now on."""
+
+    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
+        """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""

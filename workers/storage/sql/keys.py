@@ -1,0 +1,219 @@
+"""Which job has a deduplication key, and what an enqueue does about it.
+
+Theory of operation. By `simple` and `debounce` the key stands in the row of its job, and is that job's as long as
+`expires_at` is NULL: whatever ends the job, or deletes the row, frees the key in the same statement, and jobs without
+keys pay for nothing. A claim takes a debounced key off the row, and the retry of a failed job any. By `throttle` the
+key outlives its job, in `workers_marks`.
+
+On PostgreSQL, where producers run side by side, who finds keys free inserts marks of his own for them that are over
+already (`until` is 0), sorted and before he locks anything else, and looks again: whoever wants one of them too waits
+until that transaction has ended. They are gone before it commits. Who finds a key taken locks nothing, but for a job
+that he debounces. The unique index on the keys is there for callers' transactions, which may look at an old snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import RowMapping, text
+
+from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.jobs import EnqueueResult, EnqueueStatus, JobState, NewJob
+from workers.storage.sql.rows import (
+    SKIP,
+    Transaction,
+    batches,
+    duration,
+    expanding,
+    locking,
+    next_seq,
+    public_state,
+)
+from workers.storage.sql.sqlite.claim import unhold
+
+_HAD = expanding(
+    "SELECT deduplication_key AS key, seq, id, deduplication_mode AS mode, state, run_at, ordering_key"
+    " FROM workers_jobs WHERE queue = :queue AND deduplication_key IN :keys AND expires_at IS NULL",
+    "keys",
+)
+# +until: the index on the times is not the one to look into; on PostgreSQL other spellings have the same effect.
+_THROTTLED = expanding(
+    "SELECT m.key AS key, j.seq AS seq, m.job_id AS id, 'throttle' AS mode, j.state AS state, j.run_at AS run_at,"
+    " j.ordering_key AS ordering_key FROM workers_marks m LEFT JOIN workers_jobs j ON j.queue = m.queue"
+    " AND j.id = m.job_id AND j.state <> 'cancelled' AND (j.expires_at IS NULL OR j.expires_at > :now)"
+    " WHERE m.queue = :queue AND m.key IN :keys AND +m.until > :now",
+    "keys",
+)
+_TAKE_POSTGRES = text("SELECT * FROM workers_take_keys(:queue, CAST(:keys AS text[]), CAST(:debounced AS text[]))")
+_GIVE = text(
+    "UPDATE workers_jobs SET deduplication_key = :key, deduplication_mode = :mode WHERE queue = :queue AND id = :id"
+)
+_THROTTLE = text(
+    "INSERT INTO workers_marks (queue, key, job_id, until) VALUES (:queue, :key, :id, :until)"
+    " ON CONFLICT (queue, key) DO UPDATE SET job_id = excluded.job_id, until = excluded.until"
+)
+_LET_GO_POSTGRES = text(
+    "DELETE FROM workers_marks WHERE queue = :queue AND key = ANY(CAST(:keys AS text[]))"
+    " AND until IS NOT DISTINCT FROM 0"
+)
+
+# Under a new number, by which it stands behind everything that is there.
+_DEBOUNCE = text("UPDATE workers_jobs SET seq = :next, state = 'scheduled', run_at = :run_at WHERE seq = :seq")
+_DEBOUNCE_PAYLOAD = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
+_DEBOUNCE_POSTGRES = text(
+    "WITH moved AS (UPDATE workers_jobs SET seq = nextval('workers_jobs_seq_seq'), state = 'scheduled',"
+    " run_at = :run_at WHERE seq = :seq RETURNING seq)"
+    " UPDATE workers_payloads SET seq = moved.seq, data = :data FROM moved WHERE workers_payloads.seq = :seq"
+)
+
+_OVER = locking(
+    "SELECT key FROM workers_marks WHERE queue = :queue AND until <= :now ORDER BY until LIMIT :limit", SKIP
+)
+_FORGET = expanding("DELETE FROM workers_marks WHERE queue = :queue AND key IN :keys", "keys")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Mark:
+    """Who had a key before the call; `state` None: the job is gone, the key is throttled."""
+
+    job_id: str
+    mode: str
+    state: JobState | None
+    seq: int
+    ordering_key: str | None
+
+
+class Keys:
+    """The deduplication keys of one call: who has each, and which of the call's jobs are to take one.
+
+    On PostgreSQL the free ones are the transaction's own as soon as this is made, until `write`.
+    """
+
+    def __init__(self, transaction: Transaction, jobs: Sequence[NewJob]) -> None:
+        self._transaction = transaction
+        self._marks: dict[str, _Mark] = {}
+        self._groups: dict[str, list[NewJob]] = {}
+        self._debounced: dict[str, NewJob] = {}
+        self._own: list[str] = []
+        asked = [job.deduplication for job in jobs if job.deduplication is not None]
+        if asked:
+            self._look(asked)
+
+    def _look(self, asked: Sequence[Deduplication]) -> None:
+        keys = list({self._transaction.encode(one.key) for one in asked})
+        if self._transaction.dialect == "postgresql":
+            debounced = {self._transaction.encode(one.key) for one in asked if _is_debounce(one)}
+            place = {"queue": self._transaction.queue, "keys": keys, "debounced": list(debounced)}
+            rows = self._transaction.connection.execute(_TAKE_POSTGRES, place).mappings().all()
+            taken = {row["key"] for row in rows if not row["own"]}
+            self._own = [key for key in keys if key not in taken]
+            self._note(rows)
+            return
+        for batch in batches(keys):
+            place = {"queue": self._transaction.queue, "now": self._transaction.now, "keys": list(batch)}
+            for statement in (_HAD, _THROTTLED):
+                self._note(self._transaction.connection.execute(statement, place).mappings().all())
+
+    def _note(self, rows: Sequence[RowMapping]) -> None:
+        for row in rows:
+            state = None if row["seq"] is None else public_state(row["state"], row["run_at"], self._transaction.now)
+            mark = _Mark(
+                job_id=self._transaction.decode(row["id"]),
+                mode=row["mode"],
+                state=state,
+                seq=row["seq"],
+                ordering_key=row["ordering_key"],
+            )
+            self._marks.setdefault(row["key"], mark)
+
+    def duplicate(
+        self, job: NewJob, deduplication: Deduplication, found: dict[str, EnqueueResult]
+    ) -> EnqueueResult | None:
+        """What to say of a job whose key another has; None: the job is to be inserted, with its group.
+
+        `found` is what is said of the ids that exist by now. A throttled job that has ended may begin anew in this
+        very call, and a debounced one may be named in it.
+        """
+        key = self._transaction.encode(deduplication.key)
+        mark = self._marks.get(key)
+        if mark is None:
+            self._groups.setdefault(key, []).append(job)
+            return None
+        state = mark.state
+        if mark.mode == DeduplicationMode.THROTTLE and mark.job_id in found:
+            state = found[mark.job_id].existing_state
+        if mark.mode == DeduplicationMode.DEBOUNCE and _is_debounce(deduplication):
+            self._debounced[key] = job
+            mark.state = state = JobState.SCHEDULED
+            found[mark.job_id] = _duplicate(mark.job_id, state)
+        return _duplicate(mark.job_id, state)
+
+    def write(self, inserted: Collection[str]) -> None:
+        """The first of each group among the inserted ids has the key; debounced jobs wait anew, for the last payload.
+
+        On PostgreSQL somebody else may have inserted an id first.
+        """
+        firsts = {key: next((job for job in group if job.id in inserted), None) for key, group in self._groups.items()}
+        self._give({key: job for key, job in firsts.items() if job is not None})
+        self._debounce()
+        if self._own:
+            place = {"queue": self._transaction.queue, "keys": self._own}
+            self._transaction.connection.execute(_LET_GO_POSTGRES, place)
+
+    def _give(self, firsts: Mapping[str, NewJob]) -> None:
+        given: list[dict[str, int | str]] = []
+        throttled: list[dict[str, int | str]] = []
+        for key, job in firsts.items():
+            row: dict[str, int | str] = {
+                "queue": self._transaction.queue,
+                "key": key,
+                "id": self._transaction.encode(job.id),
+            }
+            match job.deduplication:
+                case Deduplication(mode=DeduplicationMode.THROTTLE, ttl=timedelta() as ttl):
+                    until = self._transaction.now + duration(job.delay) + duration(ttl)
+                    throttled.append({**row, "until": until})
+                case Deduplication(mode=mode):
+                    given.append({**row, "mode": str(mode)})
+        for statement, rows in ((_GIVE, given), (_THROTTLE, throttled)):
+            if rows:
+                self._transaction.connection.execute(statement, rows)
+
+    def _debounce(self) -> None:
+        if not self._debounced:
+            return
+        rows = [
+            {
+                "seq": self._marks[key].seq,
+                "run_at": self._transaction.now + duration(job.delay),
+                "data": job.payload,
+            }
+            for key, job in self._debounced.items()
+        ]
+        if self._transaction.dialect == "postgresql":
+            self._transaction.connection.execute(_DEBOUNCE_POSTGRES, rows)
+        else:
+            numbered = [{**row, "next": number} for number, row in enumerate(rows, next_seq(self._transaction))]
+            self._transaction.connection.execute(_DEBOUNCE, numbered)
+            self._transaction.connection.execute(_DEBOUNCE_PAYLOAD, numbered)
+        unhold(self._transaction, [self._marks[key].ordering_key for key in self._debounced])
+        self._transaction.wake = True  # it may be due earlier than it was
+
+
+def _duplicate(job_id: str, state: JobState | None) -> EnqueueResult:
+    return EnqueueResult(id=job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
+
+
+def _is_debounce(deduplication: Deduplication) -> bool:
+    return deduplication.mode == DeduplicationMode.DEBOUNCE
+
+
+def sweep_marks(transaction: Transaction, limit: int) -> int:
+    """Up to `limit` throttled keys whose time is over have left nothing behind; returns how many."""
+    place = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
+    over = transaction.connection.execute(_OVER[transaction.dialect], place).scalars().all()
+    for batch in batches(over):
+        transaction.connection.execute(_FORGET, {"queue": transaction.queue, "keys": list(batch)})
+    return len(over)

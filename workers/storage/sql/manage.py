@@ -1,0 +1,224 @@
+"""What an operator does to jobs: cancel, retry, remove, promote, drain, clean, pause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import RowMapping, text
+
+from workers.jobs import CancelResult, JobEventKind, JobState, Retention
+from workers.storage.base import TOMBSTONE
+from workers.storage.rules import check_cleanable
+from workers.storage.sql.rows import (
+    DELAYED,
+    SKIP,
+    WAIT,
+    RowState,
+    Transaction,
+    batches,
+    duration,
+    encode_retention,
+    expanding,
+    locking,
+    public_state,
+)
+from workers.storage.sql.sqlite.claim import unhold
+from workers.storage.sql.sqlite.enqueue import delete
+
+_FIND = locking(
+    "SELECT seq, id, state, run_at, ordering_key, keep_completed FROM workers_jobs WHERE queue = :queue AND id IN :ids"
+    " AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
+    WAIT,
+    lists="ids",
+)
+_KEYED = expanding(
+    "SELECT seq FROM workers_jobs WHERE queue = :queue AND id IN :ids AND ordering_key IS NOT NULL", "ids"
+)
+_LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
+_RESULT = text("UPDATE workers_payloads SET data = :data WHERE seq = :seq")
+_COMPLETE = text(
+    "UPDATE workers_jobs SET state = 'completed', token = NULL, worker = NULL, lease_until = NULL,"
+    " cancel_requested = 0, finished_at = :now, expires_at = :expires_at WHERE seq = :seq"
+)
+_BURY = text(
+    "UPDATE workers_jobs SET state = 'cancelled', token = NULL, finished_at = :now, expires_at = :expires_at"
+    " WHERE seq = :seq"
+)
+_FORGET_PAYLOAD = text("DELETE FROM workers_payloads WHERE seq = :seq")
+_REQUEST = text("UPDATE workers_jobs SET cancel_requested = 1 WHERE seq = :seq")
+_AGAIN = expanding(
+    "UPDATE workers_jobs SET state = 'ready', run_at = :now, attempts = 0, stalls = 0, uncounted = 0, token = NULL,"
+    " finished_at = NULL, expires_at = NULL, error = NULL, progress = NULL, deduplication_key = NULL"
+    " WHERE seq IN :seqs",
+    "seqs",
+)
+_PROMOTE = expanding("UPDATE workers_jobs SET state = 'ready', run_at = :now WHERE seq IN :seqs", "seqs")
+_LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
+# The last term of each is always true, but makes the planner choose the right index.
+_OF_QUEUE = "SELECT seq, ordering_key FROM workers_jobs WHERE queue = :queue"
+_WAITING: Final = [
+    locking(_OF_QUEUE + condition + " AND seq <= :last LIMIT :limit", SKIP)
+    for condition in (
+        " AND state = 'ready' AND priority >= 0",
+        " AND state = 'held' AND ordering_key >= ''",
+        " AND state IN ('scheduled', 'failing') AND run_at >= 0",
+    )
+]
+_OLD = locking(
+    "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = :state AND expires_at > :now"
+    " AND finished_at <= :before ORDER BY expires_at LIMIT :limit",
+    SKIP,
+)
+_PAUSE = text("UPDATE workers_queues SET paused = :paused WHERE id = :queue")
+_KEEP = text("UPDATE workers_jobs SET expires_at = :expires_at WHERE seq = :seq")
+
+
+def _find(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
+    """The visible jobs among `ids`."""
+    found: list[RowMapping] = []
+    for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
+        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        found += transaction.connection.execute(_FIND[transaction.dialect], place).mappings()
+    return found
+
+
+def _find_to_end(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
+    """As `_find`; of running jobs the ordering keys are locked too, before the rows, as everywhere.
+
+    A row has the key it began with: a job that goes on under another one has another number.
+    """
+    if transaction.dialect == "sqlite":
+        return _find(transaction, ids)
+    locked: set[int] = set()
+    while True:
+        for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
+            place = {"queue": transaction.queue, "ids": list(batch)}
+            locked.update(transaction.connection.execute(_KEYED, place).scalars())
+        if locked:
+            transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": list(locked)})
+        found = _find(transaction, ids)
+        if all(row["ordering_key"] is None or row["seq"] in locked for row in found):
+            return found
+
+
+def cancel(transaction: Transaction, job_id: str) -> CancelResult:
+    """See `Storage.cancel`. The row stays as the tombstone, without its payload."""
+    found = _find(transaction, [job_id])
+    if not found:
+        return CancelResult.NOT_FOUND
+    seq, state, key = found[0]["seq"], found[0]["state"], found[0]["ordering_key"]
+    if state in (RowState.COMPLETED, RowState.FAILED):
+        return CancelResult(state)
+    if state == RowState.PROCESSING:
+        transaction.connection.execute(_REQUEST, {"seq": seq})
+        transaction.announce(JobEventKind.CANCEL_REQUESTED, [job_id])
+        return CancelResult.PROCESSING
+    until = transaction.now + duration(TOMBSTONE)
+    transaction.connection.execute(_BURY, {"seq": seq, "now": transaction.now, "expires_at": until})
+    transaction.connection.execute(_FORGET_PAYLOAD, {"seq": seq})
+    unhold(transaction, [key])
+    transaction.announce(JobEventKind.CANCELLED, [job_id])
+    return CancelResult.CANCELLED
+
+
+def retry(transaction: Transaction, ids: Sequence[str]) -> int:
+    """See `Storage.retry`."""
+    failed = [row for row in _find(transaction, ids) if row["state"] == RowState.FAILED]
+    for batch in batches([row["seq"] for row in failed]):
+        transaction.connection.execute(_AGAIN, {"now": transaction.now, "seqs": list(batch)})
+    transaction.announce(JobEventKind.QUEUED, [transaction.decode(row["id"]) for row in failed])
+    transaction.wake = transaction.wake or bool(failed)
+    return len(failed)
+
+
+def remove(transaction: Transaction, ids: Sequence[str], running: bool) -> int:
+    """See `Storage.remove`."""
+    found = _find_to_end(transaction, ids) if running else _find(transaction, ids)
+    gone = [row for row in found if running or row["state"] != RowState.PROCESSING]
+    _tell_workers(transaction, gone)
+    delete(transaction, [row["seq"] for row in gone])
+    unhold(transaction, [row["ordering_key"] for row in gone])
+    return len(gone)
+
+
+def complete(transaction: Transaction, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
+    """See `Storage.complete`."""
+    found = _find_to_end(transaction, [job_id])
+    if not found:
+        return None
+    row = found[0]
+    if row["state"] not in (RowState.COMPLETED, RowState.FAILED):
+        _tell_workers(transaction, found)
+        _store_result(transaction, row, result, row["keep_completed"] if keep is None else encode_retention(keep))
+        unhold(transaction, [row["ordering_key"]])
+        transaction.announce(JobEventKind.COMPLETED, [job_id])
+    return public_state(row["state"], row["run_at"], transaction.now)
+
+
+def _tell_workers(transaction: Transaction, ended: Sequence[RowMapping]) -> None:
+    """Who runs one of these jobs will look, and find that it is not his any more."""
+    running = [transaction.decode(row["id"]) for row in ended if row["state"] == RowState.PROCESSING]
+    transaction.announce(JobEventKind.CANCEL_REQUESTED, running)
+
+
+def _store_result(transaction: Transaction, row: RowMapping, result: bytes, keep: int | None) -> None:
+    if keep is None:
+        delete(transaction, [row["seq"]])
+        return
+    seq, now = row["seq"], transaction.now
+    transaction.connection.execute(_RESULT, {"seq": seq, "data": result})
+    transaction.connection.execute(_COMPLETE, {"seq": seq, "now": now, "expires_at": now + keep})
+
+
+def promote(transaction: Transaction, ids: Sequence[str]) -> int:
+    """See `Storage.promote`."""
+    found = _find(transaction, ids)
+    delayed = [row["seq"] for row in found if row["state"] in DELAYED and row["run_at"] > transaction.now]
+    for batch in batches(delayed):
+        transaction.connection.execute(_PROMOTE, {"now": transaction.now, "seqs": list(batch)})
+    transaction.wake = transaction.wake or bool(delayed)
+    return len(delayed)
+
+
+def last_seq(transaction: Transaction) -> int:
+    """The newest job's number: what comes later was enqueued later."""
+    return int(transaction.connection.execute(_LAST).scalar_one())
+
+
+def drain(transaction: Transaction, *, last: int, limit: int) -> int:
+    """Up to `limit` waiting jobs numbered up to `last` are gone; 0 when none is left."""
+    place = {"queue": transaction.queue, "last": last, "limit": limit}
+    for statement in _WAITING:
+        waiting = transaction.connection.execute(statement[transaction.dialect], place).all()
+        if waiting:
+            delete(transaction, [row.seq for row in waiting])
+            unhold(transaction, [row.ordering_key for row in waiting])
+            return len(waiting)
+    return 0
+
+
+def clean(transaction: Transaction, state: JobState, older_than: timedelta, limit: int) -> int:
+    """See `Storage.clean`."""
+    check_cleanable(state)
+    before = transaction.now - duration(older_than)
+    place = {"queue": transaction.queue, "now": transaction.now, "state": state.value, "before": before}
+    old = transaction.connection.execute(_OLD[transaction.dialect], {**place, "limit": limit}).scalars().all()
+    delete(transaction, old)
+    return len(old)
+
+
+def set_paused(transaction: Transaction, paused: bool) -> None:
+    """Whether claims find nothing."""
+    transaction.connection.execute(_PAUSE, {"queue": transaction.queue, "paused": int(paused)})
+    transaction.wake = not paused
+
+
+def keep(transaction: Transaction, job_id: str, ttl: timedelta) -> bool:
+    """See `Storage.update_result_ttl`."""
+    found = _find(transaction, [job_id])
+    if not found or found[0]["state"] not in (RowState.COMPLETED, RowState.FAILED):
+        return False
+    transaction.connection.execute(_KEEP, {"seq": found[0]["seq"], "expires_at": transaction.now + duration(ttl)})
+    return True

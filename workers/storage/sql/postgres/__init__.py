@@ -1,0 +1,1 @@
+"""The steps of a queue on PostgreSQL, in functions of the server's own: `steps.sql` and `keys.sql`."""

@@ -1,0 +1,335 @@
+"""A PostgreSQL database as this process uses it: a few threads with a connection each, and one that listens.
+
+Theory of operation. A step is one statement outside any transaction, so it takes one round trip and leaves nothing
+open; those that need several run in a transaction of their own. Steps of running workers (claims, renewals,
+settlements) have their own threads: they never wait for a caller's transaction, as an enqueue of the same id must.
+
+All storages of a process on one database share one `PostgresDatabase`, whatever their event loop, by reference count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import ClassVar, Final, TypeVar
+
+import psycopg
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
+
+from workers.errors import StorageError, StorageUnavailable
+from workers.jobs import (
+    Claim,
+    Completed,
+    EnqueueResult,
+    JobEventKind,
+    NewJob,
+    ProgressReport,
+    Recovery,
+    Renewal,
+    Settlement,
+    SettleOutcome,
+)
+from workers.storage.base import Limits
+from workers.storage.notices import Notices
+from workers.storage.sql.caller import run_on
+from workers.storage.sql.database import Begin
+from workers.storage.sql.errors import translate
+from workers.storage.sql.postgres import steps
+from workers.storage.sql.postgres.listener import REGISTERED, Listener, new_process
+from workers.storage.sql.rows import Transaction
+from workers.storage.sql.sqlite import leases
+
+T = TypeVar("T")
+
+_PROMPT: Final = 3
+_PATIENT: Final = 2
+_SESSIONS: Final = 10
+_CONNECT_TIMEOUT: Final = timedelta(seconds=10)
+_MIGRATION_LOCK: Final = 8_317_402_561  # any number nobody else locks
+
+_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
+_ENCODING = text("SHOW server_encoding")
+_WHICH = text("SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = current_database()")
+_LISTEN = text("SELECT workers_listen(:queue, :process, :valid)")
+_REQUEST_CANCEL = text("SELECT pg_notify('workers_cancels', :request)")
+_TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake, :sure)")
+
+
+class PostgresDatabase:
+    """One database, this process's threads for it, and everybody who waits for something in it."""
+
+    def __init__(self, target: PostgresTarget) -> None:
+        self.name = f"PostgreSQL database {target.url!r}"
+        self.notices = Notices()
+        self.users = 0
+        self.pid = os.getpid()
+        self._timeout = target.busy_timeout
+        self._process = new_process()
+        self._engine = target.engine(_PROMPT + _PATIENT)
+        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._prompt = ThreadPoolExecutor(_PROMPT, "workers-postgres")
+        self._patient = ThreadPoolExecutor(_PATIENT, "workers-postgres-patient")
+        self._listener = Listener(self.name, self._process, target.listening_connection, self.notices)
+        self._which: tuple[object, ...] | None = None
+
+    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
+        work = partial(steps.enqueue, jobs=jobs)
+        if any(job.deduplication is not None for job in jobs):
+            return self.change(begin, work)
+        return self._step(self._patient, begin, work)
+
+    async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return await self.change_with(connection, begin, partial(steps.enqueue, jobs=jobs))
+
+    def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
+        work = partial(steps.claim, worker_id=worker_id, leases=leases, limit=limit)
+        return self._step(self._prompt, begin, work)
+
+    def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
+        return self._step(self._prompt, begin, partial(steps.claimable_in, names=names))
+
+    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]:
+        return self._step(self._prompt, begin, partial(steps.renew, claims=claims))
+
+    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
+        work = partial(steps.settle, settlements=settlements)
+        if any(isinstance(settlement, Completed) and settlement.then for settlement in settlements):
+            return self.change(begin, work)
+        return self._step(self._prompt, begin, work)
+
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        return await self.change_with(connection, begin, partial(steps.settle, settlements=settlements))
+
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
+        return self._step(self._prompt, begin, partial(steps.progress, reports=reports))
+
+    def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
+        return self.change(begin, partial(leases.recover, limit=limit, max_stalls=max_stalls))
+
+    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        return self._step(self._prompt, begin, work)
+
+    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        def run() -> T:
+            with self._engine.begin() as connection:
+                transaction = begin(connection)
+                result = work(transaction)
+                _tell(transaction)
+                return result
+
+        return self._submit(self._patient, run)
+
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        if self._which is None:
+            self._which = await asyncio.wrap_future(self._step(self._patient, begin, _which))
+
+        def run(sync: Connection) -> T:
+            transaction = begin(sync)
+            transaction.lasting = True
+            if transaction.dialect != "postgresql" or _which(transaction) != self._which:
+                raise StorageError(f"`connection` belongs to another database than the jobs; pass one of {self.name}")
+            result = work(transaction)
+            _tell(transaction)
+            return result
+
+        _, result = await run_on(connection, run, self.name)
+        return result
+
+    def refuse_nested(self) -> None:
+        """Nothing to do: beside a caller's transaction others go on."""
+
+    def look_now(self) -> None:
+        """Nothing to do: the server tells everybody."""
+
+    def hear(self) -> None:
+        self._listener.start()
+
+    async def subscribe(self, begin: Begin, queue: int) -> None:
+        await self.hear_cancels()
+        if not self._listener.is_registered(queue):
+            await asyncio.wrap_future(self._step(self._patient, begin, self._register))
+
+    async def hear_cancels(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()):
+                await asyncio.shield(asyncio.wrap_future(self._listener.start()))
+        except TimeoutError:
+            raise StorageUnavailable(f"{self.name} cannot be listened to; is it running?") from None
+
+    def _register(self, transaction: Transaction) -> None:
+        values = {"queue": transaction.queue, "process": self._process, "valid": REGISTERED}
+        transaction.connection.execute(_LISTEN, values)
+        self._listener.registered(transaction.queue)
+
+    async def release(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+            for key, other in list(_databases.items()):
+                if other is self:
+                    del _databases[key]
+        if self.pid == os.getpid():  # what a fork copied is the other process's
+            await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._listener.stop()
+        self._prompt.shutdown()
+        self._patient.shutdown()
+        self._engine.dispose()
+
+    def _step(self, lane: ThreadPoolExecutor, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        def run() -> T:
+            with self._single.connect() as connection:
+                return work(begin(connection))
+
+        return self._submit(lane, run)
+
+    def _submit(self, lane: ThreadPoolExecutor, run: Callable[[], T]) -> Future[T]:
+        def translated() -> T:
+            try:
+                return run()
+            except DBAPIError as error:
+                raise translate(error, self.name) from error
+
+        if self.pid != os.getpid():
+            raise StorageError(f"{self.name} was opened before this process was forked; connect again")
+        try:
+            return lane.submit(translated)
+        except RuntimeError:
+            raise StorageUnavailable(f"{self.name} was disconnected") from None
+
+
+def _tell(transaction: Transaction) -> None:
+    """With the commit, waiters and subscribers hear what the transaction has to announce."""
+    if not (transaction.events or transaction.wake):
+        return
+    told = [f"{kind.value}:{transaction.encode(job_id)}" for kind, job_id in transaction.events]
+    values = {"queue": transaction.queue, "events": told, "wake": transaction.wake, "sure": transaction.lasting}
+    transaction.connection.execute(_TELL, values)
+    _request_cancels(transaction)
+
+
+def _request_cancels(transaction: Transaction) -> None:
+    """Workers, who are told whether they are registered or not, hear of the requests when they are committed."""
+    for kind, job_id in transaction.events:
+        if kind is JobEventKind.CANCEL_REQUESTED:
+            request = f"{transaction.queue} {transaction.encode(job_id)}"
+            transaction.connection.execute(_REQUEST_CANCEL, {"request": request})
+
+
+def _which(transaction: Transaction) -> tuple[object, ...]:
+    """Which database of which server this is, whatever name and address it was reached by."""
+    return tuple(transaction.connection.execute(_WHICH).one())
+
+
+_lock = threading.Lock()
+# By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
+_databases: dict[tuple[int, PostgresTarget], PostgresDatabase] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTarget:
+    """A PostgreSQL database, as a URL names it."""
+
+    full_url: URL
+    busy_timeout: timedelta
+
+    limits: ClassVar[Limits] = Limits(clock="server", durable=True, processes="many", transactions=True)
+
+    @property
+    def url(self) -> str:
+        shown = URL.create("postgresql", host=self.full_url.host, port=self.full_url.port)
+        return shown.set(database=self.full_url.database).render_as_string()
+
+    def acquire(self) -> PostgresDatabase:
+        with _lock:
+            key = (os.getpid(), self)
+            database = _databases.get(key)
+            if database is None:
+                database = _databases[key] = PostgresDatabase(self)
+            database.users += 1
+            return database
+
+    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
+        name = f"PostgreSQL database {self.url!r}"
+        engine = self.engine(1)
+        try:
+            with engine.begin() as connection:
+                # Ours runs as long as it takes, and others wait for it.
+                connection.execute(text("SET LOCAL lock_timeout = 0"))
+                connection.execute(_LOCK, {"key": _MIGRATION_LOCK})
+                if connection.execute(_ENCODING).scalar_one() != "UTF8":
+                    raise StorageError(f"{name} is not encoded in UTF8; create it with ENCODING 'UTF8'")
+                make_tables(connection)
+        except DBAPIError as error:
+            raise translate(error, name) from error
+        finally:
+            engine.dispose()
+
+    def engine(self, connections: int) -> Engine:
+        """A pool that replaces connections the server has closed, and whose errors quote no values."""
+        engine = create_engine(
+            self.full_url.set(drivername="postgresql+psycopg"),
+            hide_parameters=True,
+            pool_size=connections,
+            max_overflow=0,
+            pool_use_lifo=True,
+            connect_args=self._connect_args(),
+        )
+        event.listen(engine, "checkout", _refuse_closed)
+        return engine
+
+    def async_engine(self) -> AsyncEngine:
+        return create_async_engine(
+            self.full_url.set(drivername="postgresql+psycopg"),
+            hide_parameters=True,
+            pool_size=_SESSIONS,
+            max_overflow=0,
+            pool_timeout=self.busy_timeout.total_seconds(),
+            pool_pre_ping=True,
+            connect_args=self._connect_args(),
+        )
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        return engine
+
+    def listening_connection(self) -> psycopg.Connection:
+        """A connection of its own, outside transactions."""
+        engine = create_engine(
+            self.full_url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=self._connect_args()
+        )
+        arguments, options = engine.dialect.create_connect_args(engine.url)
+        return psycopg.connect(
+            *arguments, **{**options, **self._connect_args()}, application_name="workers listener", autocommit=True
+        )
+
+    def _connect_args(self) -> dict[str, object]:
+        milliseconds = self.busy_timeout // timedelta(milliseconds=1)
+        return {
+            "connect_timeout": int(_CONNECT_TIMEOUT.total_seconds()),
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "options": f"-c lock_timeout={milliseconds} -c client_encoding=UTF8",
+        }
+
+
+def _refuse_closed(connection: psycopg.Connection, _record: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
+    """A connection on which the server said something unasked has ended: PostgreSQL was restarted, or closed it."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):
+        raise InvalidatePoolError

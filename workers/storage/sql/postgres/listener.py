@@ -1,0 +1,165 @@
+"""The one connection of a process that hears what is committed in a PostgreSQL database.
+
+Theory of operation. A thread listens to `workers_wake`, by which waiters are told to look, and to `workers_events`,
+which carries job events while anybody subscribes, and to `workers_cancels`, by which workers hear of requests to cancel
+what they run. The connection is opened when somebody first wants to hear and made
+again whenever it breaks. What was committed meanwhile went unheard, so after each start every waiter looks at the
+tables, and every job with a subscriber that has ended by then is told to have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+import psycopg
+
+from workers.jobs import JobEventKind
+from workers.storage.notices import Notices
+from workers.storage.sql.rows import decode_text, encode_text
+
+REGISTERED: Final = 60_000
+"""Milliseconds for which a process counts as subscribed; renewed at a third of it."""
+
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_LOG = logging.getLogger(__name__)
+
+_REGISTER = "SELECT workers_listen(%s, %s, %s)"
+_ENDED = (
+    "SELECT id, state FROM workers_jobs WHERE queue = %s AND id = ANY(%s)"
+    " AND state IN ('completed', 'failed', 'cancelled') AND expires_at > workers_now()"
+)
+
+
+class Listener:
+    """Hears for `notices`, in a thread of its own from the first `start` until `stop`."""
+
+    def __init__(
+        self, database: str, process: str, connect: Callable[[], psycopg.Connection], notices: Notices
+    ) -> None:
+        self._database = database
+        self._process = process
+        self._connect = connect
+        self._notices = notices
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._armed: Future[None] = Future()
+        self._alarm, self._ear = socket.socketpair()
+        self._renewed: dict[int, float] = {}
+
+    def start(self) -> Future[None]:
+        """Done when everything committed from then on is heard; another future after every loss of the connection."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="workers-postgres-listener", daemon=True)
+                self._thread.start()
+            return self._armed
+
+    def stop(self) -> None:
+        """The thread has ended and its connection is closed."""
+        self._stopping = True
+        self._alarm.send(b"x")
+        if self._thread is not None:
+            self._thread.join()
+        self._alarm.close()
+        self._ear.close()
+
+    def is_registered(self, queue: int) -> bool:
+        """Whether every step on the queue sends its events here, for a while yet."""
+        with self._lock:
+            renewed = self._renewed.get(queue)
+        return renewed is not None and time.monotonic() - renewed < REGISTERED / 3_000
+
+    def registered(self, queue: int) -> None:
+        """`workers_listen` was called for the queue just now."""
+        with self._lock:
+            self._renewed[queue] = time.monotonic()
+
+    def _run(self) -> None:
+        failures = 0
+        first = True
+        while not self._stopping:
+            try:
+                with self._connect() as connection:
+                    self._arm(connection, first)
+                    first, failures = False, 0
+                    self._hear(connection)
+            except Exception as error:  # whatever it is, the thread must live: others rely on being told
+                if not failures:
+                    _LOG.warning("cannot listen to %s, trying again: %s", self._database, type(error).__name__)
+            with self._lock:
+                if self._armed.done():
+                    self._armed = Future()
+            if not self._stopping:
+                self._pause(_PAUSES[min(failures, len(_PAUSES) - 1)])
+            failures += 1
+
+    def _pause(self, seconds: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ear, selectors.EVENT_READ)
+            selector.select(seconds)
+
+    def _arm(self, connection: psycopg.Connection, first: bool) -> None:
+        connection.execute("LISTEN workers_wake")
+        connection.execute("LISTEN workers_events")
+        connection.execute("LISTEN workers_cancels")
+        for queue in self._notices.subscribed():
+            self._register(connection, queue)
+        with self._lock:
+            self._armed.set_result(None)
+        if not first:
+            self._tell_ended(connection)
+        self._notices.wake_all()
+
+    def _register(self, connection: psycopg.Connection, queue: int) -> None:
+        connection.execute(_REGISTER, (queue, self._process, REGISTERED))
+        self.registered(queue)
+
+    def _tell_ended(self, connection: psycopg.Connection) -> None:
+        for queue, jobs in self._notices.awaited().items():
+            for job_id, state in connection.execute(_ENDED, (queue, [encode_text(job_id) for job_id in jobs])):
+                self._notices.tell(queue, [(JobEventKind(state), decode_text(job_id))], wake=False)
+
+    def _hear(self, connection: psycopg.Connection) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._ear, selectors.EVENT_READ)
+            while not self._stopping:
+                selector.select(REGISTERED / 10_000)
+                # Not the driver's own generator: it cannot be woken to stop.
+                connection.pgconn.consume_input()
+                while notice := connection.pgconn.notifies():
+                    self._deliver(notice.relname, notice.extra.decode())
+                if connection.closed:
+                    return
+                for queue in self._notices.subscribed():
+                    if not self.is_registered(queue):
+                        self._register(connection, queue)
+
+    def _deliver(self, channel: bytes, payload: str) -> None:
+        if channel == b"workers_cancels":
+            number, _, job_id = payload.partition(" ")
+            self._notices.request_cancel(int(number), decode_text(job_id))
+            return
+        queue, *events = payload.split(" ")
+        if channel == b"workers_wake":
+            self._notices.tell(int(queue), (), wake=True)
+            return
+        told = []
+        for event in events:
+            kind, _, job_id = event.replace("%20", " ").replace("%25", "%").partition(":")
+            told.append((JobEventKind(kind), decode_text(job_id)))
+        self._notices.tell(int(queue), told, wake=False)
+
+
+def new_process() -> str:
+    """A name no other process has."""
+    return os.urandom(8).hex()

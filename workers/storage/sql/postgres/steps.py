@@ -1,0 +1,348 @@
+"""The steps of a queue on PostgreSQL: values into the functions of `steps.sql`, and rows back into values."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import text
+
+from workers.errors import LossReason
+from workers.jobs import (
+    UNCOUNTED_RETRIES,
+    Claim,
+    Completed,
+    Continued,
+    EnqueueResult,
+    EnqueueStatus,
+    Failed,
+    JobState,
+    NewJob,
+    ProgressReport,
+    Renewal,
+    Retention,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+)
+from workers.storage.base import ANY_NAME
+from workers.storage.sql.rows import (
+    Transaction,
+    decode_backoff,
+    decode_retention,
+    decode_token,
+    duration,
+    encode_backoff,
+    encode_error,
+    encode_retention,
+    encode_text,
+    encode_token,
+    missing_payload,
+    moment,
+    public_state,
+)
+from workers.storage.sql.sqlite.enqueue import decide
+from workers.storage.sql.sqlite.leases import why_lost
+from workers.storage.sql.sqlite.settle import outcomes_by_id
+
+MAX_RESULT_BYTES: Final = 200_000_000
+"""PostgreSQL takes 1 GB in one message, in which a result may be written out in hexadecimal."""
+
+_WORKER_NOTED: Final = 1_000
+"""Milliseconds: most steps need not write down again that their worker was seen."""
+
+_ENQUEUE = text(
+    "SELECT * FROM workers_enqueue(:queue, CAST(:ids AS text[]), CAST(:names AS text[]), CAST(:delays AS bigint[]),"
+    " CAST(:priorities AS integer[]), CAST(:max_attempts AS integer[]), CAST(:keep_completed AS bigint[]),"
+    " CAST(:keep_failed AS bigint[]), CAST(:keys AS text[]), CAST(:backoffs AS text[]), CAST(:payloads AS bytea[]),"
+    " CAST(:chain_indexes AS integer[]), :sure)"
+)
+_CLAIM = text(
+    "SELECT * FROM workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
+    " CAST(:any AS bigint), :limit, CAST(:secret AS bytea), :noted)"
+)
+_CLAIMABLE_IN = text("SELECT workers_claimable_in(:queue, CAST(:names AS text[]), :any)")
+_RENEW = text(
+    "SELECT * FROM workers_renew(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
+    " CAST(:leases AS bigint[]), CAST(:workers AS text[]), :noted)"
+)
+_PROGRESS = text(
+    "SELECT workers_progress(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
+    " CAST(:reported AS bytea[]))"
+)
+_SETTLE = text(
+    "SELECT * FROM workers_settle(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
+    " CAST(:kinds AS text[]), CAST(:keeps AS bigint[]), CAST(:delays AS bigint[]), CAST(:errors AS text[]),"
+    " CAST(:capped AS text[]), CAST(:results AS bytea[]), CAST(:thens AS text[]), :uncounted, :sure)"
+)
+
+
+def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """See `Storage.enqueue`; one statement, but where there are deduplication keys."""
+    if all(job.deduplication is None for job in jobs):
+        return _insert(transaction, jobs)
+    decision = decide(transaction, jobs)
+    told = {answer.id: answer for answer in _insert(transaction, decision.new)}
+    decision.keys.write({answer.id for answer in told.values() if answer.status is EnqueueStatus.QUEUED})
+    return [told[answer.id] if answer.status is EnqueueStatus.QUEUED else answer for answer in decision.results]
+
+
+def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """Each job is inserted, or told what has its id already."""
+    new: dict[str, NewJob] = {}
+    for job in jobs:
+        new.setdefault(encode_text(job.id), job)
+    if not new:
+        return []
+    values = {
+        "queue": transaction.queue,
+        "ids": list(new),
+        "names": [encode_text(job.name) for job in new.values()],
+        "delays": [duration(job.delay) for job in new.values()],
+        "priorities": [job.priority for job in new.values()],
+        "max_attempts": [job.max_attempts for job in new.values()],
+        "keep_completed": [encode_retention(job.keep_completed) for job in new.values()],
+        "keep_failed": [encode_retention(job.keep_failed) for job in new.values()],
+        "keys": [None if job.ordering_key is None else encode_text(job.ordering_key) for job in new.values()],
+        "backoffs": [encode_backoff(job.backoff) for job in new.values()],
+        "payloads": [job.payload for job in new.values()],
+        "chain_indexes": [job.chain_index for job in new.values()],
+        "sure": transaction.lasting,
+    }
+    found = {row.id: row for row in transaction.connection.execute(_ENQUEUE, values)}
+    results = []
+    told: set[str] = set()
+    for job in jobs:
+        row = found[encode_text(job.id)]
+        if row.inserted and job.id not in told:
+            results.append(EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED))
+            told.add(job.id)
+        elif row.inserted:
+            state = JobState.SCHEDULED if new[row.id].delay else JobState.QUEUED
+            results.append(EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=state))
+        else:
+            state = public_state(row.state, row.run_at, row.now)
+            done = state is JobState.COMPLETED
+            status = EnqueueStatus.COMPLETED if done else EnqueueStatus.DUPLICATE
+            results.append(EnqueueResult(id=job.id, status=status, existing_state=state, result=row.result))
+    return results
+
+
+def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+    """See `Storage.claim`."""
+    secret = os.urandom(16)
+    named = {name: lease for name, lease in leases.items() if name != ANY_NAME}
+    rest = leases.get(ANY_NAME)
+    values = {
+        "queue": transaction.queue,
+        "worker": encode_text(worker_id),
+        "names": [encode_text(name) for name in named],
+        "leases": [duration(lease) for lease in named.values()],
+        "any": None if rest is None else duration(rest),
+        "limit": min(limit, 100_000) if leases else 0,
+        "secret": secret,
+        "noted": _WORKER_NOTED,
+    }
+    claims = []
+    for row in sorted(transaction.connection.execute(_CLAIM, values), key=lambda row: int(row.place)):
+        name = transaction.decode(row.name)
+        claims.append(
+            Claim(
+                job_id=transaction.decode(row.id),
+                name=name,
+                payload=row.payload or b"",
+                token=encode_token(row.seq, secret),
+                worker_id=worker_id,
+                lease=leases[name] if name in named else leases[ANY_NAME],
+                attempt=row.attempts,
+                max_attempts=row.max_attempts,
+                created_at=moment(row.created_at),
+                keep_completed=decode_retention(row.keep_completed),
+                keep_failed=decode_retention(row.keep_failed),
+                priority=row.priority,
+                backoff=decode_backoff(row.backoff),
+                chain_index=row.chain_index,
+                stalled=missing_payload(row.payload),
+            )
+        )
+    return claims
+
+
+def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta | None:
+    """The time until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
+    values = {
+        "queue": transaction.queue,
+        "names": [encode_text(name) for name in names],
+        "any": ANY_NAME in names,
+    }
+    due = transaction.connection.execute(_CLAIMABLE_IN, values).scalar_one()
+    return None if due is None else timedelta(milliseconds=due)
+
+
+def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
+    """See `Storage.renew`."""
+    tokens = [decode_token(claim.token) for claim in claims]
+    values = {
+        "queue": transaction.queue,
+        "seqs": [seq for seq, _ in tokens],
+        "tokens": [secret for _, secret in tokens],
+        "ids": [encode_text(claim.job_id) for claim in claims],
+        "leases": [duration(claim.lease) for claim in claims],
+        "workers": [encode_text(claim.worker_id) for claim in claims],
+        "noted": _WORKER_NOTED,
+    }
+    held = {claims[row.place - 1].token: row for row in transaction.connection.execute(_RENEW, values)}
+    lost = [claim for claim in claims if claim.token not in held]
+    reasons = why_lost(transaction, [claim.job_id for claim in lost]) if lost else {}
+    return Renewal(
+        lost={claim.token: reasons[claim.job_id] for claim in lost},
+        cancel_requested=frozenset(token for token, row in held.items() if row.cancel_requested),
+    )
+
+
+def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> None:
+    """See `Storage.progress`."""
+    latest = {report.claim.token: report for report in reports}.values()
+    tokens = [decode_token(report.claim.token) for report in latest]
+    values = {
+        "queue": transaction.queue,
+        "seqs": [seq for seq, _ in tokens],
+        "tokens": [secret for _, secret in tokens],
+        "ids": [encode_text(report.claim.job_id) for report in latest],
+        "reported": [report.value for report in latest],
+    }
+    transaction.connection.execute(_PROGRESS, values)
+
+
+def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    """See `Storage.settle`; continuations are enqueued in the same transaction."""
+    first: dict[str, Settlement] = {}
+    outcomes: dict[str, SettleOutcome] = {}
+    for settlement in settlements:
+        token = settlement.claim.token
+        if isinstance(settlement, Completed) and len(settlement.result) > MAX_RESULT_BYTES:
+            outcomes[token] = _too_large(settlement)
+        elif token not in outcomes:
+            first.setdefault(token, settlement)
+    chosen = list(first.values())
+    if chosen:
+        for row in transaction.connection.execute(_SETTLE, _settle_values(transaction, chosen)):
+            outcomes[chosen[row.place - 1].claim.token] = SettleOutcome(status=SettleStatus(row.outcome))
+    applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
+    enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])
+    unknown = [s.claim for s in chosen if s.claim.token not in outcomes]
+    if unknown:
+        outcomes |= outcomes_by_id(transaction, unknown)
+    return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
+
+
+def _status(outcome: SettleOutcome | None) -> SettleStatus | None:
+    return None if outcome is None else outcome.status
+
+
+def _outcome(settlement: Settlement, first: Mapping[str, Settlement], outcome: SettleOutcome) -> SettleOutcome:
+    earlier = first.get(settlement.claim.token)
+    if outcome.status is not SettleStatus.APPLIED or earlier is None or earlier is settlement:
+        return outcome
+    if not isinstance(earlier, Continued) and _kept(earlier) is None:  # settled by it, and gone
+        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND)
+    return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
+
+
+def _too_large(settlement: Completed) -> SettleOutcome:
+    size = len(settlement.result)
+    return SettleOutcome(
+        status=SettleStatus.ERROR,
+        detail=f"the result has {size} bytes; a PostgreSQL queue holds {MAX_RESULT_BYTES} at most",
+    )
+
+
+def _settle_values(transaction: Transaction, settlements: Sequence[Settlement]) -> dict[str, object]:
+    tokens = [decode_token(settlement.claim.token) for settlement in settlements]
+    return {
+        "queue": transaction.queue,
+        "seqs": [seq for seq, _ in tokens],
+        "tokens": [secret for _, secret in tokens],
+        "ids": [encode_text(settlement.claim.job_id) for settlement in settlements],
+        "kinds": [_kind(settlement) for settlement in settlements],
+        "keeps": [_kept(settlement) for settlement in settlements],
+        "delays": [_delay(settlement) for settlement in settlements],
+        "errors": [encode_error(s.error) if isinstance(s, Retried | Failed) else None for s in settlements],
+        "capped": [_capped(settlement) for settlement in settlements],
+        "results": [_stored(settlement) for settlement in settlements],
+        "thens": [_then(s.then) if isinstance(s, Continued) else None for s in settlements],
+        "uncounted": UNCOUNTED_RETRIES,
+        "sure": transaction.lasting,
+    }
+
+
+def _kind(settlement: Settlement) -> str:
+    match settlement:
+        case Completed():
+            return "completed"
+        case Continued():
+            return "continued"
+        case Failed():
+            return "failed"
+        case Retried():
+            return "postponed" if settlement.postponed else "retried" if settlement.counted else "uncounted"
+        case _:
+            return "released"
+
+
+def _delay(settlement: Settlement) -> int | None:
+    match settlement:
+        case Continued():
+            return duration(settlement.then.delay)
+        case Retried():
+            return duration(settlement.delay)
+        case _:
+            return None
+
+
+def _stored(settlement: Settlement) -> bytes | None:
+    """What takes the payload's place."""
+    match settlement:
+        case Completed():
+            return settlement.result
+        case Continued():
+            return settlement.then.payload
+        case _:
+            return None
+
+
+def _then(job: NewJob) -> str:
+    """What a continued job's row gets, but for its delay and payload."""
+    return json.dumps(
+        {
+            "name": encode_text(job.name),
+            "priority": job.priority,
+            "max_attempts": job.max_attempts,
+            "keep_completed": encode_retention(job.keep_completed),
+            "keep_failed": encode_retention(job.keep_failed),
+            "key": None if job.ordering_key is None else encode_text(job.ordering_key),
+            "backoff": encode_backoff(job.backoff),
+            "chain_index": job.chain_index,
+        }
+    )
+
+
+def _kept(settlement: Settlement) -> int | None:
+    """How long the record stays if this settlement ends the job; None: it vanishes."""
+    claim = settlement.claim
+    keep: Retention | None = settlement.keep if isinstance(settlement, Completed | Failed) else None
+    if keep is None:
+        keep = claim.keep_completed if isinstance(settlement, Completed) else claim.keep_failed
+    return encode_retention(keep)
+
+
+def _capped(settlement: Settlement) -> str | None:
+    """The error of an uncounted retry that turns out to be the last attempt."""
+    if not isinstance(settlement, Retried) or settlement.counted:
+        return None
+    return encode_error(replace(settlement.error, exhausted=True))

@@ -1,0 +1,189 @@
+"""What can be read about jobs and workers, and how records that outlived their retention go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import RowMapping, text
+
+from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.storage.rules import WORKER_RECORD, read_cursor
+from workers.storage.sql.keys import sweep_marks
+from workers.storage.sql.rows import (
+    SKIP,
+    RowState,
+    Transaction,
+    batches,
+    decode_error,
+    duration,
+    expanding,
+    locking,
+    moment,
+    optional_moment,
+    public_state,
+)
+from workers.storage.sql.sqlite.enqueue import delete
+from workers.storage.sql.sqlite.events import EVENTS_KEPT
+
+_DELAYED = (JobState.SCHEDULED, JobState.FAILING)
+_COLUMNS = (
+    "SELECT seq, id, name, state, attempts, max_attempts, created_at, priority, run_at, finished_at, worker, error,"
+    " progress, chain_index FROM workers_jobs WHERE queue = :queue"
+)
+_STATUS = expanding(
+    _COLUMNS + " AND id IN :ids AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now)", "ids"
+)
+_OUTCOME = text(
+    "SELECT state, error, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS data"
+    " FROM workers_jobs WHERE queue = :queue AND id = :id AND expires_at > :now"
+)
+
+# Each condition holds that of the partial index which is to serve it, and narrows a column of it, though it narrows
+# nothing: without that the planner prefers the unique index on queue and id.
+_DELAYED_STATES = "state IN ('scheduled', 'failing')"
+_READY = "state = 'ready' AND priority >= 0"
+_HELD = "state = 'held' AND ordering_key >= ''"
+_PROCESSING = "state = 'processing' AND lease_until >= 0"
+_CONDITIONS: Final = {
+    JobState.QUEUED: (_READY, _HELD, _DELAYED_STATES + " AND run_at <= :now"),
+    JobState.SCHEDULED: (_DELAYED_STATES + " AND state = 'scheduled' AND run_at > :now",),
+    JobState.FAILING: (_DELAYED_STATES + " AND state = 'failing' AND run_at > :now",),
+    JobState.PROCESSING: (_PROCESSING,),
+    JobState.COMPLETED: ("state = 'completed' AND expires_at > :now",),
+    JobState.FAILED: ("state = 'failed' AND expires_at > :now",),
+}
+
+
+# One statement, so that a job on its way from one state to another is seen in one of them.
+_COUNTS = text(
+    " UNION ALL ".join(
+        f"SELECT '{state.value}' AS state, count(*) AS jobs FROM workers_jobs WHERE queue = :queue AND {condition}"  # noqa: S608 - our own text
+        for state, conditions in _CONDITIONS.items()
+        for condition in conditions
+    )
+)
+_LIST = {
+    state: [text(f"{_COLUMNS} AND seq > :seq AND {condition} ORDER BY seq LIMIT :limit") for condition in conditions]
+    for state, conditions in _CONDITIONS.items()
+}
+
+_CLAIMS = text(
+    "SELECT worker, count(*) AS claims FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
+    " AND lease_until >= 0 GROUP BY worker"
+)
+_SEEN = text("SELECT worker, seen_at FROM workers_seen WHERE queue = :queue ORDER BY worker")
+
+_ENDED = locking(
+    "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = :state AND expires_at <= :now"
+    " ORDER BY expires_at LIMIT :limit",
+    SKIP,
+)
+_UNSEEN = text(
+    "DELETE FROM workers_seen WHERE queue = :queue AND worker IN ("
+    "SELECT worker FROM workers_seen WHERE queue = :queue AND seen_at <= :before"
+    " AND worker NOT IN (SELECT worker FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
+    " AND lease_until >= 0) LIMIT :limit)"
+)
+_OLD_LISTENERS = text("DELETE FROM workers_listeners WHERE expires_at <= :now")
+_OLD_EVENTS = text(
+    "DELETE FROM workers_events WHERE seq IN (SELECT seq FROM workers_events WHERE seq <="
+    " (SELECT coalesce(max(seq), 0) FROM workers_events WHERE at <= :before) ORDER BY seq LIMIT :limit)"
+)
+
+
+def status(transaction: Transaction, ids: Sequence[str]) -> list[JobStatus | None]:
+    """See `Storage.status`."""
+    found: dict[str, JobStatus] = {}
+    for batch in batches([transaction.encode(job_id) for job_id in ids]):
+        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        for row in transaction.connection.execute(_STATUS, place).mappings():
+            status = _status(row, transaction)
+            found[status.id] = status
+    return [found.get(job_id) for job_id in ids]
+
+
+def _status(row: RowMapping, transaction: Transaction) -> JobStatus:
+    state = public_state(row["state"], row["run_at"], transaction.now)
+    return JobStatus(
+        id=transaction.decode(row["id"]),
+        name=transaction.decode(row["name"]),
+        state=state,
+        attempt=row["attempts"],
+        max_attempts=row["max_attempts"],
+        created_at=moment(row["created_at"]),
+        priority=row["priority"],
+        chain_index=row["chain_index"],
+        next_run_at=moment(row["run_at"]) if state in _DELAYED else None,
+        finished_at=optional_moment(row["finished_at"]),
+        worker_id=None if row["worker"] is None else transaction.decode(row["worker"]),
+        last_error=decode_error(row["error"]),
+        progress=row["progress"],
+    )
+
+
+def result(transaction: Transaction, job_id: str) -> JobOutcome | None:
+    """See `Storage.result`."""
+    place = {"queue": transaction.queue, "now": transaction.now, "id": transaction.encode(job_id)}
+    row = transaction.connection.execute(_OUTCOME, place).first()
+    if row is None:
+        return None
+    if row.state == RowState.COMPLETED:
+        return JobOutcome(kind=OutcomeKind.COMPLETED, result=row.data)
+    if row.state == RowState.FAILED:
+        return JobOutcome(kind=OutcomeKind.FAILED, error=decode_error(row.error))
+    return JobOutcome(kind=OutcomeKind.CANCELLED)
+
+
+def counts(transaction: Transaction) -> dict[JobState, int]:
+    """See `Storage.counts`."""
+    place = {"queue": transaction.queue, "now": transaction.now}
+    found = dict.fromkeys(JobState, 0)
+    for state, jobs in transaction.connection.execute(_COUNTS, place):
+        found[JobState(state)] += jobs
+    return found
+
+
+def page(transaction: Transaction, state: JobState, cursor: str | None, limit: int) -> Page:
+    """See `Storage.list`; in the order of enqueueing."""
+    seq = read_cursor(cursor)
+    place = {"queue": transaction.queue, "now": transaction.now, "seq": seq, "limit": limit + 1}
+    rows = [row for statement in _LIST[state] for row in transaction.connection.execute(statement, place).mappings()]
+    rows.sort(key=lambda row: int(row["seq"]))
+    more = len(rows) > limit
+    rows = rows[:limit]
+    return Page(
+        jobs=tuple(_status(row, transaction) for row in rows),
+        cursor=str(rows[-1]["seq"]) if more and rows else None,
+    )
+
+
+def workers(transaction: Transaction) -> list[WorkerInfo]:
+    """See `Storage.workers`."""
+    place = {"queue": transaction.queue}
+    claims = {row.worker: row.claims for row in transaction.connection.execute(_CLAIMS, place)}
+    return [
+        WorkerInfo(id=transaction.decode(worker), seen_at=moment(seen_at), claims=claims.get(worker, 0))
+        for worker, seen_at in transaction.connection.execute(_SEEN, place)
+    ]
+
+
+def sweep(transaction: Transaction, limit: int) -> int:
+    """See `Storage.sweep`. Events that no process wants any more go too, uncounted."""
+    connection, place = transaction.connection, {"queue": transaction.queue, "now": transaction.now}
+    left = limit
+    for state in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
+        ended = (
+            connection.execute(_ENDED[transaction.dialect], {**place, "state": state.value, "limit": left})
+            .scalars()
+            .all()
+        )
+        delete(transaction, ended)
+        left -= len(ended)
+    left -= sweep_marks(transaction, left)
+    before = transaction.now - duration(WORKER_RECORD)
+    left -= connection.execute(_UNSEEN, {"queue": transaction.queue, "before": before, "limit": left}).rowcount
+    connection.execute(_OLD_LISTENERS, {"now": transaction.now})
+    if transaction.dialect == "sqlite":  # PostgreSQL carries events itself
+        connection.execute(_OLD_EVENTS, {"before": transaction.now - duration(EVENTS_KEPT), "limit": 10 * limit})
+    return limit - left

@@ -1,0 +1,279 @@
+"""The `workers_*` tables, and how a database comes to have them.
+
+Theory of operation. Queues share the tables and are told apart by a small integer. A job's row is small and changes
+often; its payload lies in `workers_payloads` and is written once, then replaced by the result when the job completes.
+`state` is finer than the public state: `held` is a queued job whose ordering key is busy, `cancelled` a tombstone.
+
+Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
+that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
+deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
+served; PostgreSQL is told to. There every step is a function (`postgres/steps.sql`), and events need no table.
+Deduplication keys are in `keys`.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from importlib import resources
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    text,
+)
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from workers.errors import StorageError
+
+VERSION: Final = 4
+
+metadata: Final = MetaData()
+_FUNCTIONS: Final = ("postgres/steps.sql", "postgres/keys.sql")
+# A function cannot be replaced by one with other arguments or columns.
+_DROP_FUNCTIONS: Final = text(
+    "DO $$ DECLARE v_one regprocedure; BEGIN FOR v_one IN SELECT p.oid FROM pg_proc p"
+    " WHERE pronamespace = current_schema()::regnamespace AND proname IN ('workers_claim', 'workers_enqueue',"
+    " 'workers_settle') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
+)
+_BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
+_ONLY_SQLITE: Final = frozenset({"workers_events"})
+_IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
+
+# An SQLite row id must be declared INTEGER; it has 64 bits all the same.
+_Sequence = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
+
+
+Table("workers_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+
+Table(
+    "workers_queues",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("paused", Integer, nullable=False, server_default="0"),
+)
+
+Table(
+    "workers_jobs",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("queue", Integer, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("priority", Integer, nullable=False),
+    # Times are milliseconds since 1970, UTC; durations milliseconds. run_at is also the place in the queue.
+    Column("run_at", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("max_attempts", Integer, nullable=False),
+    Column("stalls", Integer, nullable=False, server_default="0"),
+    Column("uncounted", Integer, nullable=False, server_default="0"),
+    Column("cancel_requested", Integer, nullable=False, server_default="0"),
+    # NULL: the record vanishes in the step that settles the job.
+    Column("keep_completed", BigInteger),
+    Column("keep_failed", BigInteger),
+    Column("ordering_key", Text),
+    Column("backoff", Text),
+    # The token of the last claim outlives it, so that a repeated settle is recognised; recovery clears it.
+    Column("token", LargeBinary),
+    Column("worker", Text),
+    Column("lease_until", BigInteger),
+    Column("finished_at", BigInteger),
+    Column("expires_at", BigInteger),
+    Column("error", Text),
+    Column("progress", LargeBinary),
+    Column("chain_index", Integer, nullable=False, server_default="0"),
+    # By simple and debounce: the key is this job's until the job has ended, or something takes it off the row.
+    Column("deduplication_key", Text),
+    Column("deduplication_mode", Text),
+    Index("workers_jobs_by_id", "queue", "id", unique=True),
+    _partial("workers_jobs_ready", "queue", "priority", "run_at", where="state = 'ready'"),
+    _partial("workers_jobs_ready_by_name", "queue", "name", "priority", "run_at", where="state = 'ready'"),
+    _partial("workers_jobs_delayed", "queue", "run_at", where="state IN ('scheduled', 'failing')"),
+    _partial("workers_jobs_leases", "queue", "lease_until", where="state = 'processing'"),
+    _partial("workers_jobs_finished", "queue", "state", "expires_at", where="expires_at IS NOT NULL"),
+    _partial(
+        "workers_jobs_busy_keys",
+        "queue",
+        "ordering_key",
+        where="state = 'processing' AND ordering_key IS NOT NULL",
+    ),
+    _partial("workers_jobs_held", "queue", "ordering_key", "name", "priority", "run_at", where="state = 'held'"),
+    _partial(
+        _BY_DEDUPLICATION_KEY,
+        "queue",
+        "deduplication_key",
+        unique=True,
+        where="deduplication_key IS NOT NULL AND expires_at IS NULL",
+    ),
+)
+
+Table(
+    "workers_payloads",
+    metadata,
+    Column("seq", _Sequence, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+# Keys by throttle, which are taken whatever becomes of their job.
+Table(
+    "workers_marks",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("key", Text, primary_key=True),
+    Column("job_id", Text, nullable=False),
+    Column("until", BigInteger, nullable=False),
+    Index("workers_marks_ending", "queue", "until"),
+)
+
+Table(
+    "workers_seen",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("worker", Text, primary_key=True),
+    Column("seen_at", BigInteger, nullable=False),
+)
+
+Table(
+    "workers_listeners",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("process", Text, primary_key=True),
+    Column("expires_at", BigInteger, nullable=False),
+)
+
+Table(
+    "workers_events",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("queue", Integer, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("job_id", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    # Never reuses a number, even when all events were swept: readers remember how far they came.
+    sqlite_autoincrement=True,
+)
+
+
+def migrate(connection: Connection) -> None:
+    """The `workers_*` tables are at this version within the connection's transaction, which must be a writing one.
+
+    Raises:
+        StorageError: a newer version of this package made them.
+    """
+    found = _version(connection)
+    if found > VERSION:
+        raise _newer(found)
+    if found < VERSION:
+        if found:
+            _upgrade(connection, found)
+        else:
+            if any(inspect(connection).has_table(name) for name in metadata.tables):
+                raise _foreign()
+            _create(connection)
+        connection.execute(text("INSERT INTO workers_schema (version) VALUES (:version)"), {"version": VERSION})
+    if connection.dialect.name == "postgresql":
+        _create_functions(connection)
+
+
+def check(connection: Connection) -> None:
+    """Nothing is changed; the tables are there, at this version.
+
+    Raises:
+        StorageError: they are missing, older or newer.
+    """
+    found = _version(connection)
+    if found > VERSION:
+        raise _newer(found)
+    if found < VERSION:
+        raise StorageError(
+            f"the database has no workers_* tables of version {VERSION}; run `await storage.migrate()` once,"
+            " as part of the application's upgrade"
+        )
+
+
+def _create(connection: Connection) -> None:
+    # Not create_all: it makes a table's indexes in a random order, and between equals SQLite's planner goes by that.
+    postgres = connection.dialect.name == "postgresql"
+    for table in metadata.sorted_tables:
+        if postgres and table.name in _ONLY_SQLITE:
+            continue
+        _create_table(connection, table)
+
+
+def _create_table(connection: Connection, table: Table) -> None:
+    connection.execute(CreateTable(table))
+    for index in sorted(table.indexes, key=lambda index: str(index.name)):
+        connection.execute(CreateIndex(_with_seq(index) if connection.dialect.name == "postgresql" else index))
+
+
+def _upgrade(connection: Connection, found: int) -> None:
+    postgres = connection.dialect.name == "postgresql"
+    if found < 2:
+        kind = "BYTEA" if postgres else "BLOB"
+        connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN progress {kind}"))
+    if found < 3:
+        connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
+        if postgres:
+            connection.execute(_DROP_FUNCTIONS)
+    for column in ("deduplication_key", "deduplication_mode"):
+        connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN {column} TEXT"))
+    by_key = next(index for index in metadata.tables["workers_jobs"].indexes if index.name == _BY_DEDUPLICATION_KEY)
+    connection.execute(CreateIndex(by_key))
+    _create_table(connection, metadata.tables["workers_marks"])
+
+
+def _create_functions(connection: Connection) -> None:
+    """The functions are there, also where they had been dropped."""
+    # By the driver itself: many statements at once, and percent signs that are no parameters.
+    with closing(connection.connection.cursor()) as cursor:
+        for name in _FUNCTIONS:
+            cursor.execute(resources.files(__package__).joinpath(name).read_text())
+
+
+def _with_seq(index: Index) -> Index:
+    """The index with the row's number at its end, where equal times have to stay in order."""
+    if index.name not in _IN_CLAIM_ORDER:
+        return index
+    table = index.table
+    assert table is not None
+    columns = [*index.columns, table.c.seq]
+    copy = Table(table.name, MetaData(), *(Column(column.name, column.type) for column in columns))
+    return Index(index.name, *copy.c, postgresql_where=index.dialect_options["postgresql"]["where"])
+
+
+def _version(connection: Connection) -> int:
+    inspector = inspect(connection)
+    if not inspector.has_table("workers_schema"):
+        return 0
+    if [column["name"] for column in inspector.get_columns("workers_schema")] != ["version"]:
+        raise _foreign()
+    found = connection.execute(text("SELECT max(version) FROM workers_schema")).scalar() or 0
+    if not isinstance(found, int):
+        raise _foreign()
+    return found
+
+
+def _foreign() -> StorageError:
+    return StorageError("the database has tables of somebody else's by the name of workers_*; use a database without")
+
+
+def _newer(found: int) -> StorageError:
+    return StorageError(
+        f"the workers_* tables have version {found}, this package knows {VERSION}: upgrade it before it runs here"
+    )

@@ -1,0 +1,1 @@
+"""The steps of a queue in an SQLite file, decided in Python under the one write lock."""

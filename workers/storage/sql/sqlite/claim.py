@@ -1,0 +1,257 @@
+"""How jobs leave the queue for a worker, in order, and which of them have to stand aside.
+
+Theory of operation. Of one ordering key at most one job is processing. The key's other jobs are set aside (`held`) when
+a claim meets them, so that no claim reads past them twice; when a job of the key leaves the queue or stops processing,
+the first held job of each name is ready again. So a key with held jobs always has one that is ready or processing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Final
+
+from sqlalchemy import TextClause, text
+
+from workers.jobs import Claim, JobEventKind
+from workers.storage.base import ANY_NAME
+from workers.storage.sql.rows import (
+    BATCH,
+    Transaction,
+    batches,
+    decode_backoff,
+    decode_retention,
+    decode_token,
+    duration,
+    encode_token,
+    expanding,
+    missing_payload,
+    moment,
+)
+
+_NAMES_AT_ONCE: Final = 100
+_ROUNDS: Final = 8
+_WORKER_NOTED: Final = timedelta(seconds=1)
+
+_PAUSED = text("SELECT paused FROM workers_queues WHERE id = :queue")
+_PROMOTE = text(
+    "UPDATE workers_jobs SET state = 'ready' WHERE seq IN ("
+    "SELECT seq FROM workers_jobs WHERE queue = :queue AND state IN ('scheduled', 'failing') AND run_at <= :now"
+    " ORDER BY run_at LIMIT :limit)"
+)
+_IS_DUE = text(
+    "SELECT 1 FROM workers_jobs WHERE queue = :queue AND state IN ('scheduled', 'failing') AND run_at <= :now LIMIT 1"
+)
+_OF_ANY_NAME = text(
+    "SELECT priority, run_at, seq, ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    " ORDER BY priority, run_at, seq LIMIT :limit"
+)
+_BUSY_KEYS = expanding(
+    "SELECT ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'processing' AND ordering_key IN :keys",
+    "keys",
+)
+_HOLD = expanding("UPDATE workers_jobs SET state = 'held' WHERE seq IN :seqs", "seqs")
+_NAMES = expanding("SELECT seq, name FROM workers_jobs WHERE seq IN :seqs", "seqs")
+_CLAIM = expanding(
+    "UPDATE workers_jobs SET state = 'processing', attempts = attempts + 1, token = :token, worker = :worker,"
+    " lease_until = :lease_until,"
+    " deduplication_key = CASE deduplication_mode WHEN 'debounce' THEN NULL ELSE deduplication_key END"
+    " WHERE seq IN :seqs"
+    " RETURNING seq, id, name, attempts, max_attempts, created_at, keep_completed, keep_failed, priority, backoff,"
+    " chain_index, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
+    "seqs",
+)
+_SEE = text(
+    "INSERT INTO workers_seen (queue, worker, seen_at) VALUES (:queue, :worker, :now)"
+    " ON CONFLICT (queue, worker) DO UPDATE SET seen_at = excluded.seen_at"
+    " WHERE excluded.seen_at - workers_seen.seen_at >= :noted"
+)
+
+
+@cache
+def of_names(count: int) -> TextClause:
+    """The first ready jobs of `count` names; SQLite merges the names' index ranges and stops at the limit."""
+    of_one = "SELECT priority, run_at, seq, ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    of_all = " UNION ALL ".join(of_one + " AND name = :name" + str(number) for number in range(count))
+    return text(of_all + " ORDER BY priority, run_at, seq LIMIT :limit")
+
+
+def claim(transaction: Transaction, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+    """See `Storage.claim`."""
+    see(transaction, [worker_id])
+    place = {"queue": transaction.queue}
+    if limit < 1 or not leases or transaction.connection.execute(_PAUSED, place).scalar_one():
+        return []
+    promote_due(transaction, limit)
+    seqs = _take(transaction, leases, limit)
+    claims = {
+        claim.token: claim
+        for lease, chosen in _by_lease(transaction, seqs, leases).items()
+        for claim in _grant(transaction, worker_id, lease, chosen)
+    }
+    order = {seq: place for place, seq in enumerate(seqs)}
+    granted = sorted(claims.values(), key=lambda claim: order[decode_token(claim.token)[0]])
+    transaction.announce(JobEventKind.ACTIVE, [claim.job_id for claim in granted])
+    return granted
+
+
+def see(transaction: Transaction, workers: Iterable[str]) -> None:
+    """The workers were seen just now, to the second: most claims need not write it."""
+    noted = _WORKER_NOTED // timedelta(milliseconds=1)
+    rows = [
+        {"queue": transaction.queue, "worker": worker, "now": transaction.now, "noted": noted} for worker in workers
+    ]
+    if rows:
+        transaction.connection.execute(_SEE, rows)
+
+
+def promote_due(transaction: Transaction, limit: int) -> None:
+    """Delayed jobs that are due are ready: at least `limit` of them, in the order they became due."""
+    place = {"queue": transaction.queue, "now": transaction.now}
+    if transaction.connection.execute(_IS_DUE, place).first() is not None:
+        transaction.connection.execute(_PROMOTE, {**place, "limit": max(limit, 2 * BATCH)})
+
+
+def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[int]:
+    """Up to `limit` ready jobs in order, no two of one ordering key and none of a busy one; those are held.
+
+    A long run of held jobs ends the search early; the next claim goes on behind them.
+    """
+    taken: list[int] = []
+    keys: set[str] = set()
+    wanted = list(names)
+    for _ in range(_ROUNDS):
+        candidates = _candidates(transaction, wanted, limit if not keys else limit + BATCH)
+        held = _sort_out(transaction, [row for row in candidates if row[2] not in taken], taken, keys, limit)
+        if not held:
+            break
+        transaction.connection.execute(_HOLD, {"seqs": held})
+        if len(taken) >= limit:
+            break
+    return taken
+
+
+def _sort_out(
+    transaction: Transaction,
+    candidates: Sequence[tuple[int, int, int, str | None]],
+    taken: list[int],
+    keys: set[str],
+    limit: int,
+) -> list[int]:
+    """The candidates to hold; the others are taken, up to `limit`. `keys`: those known to be busy, added to here."""
+    unknown = {key for _, _, _, key in candidates if key is not None} - keys
+    for batch in batches(list(unknown)):
+        busy = transaction.connection.execute(_BUSY_KEYS, {"queue": transaction.queue, "keys": list(batch)})
+        keys.update(busy.scalars())
+    held = []
+    for _, _, seq, key in candidates:
+        if key is not None and key in keys:
+            held.append(seq)
+        elif len(taken) < limit:
+            taken.append(seq)
+            if key is not None:
+                keys.add(key)
+    return held
+
+
+def _candidates(transaction: Transaction, names: Sequence[str], limit: int) -> list[tuple[int, int, int, str | None]]:
+    place = {"queue": transaction.queue, "limit": limit}
+    if ANY_NAME in names:
+        return [tuple(row) for row in transaction.connection.execute(_OF_ANY_NAME, place)]
+    found: list[tuple[int, int, int, str | None]] = []
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        some = names[start : start + _NAMES_AT_ONCE]
+        values = {**place, **{"name" + str(n): name for n, name in enumerate(some)}}
+        found += [tuple(row) for row in transaction.connection.execute(of_names(len(some)), values)]
+    return sorted(found, key=lambda row: row[:3])[:limit]
+
+
+def _by_lease(
+    transaction: Transaction, seqs: Sequence[int], leases: Mapping[str, timedelta]
+) -> dict[timedelta, list[int]]:
+    if len(set(leases.values())) == 1:
+        return {next(iter(leases.values())): list(seqs)} if seqs else {}
+    groups: dict[timedelta, list[int]] = {}
+    for batch in batches(seqs):
+        for seq, name in transaction.connection.execute(_NAMES, {"seqs": list(batch)}):
+            groups.setdefault(leases[name] if name in leases else leases[ANY_NAME], []).append(seq)
+    return groups
+
+
+def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Sequence[int]) -> Iterable[Claim]:
+    secret = os.urandom(16)
+    values = {"token": secret, "worker": worker_id, "lease_until": transaction.now + duration(lease)}
+    for batch in batches(seqs):
+        for row in transaction.connection.execute(_CLAIM, {**values, "seqs": list(batch)}):
+            yield Claim(
+                job_id=row.id,
+                name=row.name,
+                payload=row.payload or b"",
+                token=encode_token(row.seq, secret),
+                worker_id=worker_id,
+                lease=lease,
+                attempt=row.attempts,
+                max_attempts=row.max_attempts,
+                created_at=moment(row.created_at),
+                keep_completed=decode_retention(row.keep_completed),
+                keep_failed=decode_retention(row.keep_failed),
+                priority=row.priority,
+                backoff=decode_backoff(row.backoff),
+                chain_index=row.chain_index,
+                stalled=missing_payload(row.payload),
+            )
+
+
+_UNHOLD = text(
+    "WITH RECURSIVE names (name) AS ("
+    "SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
+    " UNION ALL SELECT (SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held'"
+    " AND ordering_key = :key AND name > names.name) FROM names WHERE name IS NOT NULL)"
+    " UPDATE workers_jobs SET state = 'ready' WHERE seq IN (SELECT ("
+    "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
+    " AND name = names.name ORDER BY priority, run_at, seq LIMIT 1) FROM names)"
+)
+
+_UNHOLD_POSTGRES: Final = text("SELECT workers_unhold(:queue, CAST(:keys AS text[]))")
+
+
+def unhold(transaction: Transaction, keys: Iterable[str | None]) -> None:
+    """Of each key the first held job of every name is ready."""
+    distinct = {key for key in keys if key is not None}
+    if not distinct:
+        return
+    transaction.wake = True
+    if transaction.dialect == "postgresql":
+        transaction.connection.execute(_UNHOLD_POSTGRES, {"queue": transaction.queue, "keys": list(distinct)})
+    else:
+        transaction.connection.execute(_UNHOLD, [{"queue": transaction.queue, "key": key} for key in distinct])
+
+
+# priority >= 0 is always true, but makes the planner choose the right index.
+_HAS_READY = text("SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND priority >= 0 LIMIT 1")
+_HAS_READY_OF = expanding(
+    "SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND name IN :names LIMIT 1", "names"
+)
+_NEXT_DUE = text(
+    "SELECT run_at FROM workers_jobs WHERE queue = :queue AND state IN ('scheduled', 'failing') ORDER BY run_at LIMIT 1"
+)
+
+
+def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta | None:
+    """The time until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for.
+
+    A delayed job of another name counts too: the claim it causes makes it ready, and it causes no second one.
+    """
+    connection, place = transaction.connection, {"queue": transaction.queue}
+    if connection.execute(_PAUSED, place).scalar_one():
+        return None
+    if ANY_NAME in names:
+        ready = connection.execute(_HAS_READY, place).first()
+    else:
+        ready = connection.execute(_HAS_READY_OF, {**place, "names": list(names)}).first()
+    if ready is not None:
+        return timedelta(0)
+    due = connection.execute(_NEXT_DUE, place).scalar()
+    return None if due is None else max(0, due - transaction.now) * timedelta(milliseconds=1)

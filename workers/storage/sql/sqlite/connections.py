@@ -1,0 +1,174 @@
+"""Connections to an SQLite file, set up for what they are for.
+
+Writers take the write lock as a transaction begins (`BEGIN IMMEDIATE`), and wait for it by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from sqlalchemy import URL, AsyncAdaptedQueuePool, Connection, Engine, NullPool, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.util import await_only
+
+from workers.errors import StorageError
+from workers.storage.sql.errors import is_busy, translate
+
+T = TypeVar("T")
+
+_BUSY_PAUSE: Final = (0.000_5, 0.002)
+_undoing: set[asyncio.Task[None]] = set()  # which the event loop itself would forget
+
+
+def open_writer(path: str, busy_timeout: timedelta) -> Connection:
+    """A connection to the file, made if missing, whose transactions take the write lock as they begin."""
+    if sqlite3.sqlite_version_info < (3, 35):
+        raise StorageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is the first with RETURNING")
+    connection = connect(path, busy_timeout)
+    try:
+        # The first switch to a write-ahead log needs the file alone, and SQLite does not wait for that by itself.
+        mode = _retry_while_busy(lambda: pragma(connection, "journal_mode = WAL"), busy_timeout)
+        if mode != "wal":
+            raise StorageError(f"{path!r} cannot have a write-ahead log (journal mode {mode}); use a local file system")
+        pragma(connection, "synchronous = NORMAL")
+        # SQLite's own waiting sleeps up to 100 ms at a time, so a busy process would starve the others: `begin` waits.
+        pragma(connection, "busy_timeout = 0")
+    except BaseException:
+        connection.close()
+        raise
+
+    _begin_as_writer(connection, path, busy_timeout, pause=time.sleep)
+    return connection
+
+
+def _begin_as_writer(
+    target: Connection | Engine, path: str, busy_timeout: timedelta, *, pause: Callable[[float], object]
+) -> None:
+    """Every transaction of `target` takes the write lock as it begins."""
+    opened = _file(path)
+
+    def begin(connection: Connection) -> None:
+        # A file that was deleted or replaced takes writes without a word, and nobody would ever see them.
+        if _file(path) != opened:
+            raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
+        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout, pause=pause)
+
+    event.listen(target, "begin", begin)
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    """Which file is at `path` now."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _retry_while_busy(
+    work: Callable[[], T], busy_timeout: timedelta, *, pause: Callable[[float], object] = time.sleep
+) -> T:
+    deadline = time.monotonic() + busy_timeout.total_seconds()
+    while True:
+        try:
+            return work()
+        except DBAPIError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+        pause(random.uniform(*_BUSY_PAUSE))  # noqa: S311 - spreads retries, protects nothing
+
+
+def pragma(connection: Connection, name: str) -> object:
+    """What the pragma answers, None for nothing; outside of any transaction."""
+    try:
+        result = connection.exec_driver_sql(f"PRAGMA {name}")
+        return result.scalar() if result.returns_rows else None
+    finally:
+        connection.rollback()
+
+
+def connect(path: str, busy_timeout: timedelta) -> Connection:
+    """A connection whose transactions begin when told to."""
+    engine = create_engine(
+        URL.create("sqlite+pysqlite", database=path),
+        poolclass=NullPool,
+        hide_parameters=True,
+        # isolation_level None: the driver begins no transaction by itself.
+        connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
+    )
+    return engine.connect()
+
+
+def async_engine(path: str, busy_timeout: timedelta) -> AsyncEngine:
+    """One connection, for which the tasks of this process queue up: there is one writer at a time anyway."""
+    engine = create_async_engine(
+        URL.create("sqlite+aiosqlite", database=path),
+        hide_parameters=True,
+        poolclass=AsyncAdaptedQueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=busy_timeout.total_seconds(),
+        connect_args={"timeout": 0, "isolation_level": None},
+    )
+
+    def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    event.listen(engine.sync_engine, "connect", configure)
+    # In the event loop, where the waiting must be awaited.
+    _begin_as_writer(engine.sync_engine, path, busy_timeout, pause=lambda seconds: await_only(asyncio.sleep(seconds)))
+    undo_when_cancelled(engine)
+    return engine
+
+
+def undo_when_cancelled(engine: AsyncEngine) -> None:
+    """A transaction of this SQLite engine that is cancelled in a statement gives up the write lock.
+
+    SQLAlchemy closes its connection; but SQLite itself waits for the last cursor to be forgotten, and that of a handler
+    lives as long as the exception that ended it: until the job is settled, which needs the lock.
+    """
+    if not event.contains(engine.sync_engine, "invalidate", _undo):
+        event.listen(engine.sync_engine, "invalidate", _undo)
+
+
+def _undo(connection: DBAPIConnection, _record: ConnectionPoolEntry, _error: BaseException | None) -> None:
+    async def undo() -> None:
+        with contextlib.suppress(ValueError, sqlite3.Error):  # it is closed already, or never began
+            await connection.driver_connection.rollback()
+
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # forgotten rather than cancelled
+    # Not awaited: a second cancellation must not keep the connection from being closed. Begun before that is.
+    undoing = loop.create_task(undo())
+    _undoing.add(undoing)
+    undoing.add_done_callback(_undoing.discard)
+
+
+def migrate(path: str, busy_timeout: timedelta, make_tables: Callable[[Connection], None]) -> None:
+    """The file exists and has the tables; processes that migrate at once do so one after another."""
+    name = f"SQLite database {path!r}"
+    try:
+        connection = open_writer(path, busy_timeout)
+        try:
+            with connection.begin():
+                make_tables(connection)
+        finally:
+            connection.close()
+    except DBAPIError as error:
+        raise translate(error, name) from error

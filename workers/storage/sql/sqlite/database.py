@@ -1,0 +1,387 @@
+"""An SQLite file as this process uses it: one thread that writes, one that reads and watches for others' commits.
+
+Theory of operation. SQLite has one writer at a time and its driver blocks, so a transition runs as a whole in the
+writer's thread: one hop per transition, and its commits queue up in order instead of polling for the file's lock.
+`BEGIN IMMEDIATE` takes that lock before the first read, so what a transition read still holds when it writes. The
+reader's thread never waits for a writer (write-ahead log); while somebody waits or listens it reads `PRAGMA
+data_version` every 50 ms, which costs no table access and changes when any other connection has committed.
+
+With `synchronous = NORMAL` a commit survives the death of the process; a crash of the operating system may take the
+last ones with it, but never tears the file.
+
+All storages of a process on one file share one `SqliteDatabase`, whatever their event loop, by reference count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final, TypeVar
+
+from sqlalchemy import URL, Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from workers.errors import StorageError, StorageUnavailable
+from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
+from workers.storage.base import Limits
+from workers.storage.notices import Notices
+from workers.storage.sql.caller import Callers, real_path
+from workers.storage.sql.database import Begin
+from workers.storage.sql.errors import is_busy, translate
+from workers.storage.sql.rows import Transaction
+from workers.storage.sql.sqlite import claim, enqueue, leases, settle
+from workers.storage.sql.sqlite.connections import (
+    async_engine,
+    connect,
+    migrate,
+    open_writer,
+    pragma,
+    undo_when_cancelled,
+)
+from workers.storage.sql.sqlite.events import EventLog
+
+T = TypeVar("T")
+
+POLL: Final = timedelta(milliseconds=50)
+_LOG = logging.getLogger(__name__)
+
+
+class Lane:
+    """One thread with one connection, doing what it is handed in order; connects when first needed.
+
+    With `tick`, that is called about every 50 ms as long as `ticking()`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        database: str,
+        connect: Callable[[], Connection],
+        *,
+        tick: Callable[[Connection], None] | None = None,
+        ticking: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._database = database
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._tick = tick
+        self._ticking = ticking
+        self._ticked = 0.0
+        self._tick_failed = False
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stopped: Future[None] | None = None
+        self._process = os.getpid()
+        # A daemon, so that a program that forgot to disconnect can end; SQLite does not mind.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Connection], T]) -> Future[T]:
+        """The future of `work`'s result; database errors arrive as ours, everything else as it is."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = self._with_connection(work)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        if self._of_another_process:
+            raise StorageError(f"{self._database} was opened before this process was forked; connect again")
+        with self._lock:
+            if self._stopped is None:
+                self._tasks.put(run)
+                return future
+        raise StorageUnavailable(f"{self._database} was disconnected")
+
+    def stop(self) -> Future[None]:
+        """Done when all that was handed in is done and the connection is closed."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = Future()
+                if self._of_another_process:
+                    self._stopped.set_result(None)  # and the connection left alone: it is the other process's
+                else:
+                    self._tasks.put(None)
+            return self._stopped
+
+    @property
+    def _of_another_process(self) -> bool:
+        """Whether this is a copy that a fork made: threads stay behind, and would be waited for in vain."""
+        return self._process != os.getpid()
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+        self._close()
+        assert self._stopped is not None, "only stop() ends the thread"
+        self._stopped.set_result(None)
+
+    def _step(self) -> bool:
+        # A method of its own, so that an idle thread keeps no reference to its last task.
+        poll = POLL.total_seconds()
+        timeout = poll if self._tick is not None and self._ticking() else None
+        try:
+            task = self._tasks.get(timeout=timeout)
+        except queue.Empty:
+            pass
+        else:
+            if task is None:
+                return False
+            task()
+        if timeout is not None and time.monotonic() - self._ticked >= poll:
+            self._do_tick()
+        return True
+
+    def _do_tick(self) -> None:
+        assert self._tick is not None
+        try:
+            self._with_connection(self._tick)
+        except Exception as error:  # whatever it is, the thread must live: others wait for what they handed in
+            if not self._tick_failed:
+                _LOG.warning("cannot watch %s for others' commits: %s", self._database, error)
+            self._tick_failed = True
+        else:
+            self._tick_failed = False
+        self._ticked = time.monotonic()
+
+    def _with_connection(self, work: Callable[[Connection], T]) -> T:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            return work(self._connection)
+        except DBAPIError as error:
+            if not is_busy(error):
+                self._close()
+            raise translate(error, self._database) from error
+        finally:
+            if self._connection is not None:
+                self._connection.rollback()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class SqliteDatabase:
+    """One file, its two lanes, and everybody in this process who waits for something in it."""
+
+    def __init__(self, path: str, busy_timeout: timedelta) -> None:
+        self.path = path
+        self.name = f"SQLite database {path!r}"
+        self.notices = Notices()
+        self.callers = Callers(path, self.name)
+        self.users = 0
+        self._data_version: object = None
+        self._writer = Lane("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
+        self._reader = Lane(
+            "workers-sqlite-reader",
+            self.name,
+            lambda: self._open_reader(busy_timeout),
+            tick=self._watch,
+            ticking=lambda: self.notices.wanted,
+        )
+        self.events = EventLog(secrets.token_hex(8), self.notices, self._write_later)
+
+    # The steps
+
+    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
+        return self.change(begin, partial(enqueue.enqueue, jobs=jobs))
+
+    async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return await self.change_with(connection, begin, partial(enqueue.enqueue, jobs=jobs))
+
+    def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
+        return self.change(begin, partial(claim.claim, worker_id=worker_id, leases=leases, limit=limit))
+
+    def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
+        return self.look(begin, partial(claim.claimable_in, names=names))
+
+    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]:
+        return self.change(begin, partial(leases.renew, claims=claims))
+
+    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
+        return self.change(begin, partial(settle.settle, settlements=settlements))
+
+    async def settle_with(
+        self, connection: object, begin: Begin, settlements: Sequence[Settlement]
+    ) -> list[SettleOutcome]:
+        return await self.change_with(connection, begin, partial(settle.settle, settlements=settlements))
+
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
+        return self.change(begin, partial(leases.progress, reports=reports))
+
+    def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
+        return self.change(begin, partial(leases.recover, limit=limit, max_stalls=max_stalls))
+
+    # Running them
+
+    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        return self._reader.submit(lambda connection: work(begin(connection)))
+
+    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        def run(connection: Connection) -> T:
+            with connection.begin():
+                transaction = begin(connection)
+                result = work(transaction)
+                self.events.record(transaction, own=True)
+            self.notices.tell(transaction.queue, transaction.events, wake=transaction.wake)
+            return result
+
+        return self._writer.submit(run)
+
+    async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        def run(sync: Connection) -> T:
+            transaction = begin(sync)
+            enqueue.lock(transaction)
+            result = work(transaction)
+            self.events.record(transaction, own=False)
+            return result
+
+        return await self.callers.join(connection, run, self.look_now)
+
+    def look_now(self) -> None:
+        """Without waiting for the watcher."""
+        self.notices.wake_all()
+        with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
+            self._reader.submit(self.events.read)
+
+    def refuse_nested(self) -> None:
+        self.callers.refuse_nested()
+
+    def hear(self) -> None:
+        """Nothing to do: the watcher ticks whenever somebody waits."""
+
+    async def subscribe(self, begin: Begin, queue: int) -> None:
+        if not self.events.is_listening(queue):
+            self.refuse_nested()
+            await asyncio.wrap_future(self.change(begin, self.events.listen))
+        await self.hear_cancels()
+
+    async def hear_cancels(self) -> None:
+        await asyncio.wrap_future(self._reader.submit(self.events.read))
+
+    async def release(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+            for key, other in list(_databases.items()):
+                if other is self:
+                    del _databases[key]
+        await self.close()
+
+    async def close(self) -> None:
+        """Both threads are gone and their connections closed."""
+        await asyncio.gather(*(asyncio.wrap_future(lane.stop()) for lane in (self._writer, self._reader)))
+
+    def _open_reader(self, busy_timeout: timedelta) -> Connection:
+        connection = connect(self.path, busy_timeout)
+        pragma(connection, "query_only = ON")
+        self._data_version = None  # the counts of two connections cannot be compared
+        return connection
+
+    def _write_later(self, work: Callable[[Connection], None]) -> None:
+        def run(connection: Connection) -> None:
+            with connection.begin():
+                work(connection)
+
+        self._writer.submit(run)
+
+    def _watch(self, connection: Connection) -> None:
+        version = pragma(connection, "data_version")
+        if version != self._data_version:
+            # Set first: a commit between the two is then seen at the next look.
+            self._data_version = version
+            self.events.read(connection)
+            self.notices.wake_all()
+        self.events.keep_listening()
+
+
+_lock = threading.Lock()
+# By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
+_databases: dict[tuple[int, str, timedelta], SqliteDatabase] = {}
+
+
+def acquire(path: str, busy_timeout: timedelta) -> SqliteDatabase:
+    """This process's database on the file, with one user more; each must `release` it."""
+    if not os.path.exists(path):
+        raise StorageError(f"SQLite database {path!r} does not exist; run `await storage.migrate()` once")
+    with _lock:
+        key = (os.getpid(), path, busy_timeout)
+        database = _databases.get(key)
+        if database is None:
+            database = _databases[key] = SqliteDatabase(path, busy_timeout)
+        database.users += 1
+        return database
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteTarget:
+    """An SQLite file."""
+
+    path: str
+    busy_timeout: timedelta
+
+    limits: ClassVar[Limits] = Limits(
+        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True
+    )
+
+    @classmethod
+    def of(cls, url: URL, busy_timeout: timedelta) -> SqliteTarget:
+        """The one spelling of the file that `url` names.
+
+        Raises:
+            StorageError: it names none.
+        """
+        name = url.database or ":memory:"
+        if name == ":memory:":
+            raise StorageError(
+                "an in-memory database has one connection only; use MemoryStorage, or sqlite:///path/to/file"
+            )
+        if name.startswith("file:"):
+            raise StorageError(f"SQLite database {name!r} is not a plain path; write sqlite:///path/to/jobs.db")
+        return cls(real_path(name), busy_timeout)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def acquire(self) -> SqliteDatabase:
+        self._check_kind()
+        return acquire(self.path, self.busy_timeout)
+
+    def async_engine(self) -> AsyncEngine:
+        return async_engine(self.path, self.busy_timeout)
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        undo_when_cancelled(engine)
+        return engine
+
+    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
+        if not Path(self.path).parent.is_dir():
+            raise StorageError(f"directory {str(Path(self.path).parent)!r} does not exist; create it first")
+        self._check_kind()
+        migrate(self.path, self.busy_timeout, make_tables)
+
+    def _check_kind(self) -> None:
+        if Path(self.path).is_dir():
+            raise StorageError(f"SQLite database {self.path!r} is a directory; name a file in it")

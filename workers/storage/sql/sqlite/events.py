@@ -1,0 +1,125 @@
+"""Job events across processes: written only while some other process listens, read when the database has changed.
+
+Theory of operation. A process with subscribers keeps a row in `workers_listeners`, valid for a minute and renewed in
+time. A transaction that changes jobs of a queue with such a row of *another* process adds its events to
+`workers_events`, so they appear with the commit and vanish with a rollback. Within a process events are delivered
+directly, but for those of a caller's own transaction: these carry no process, so everybody reads them from the table.
+Requests to cancel a running job are always written: they are few, and whoever listens to them alone keeps no row, which
+would have every event written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from workers.errors import StorageUnavailable
+from workers.jobs import JobEventKind
+from workers.storage.notices import Notices
+from workers.storage.sql.rows import BATCH, Transaction
+
+NOBODY: Final = ""
+"""The process of events in a caller's transaction."""
+
+EVENTS_KEPT: Final = timedelta(minutes=1)
+_LISTENING = timedelta(minutes=1)
+_RENEW_AFTER = timedelta(seconds=20)
+
+_LISTENED = text(
+    "SELECT 1 FROM workers_listeners WHERE queue = :queue AND process <> :process AND expires_at > :now LIMIT 1"
+)
+_LOG = text(
+    "INSERT INTO workers_events (queue, process, kind, job_id, at) VALUES (:queue, :process, :kind, :job_id, :at)"
+)
+_LISTEN = text(
+    "INSERT INTO workers_listeners (queue, process, expires_at) VALUES (:queue, :process, :expires_at)"
+    " ON CONFLICT (queue, process) DO UPDATE SET expires_at = excluded.expires_at"
+)
+_NEWEST = text("SELECT coalesce(max(seq), 0) FROM workers_events")
+_LATER = text(
+    "SELECT seq, queue, kind, job_id FROM workers_events"
+    " WHERE seq > :seq AND process <> :process ORDER BY seq LIMIT :limit"
+)
+
+
+class EventLog:
+    """This process's side of the event table of one database."""
+
+    def __init__(self, process: str, notices: Notices, write: Callable[[Callable[[Connection], None]], None]) -> None:
+        self._process = process
+        self._notices = notices
+        self._write = write
+        # Where reading has come to, None while nobody subscribed; read and written by the reader's thread alone.
+        self._position: int | None = None
+        self._lock = threading.Lock()
+        # When each queue's row was last renewed, on the monotonic clock; guarded by the lock.
+        self._renewed: dict[int, float] = {}
+
+    def record(self, transaction: Transaction, *, own: bool) -> None:
+        """The transaction's events will reach listening processes; `own` if this one is told directly."""
+        if not transaction.events:
+            return
+        process = self._process if own else NOBODY
+        place = {"queue": transaction.queue, "process": process, "now": transaction.now}
+        events = transaction.events
+        if transaction.connection.execute(_LISTENED, place).first() is None:
+            events = [event for event in events if event[0] is JobEventKind.CANCEL_REQUESTED]
+        if not events:
+            return
+        common = {"queue": transaction.queue, "process": process, "at": transaction.now}
+        rows = [{**common, "kind": kind.value, "job_id": job_id} for kind, job_id in events]
+        transaction.connection.execute(_LOG, rows)
+
+    def is_listening(self, queue: int) -> bool:
+        """Whether other processes know that this one listens, for at least another half minute."""
+        with self._lock:
+            renewed = self._renewed.get(queue)
+        return renewed is not None and time.monotonic() - renewed < _RENEW_AFTER.total_seconds()
+
+    def listen(self, transaction: Transaction) -> None:
+        """From this transaction's commit on, other processes write down their events of the queue."""
+        until = transaction.now + _LISTENING // timedelta(milliseconds=1)
+        transaction.connection.execute(
+            _LISTEN, {"queue": transaction.queue, "process": self._process, "expires_at": until}
+        )
+        with self._lock:
+            self._renewed[transaction.queue] = time.monotonic()
+
+    def keep_listening(self) -> None:
+        """The rows of queues with subscribers are, or are about to be, fresh."""
+        for queue in self._notices.subscribed():
+            if not self.is_listening(queue):
+                with self._lock:
+                    self._renewed[queue] = time.monotonic()
+                self._renew(queue)
+
+    def _renew(self, queue: int) -> None:
+        def listen(connection: Connection) -> None:
+            self.listen(Transaction(connection=connection, queue=queue, clock=lambda _: time.time_ns() // 1_000_000))
+
+        try:
+            self._write(listen)
+        except StorageUnavailable:
+            return  # disconnecting
+
+    def read(self, connection: Connection) -> None:
+        """What others wrote since the last call is delivered; the first call only notes where the table ends."""
+        if not (self._notices.subscribed() or self._notices.awaits_cancels):
+            self._position = None
+            return
+        if self._position is None:
+            self._position = int(connection.execute(_NEWEST).scalar_one())
+            return
+        while True:
+            place = {"seq": self._position, "process": self._process, "limit": BATCH}
+            rows = connection.execute(_LATER, place).all()
+            for seq, queue, kind, job_id in rows:
+                self._position = seq
+                self._notices.tell(queue, [(JobEventKind(kind), job_id)], wake=False)
+            if len(rows) < BATCH:
+                return

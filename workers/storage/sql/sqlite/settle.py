@@ -1,0 +1,285 @@
+"""How attempts end.
+
+Theory of operation. The rows of all settled claims are read first; each settlement is decided on its own and only
+noted in a `_Batch`, which then writes one statement per kind of ending. An element that cannot be stored is an outcome,
+not an exception, so it does not take its neighbours with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from sqlalchemy import text
+
+from workers.jobs import (
+    Claim,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    JobEventKind,
+    NewJob,
+    Retention,
+    Retried,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+)
+from workers.storage.rules import count_retry
+from workers.storage.sql.rows import (
+    RowState,
+    Transaction,
+    batches,
+    decode_token,
+    duration,
+    encode_error,
+    encode_retention,
+    expanding,
+    next_seq,
+)
+from workers.storage.sql.sqlite.claim import unhold
+from workers.storage.sql.sqlite.enqueue import delete, enqueue, fields
+from workers.storage.sql.sqlite.leases import why_lost
+
+Values: TypeAlias = dict[str, int | str | bytes | None]
+
+MAX_RESULT_BYTES: Final = 900_000_000
+"""Below SQLite's limit of 1 000 000 000 bytes for a row."""
+
+_APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
+_ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
+
+# +queue: no index on the queue alone may look better to the planner than the row numbers.
+_ROWS = expanding(
+    "SELECT seq, id, state, token, attempts, max_attempts, uncounted, keep_completed, keep_failed, ordering_key"
+    " FROM workers_jobs WHERE seq IN :seqs AND +queue = :queue",
+    "seqs",
+)
+_RESULT = text("UPDATE workers_payloads SET data = :data WHERE seq = :seq")
+_FINISH = text(
+    "UPDATE workers_jobs SET state = :state, worker = NULL, lease_until = NULL, cancel_requested = 0,"
+    " finished_at = :now, expires_at = :expires_at, error = coalesce(:error, error) WHERE seq = :seq"
+)
+_WAIT_AGAIN = text(
+    "UPDATE workers_jobs SET state = :state, worker = NULL, lease_until = NULL, cancel_requested = 0,"
+    " attempts = :attempts, uncounted = :uncounted, run_at = coalesce(:run_at, run_at),"
+    " error = coalesce(:error, error) WHERE seq = :seq"
+)
+_SETTLED_BY = expanding(
+    "SELECT id, token FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state <> 'processing'"
+    " AND token IS NOT NULL",
+    "ids",
+)
+# Under a new number, by which it stands behind everything that is there.
+_GO_ON = text(
+    "UPDATE workers_jobs SET seq = :next, name = :name, state = :state, priority = :priority, run_at = :run_at,"
+    " attempts = 0, max_attempts = :max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,"
+    " keep_completed = :keep_completed, keep_failed = :keep_failed, ordering_key = :ordering_key, backoff = :backoff,"
+    " chain_index = :chain_index, worker = NULL, lease_until = NULL, error = NULL WHERE seq = :seq"
+)
+_GO_ON_WITH = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """The row of a claimed job, kept up to date as its settlements are decided."""
+
+    seq: int
+    id: str
+    state: str
+    token: bytes | None
+    attempts: int
+    max_attempts: int
+    uncounted: int
+    keep_completed: int | None
+    keep_failed: int | None
+    ordering_key: str | None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What the settlements decided so far will write."""
+
+    now: int
+    results: list[Values] = field(default_factory=list)
+    finished: list[Values] = field(default_factory=list)
+    waiting: list[Values] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    freed_keys: list[str | None] = field(default_factory=list)
+    continued: list[tuple[int, NewJob]] = field(default_factory=list)
+    continuations: list[NewJob] = field(default_factory=list)
+    events: list[tuple[JobEventKind, str]] = field(default_factory=list)
+
+    def apply(self, attempt: _Attempt, settlement: Settlement) -> None:
+        """The settlement of the attempt that holds its job is noted."""
+        self.freed_keys.append(attempt.ordering_key)
+        match settlement:
+            case Completed():
+                self._complete(attempt, settlement)
+            case Continued():
+                self._continue(attempt, settlement.then)
+            case Retried():
+                self._retry(attempt, settlement)
+            case Failed():
+                self._fail(attempt, settlement.error, settlement.keep)
+            case _:
+                self._wait(attempt, JobEventKind.QUEUED, attempts=attempt.attempts - 1, uncounted=attempt.uncounted)
+
+    def _complete(self, attempt: _Attempt, settlement: Completed) -> None:
+        keep = attempt.keep_completed if settlement.keep is None else encode_retention(settlement.keep)
+        if keep is not None:
+            self.results.append({"seq": attempt.seq, "data": settlement.result})
+        self._finish(attempt, RowState.COMPLETED, JobEventKind.COMPLETED, keep, None)
+        if settlement.then is not None:
+            self.continuations.append(settlement.then)
+
+    def _continue(self, attempt: _Attempt, then: NewJob) -> None:
+        attempt.state = RowState.SCHEDULED if then.delay else RowState.READY
+        self.events.append((JobEventKind.QUEUED, attempt.id))
+        self.continued.append((attempt.seq, then))
+
+    def _fail(self, attempt: _Attempt, error: ErrorInfo, keep: Retention | None) -> None:
+        kept = attempt.keep_failed if keep is None else encode_retention(keep)
+        self._finish(attempt, RowState.FAILED, JobEventKind.FAILED, kept, encode_error(error))
+
+    def _retry(self, attempt: _Attempt, settlement: Retried) -> None:
+        counted, uncounted = count_retry(settlement, attempt.uncounted)
+        if counted and not settlement.counted and attempt.attempts >= attempt.max_attempts:
+            self._fail(attempt, replace(settlement.error, exhausted=True), None)
+            return
+        self._wait(
+            attempt,
+            JobEventKind.FAILING,
+            attempts=attempt.attempts if counted else attempt.attempts - 1,
+            uncounted=uncounted,
+            delay=duration(settlement.delay),
+            error=encode_error(settlement.error),
+        )
+
+    def _finish(
+        self, attempt: _Attempt, state: RowState, kind: JobEventKind, keep: int | None, error: str | None
+    ) -> None:
+        attempt.state = state
+        self.events.append((kind, attempt.id))
+        if keep is None:
+            attempt.token = None
+            self.dropped.append(attempt.seq)
+            return
+        self.finished.append(
+            {
+                "seq": attempt.seq,
+                "state": state.value,
+                "now": self.now,
+                "expires_at": self.now + keep,
+                "error": error,
+            }
+        )
+
+    def _wait(
+        self,
+        attempt: _Attempt,
+        kind: JobEventKind,
+        *,
+        attempts: int,
+        uncounted: int,
+        delay: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        """The job runs again after `delay`; None: at once, in its old place."""
+        attempt.state = RowState.FAILING if delay else RowState.READY
+        self.events.append((kind, attempt.id))
+        self.waiting.append(
+            {
+                "seq": attempt.seq,
+                "state": attempt.state,
+                "attempts": attempts,
+                "uncounted": uncounted,
+                "run_at": None if delay is None else self.now + delay,
+                "error": error,
+            }
+        )
+
+    def write(self, transaction: Transaction) -> None:
+        """Everything noted is in the tables."""
+        connection = transaction.connection
+        for statement, rows in ((_RESULT, self.results), (_FINISH, self.finished), (_WAIT_AGAIN, self.waiting)):
+            if rows:
+                connection.execute(statement, rows)
+        self._go_on(transaction)
+        delete(transaction, self.dropped)
+        unhold(transaction, self.freed_keys)
+        transaction.events += self.events
+        transaction.wake = transaction.wake or bool(self.waiting or self.continued)
+        enqueue(transaction, self.continuations)
+
+    def _go_on(self, transaction: Transaction) -> None:
+        if not self.continued:
+            return
+        numbered = list(enumerate(self.continued, next_seq(transaction)))
+        rows = [{"next": number, "seq": seq, **fields(transaction, then)} for number, (seq, then) in numbered]
+        transaction.connection.execute(_GO_ON, rows)
+        payloads = [{"next": number, "seq": seq, "data": then.payload} for number, (seq, then) in numbered]
+        transaction.connection.execute(_GO_ON_WITH, payloads)
+
+
+def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    """See `Storage.settle`."""
+    tokens = [decode_token(settlement.claim.token) for settlement in settlements]
+    attempts: dict[int, _Attempt] = {}
+    for batch in batches([seq for seq, _ in tokens]):
+        place = {"queue": transaction.queue, "seqs": list(batch)}
+        rows = transaction.connection.execute(_ROWS, place).mappings()
+        attempts.update((row["seq"], _Attempt(**row)) for row in rows)
+    work = _Batch(transaction.now)
+    outcomes: list[SettleOutcome | None] = []
+    for settlement, (seq, secret) in zip(settlements, tokens, strict=True):
+        outcomes.append(_decide(work, attempts.get(seq), secret, settlement))
+    work.write(transaction)
+    unknown = [settlement.claim for settlement, outcome in zip(settlements, outcomes, strict=True) if not outcome]
+    others = outcomes_by_id(transaction, unknown) if unknown else {}
+    return [
+        outcome or others[settlement.claim.token] for settlement, outcome in zip(settlements, outcomes, strict=True)
+    ]
+
+
+def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[str, SettleOutcome]:
+    """What to say, by token, of claims whose token leads to no job of theirs."""
+    before = _continued(transaction, claims)
+    reasons = why_lost(transaction, [claim.job_id for claim in claims if claim.token not in before])
+    return {
+        claim.token: _ALREADY_APPLIED
+        if claim.token in before
+        else SettleOutcome(status=SettleStatus.LOST, reason=reasons[claim.job_id])
+        for claim in claims
+    }
+
+
+def _continued(transaction: Transaction, claims: Sequence[Claim]) -> set[str]:
+    """The tokens that settled their job as one which goes on: since then it stands under another number."""
+    settled_by: dict[str, bytes] = {}
+    for batch in batches([transaction.encode(claim.job_id) for claim in claims]):
+        rows = transaction.connection.execute(_SETTLED_BY, {"queue": transaction.queue, "ids": list(batch)})
+        settled_by.update((transaction.decode(job_id), token) for job_id, token in rows)
+    return {claim.token for claim in claims if settled_by.get(claim.job_id) == decode_token(claim.token)[1]}
+
+
+def _decide(work: _Batch, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:
+    """The outcome, its effect noted in `work`; None for a claim that does not hold its job."""
+    if attempt is None or attempt.token != secret or attempt.id != settlement.claim.job_id:
+        return None
+    if attempt.state == RowState.CANCELLED:
+        return None
+    if attempt.state != RowState.PROCESSING:
+        return _ALREADY_APPLIED
+    if fault := _fault(settlement):
+        return SettleOutcome(status=SettleStatus.ERROR, detail=fault)
+    work.apply(attempt, settlement)
+    return _APPLIED
+
+
+def _fault(settlement: Settlement) -> str | None:
+    if isinstance(settlement, Completed) and len(settlement.result) > MAX_RESULT_BYTES:
+        return f"the result has {len(settlement.result)} bytes; SQLite holds {MAX_RESULT_BYTES} at most"
+    return None

@@ -1,0 +1,393 @@
+"""A durable queue in an SQL database: an SQLite file or PostgreSQL; jobs can join the caller's own transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Final, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, make_url, text
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from workers.clock import Clock, ManualClock, SystemClock
+from workers.errors import StorageError, StorageUnavailable, Unsupported, WorkersError
+from workers.ids import check_text
+from workers.jobs import (
+    CancelResult,
+    Claim,
+    EnqueueResult,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    Page,
+    ProgressReport,
+    Recovery,
+    Released,
+    Renewal,
+    Retention,
+    Settlement,
+    SettleOutcome,
+    WorkerInfo,
+    check_retention,
+)
+from workers.storage.base import Limits
+from workers.storage.broadcast import BufferedSubscription
+from workers.storage.rules import bounded_count, check_claim
+from workers.storage.sql import manage, records, schema
+from workers.storage.sql.caller import when_committed
+from workers.storage.sql.database import Database, Target
+from workers.storage.sql.rows import Transaction, milliseconds
+from workers.storage.sql.sessions import Sessions
+from workers.storage.sql.sqlite.database import SqliteTarget
+
+T = TypeVar("T")
+
+_DRAINED_AT_ONCE: Final = 1_000
+_FIND_QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
+_ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+_POSTGRES_CLOCK = text("SELECT workers_now()")
+
+
+class SqlStorage:
+    """One queue in the `workers_*` tables of an SQLite file or a PostgreSQL database, which `migrate` makes.
+
+    `target` is a URL (`sqlite:///jobs.db`, `postgresql://user@host/name`) or an engine, of which only the URL is used:
+    the storage opens connections of its own, shared by all storages of this process on that database; on PostgreSQL at
+    most six of them. Only sessions for handlers (`job.transaction()`) are made of the engine, if it is an asyncio one;
+    otherwise of one that this object makes when first needed, with one connection on SQLite and up to ten on
+    PostgreSQL. A step waits `busy_timeout` for other connections' transactions, then raises `StorageUnavailable`;
+    the event loop is never blocked. On SQLite a commit survives the death of the process, and a crash of the operating
+    system may lose the last ones; on PostgreSQL it is as safe as that server's settings make it.
+
+    `connection=...` is an SQLAlchemy `Connection`, `Session` or their asyncio forms, on the same database. A
+    synchronous one is used in the calling thread. On SQLite, while that transaction is open, every other writing verb
+    in the same task raises `TransactionError`.
+
+    `clock` replaces the machine's on SQLite; PostgreSQL goes by its own.
+
+    Raises:
+        StorageError: the URL is malformed, or names no SQLite file.
+        Unsupported: another database than these, or a `clock` for PostgreSQL.
+    """
+
+    def __init__(
+        self,
+        target: str | URL | Engine | AsyncEngine,
+        queue: str = "default",
+        *,
+        clock: Clock | None = None,
+        busy_timeout: timedelta = timedelta(seconds=10),
+    ) -> None:
+        check_text("queue name", queue)
+        self._target = parse_target(target, busy_timeout)
+        self._name = queue
+        if clock is not None and self.limits.clock == "server":
+            raise Unsupported("PostgreSQL's own clock decides what is due; leave `clock` out")
+        self._clock: Clock = clock or SystemClock()
+        self._users = 0
+        self._connected: Database | None = None
+        given = self._target.adopt(target) if isinstance(target, AsyncEngine) else None
+        self._sessions = Sessions(given, self._target.async_engine)
+        self._id = 0
+        if isinstance(self._clock, ManualClock):
+            self._clock.watch(self._wake)
+
+    def __repr__(self) -> str:
+        return f"SqlStorage({self._target.url!r}, queue={self._name!r})"
+
+    @property
+    def limits(self) -> Limits:
+        return self._target.limits
+
+    @property
+    def queue(self) -> str:
+        return self._name
+
+    async def migrate(self) -> None:
+        """The database has the tables this version needs; from any older version, and by any number at once.
+
+        Makes the SQLite file, but no PostgreSQL database.
+
+        Raises:
+            StorageError: a newer version made the tables, or there is no place for them.
+            StorageUnavailable: the server did not answer, or another connection held its transaction too long.
+        """
+        await asyncio.to_thread(self._target.migrate, schema.migrate)
+
+    async def connect(self) -> None:
+        database = self._target.acquire()
+        try:
+            found = await asyncio.wrap_future(database.look(self._transaction, self._prepare))
+            self._id = found or await asyncio.wrap_future(database.change(self._transaction, self._register))
+        except BaseException:
+            await database.release()
+            raise
+        self._users += 1
+        self._connected = database
+
+    def _prepare(self, transaction: Transaction) -> int:
+        """The queue's number, 0 if it has none yet."""
+        schema.check(transaction.connection)
+        name = transaction.encode(self._name)
+        return int(transaction.connection.execute(_FIND_QUEUE, {"name": name}).scalar() or 0)
+
+    def _register(self, transaction: Transaction) -> int:
+        transaction.connection.execute(_ADD_QUEUE, {"name": transaction.encode(self._name)})
+        return self._prepare(transaction)
+
+    async def disconnect(self) -> None:
+        database = self._connected
+        if database is None:
+            return
+        self._users -= 1
+        try:
+            if not self._users:
+                self._connected = None
+                await self._sessions.dispose()
+        finally:
+            await database.release()
+
+    # Jobs
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        if connection is not None:
+            return await self._database().enqueue_with(connection, self._transaction, jobs)
+        return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
+
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""
+        check_claim(worker_id, leases)
+        future = self._writable().claim(self._transaction, worker_id, dict(leases), bounded_count(limit))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, future: Future[list[Claim]]) -> None:
+        if future.cancelled() or future.exception() is not None or not future.result():
+            return
+        released = [Released(claim=claim) for claim in future.result()]
+        try:
+            self._database().settle(self._transaction, released)
+        except WorkersError:
+            return  # disconnected: the leases will run out
+
+    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout.total_seconds()
+        database = self._database()
+        with database.notices.listen(self._id) as ears, ears.bell() as bell:
+            database.hear()
+            while True:
+                bell.clear()
+                until_due = await asyncio.wrap_future(database.claimable_in(self._transaction, names))
+                left = deadline - clock()
+                if until_due is not None and not isinstance(self._clock, ManualClock):
+                    left = min(left, until_due.total_seconds())
+                if until_due == timedelta(0) or deadline - clock() <= 0:
+                    return
+                try:
+                    async with asyncio.timeout(left):
+                        await bell.wait()
+                except TimeoutError:
+                    continue
+
+    async def renew(self, claims: Sequence[Claim]) -> Renewal:
+        if not claims:
+            return Renewal()
+        return await asyncio.wrap_future(self._writable().renew(self._transaction, claims))
+
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        if not settlements:
+            return []
+        if connection is not None:
+            return await self._database().settle_with(connection, self._transaction, settlements)
+        return await asyncio.wrap_future(self._writable().settle(self._transaction, settlements))
+
+    async def progress(self, reports: Sequence[ProgressReport]) -> None:
+        if reports:
+            await asyncio.wrap_future(self._writable().progress(self._transaction, reports))
+
+    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        return await asyncio.wrap_future(self._writable().recover(self._transaction, bounded_count(limit), max_stalls))
+
+    async def sweep(self, limit: int) -> int:
+        return await self._write(partial(records.sweep, limit=bounded_count(limit)))
+
+    async def cancel(self, job_id: str) -> CancelResult:
+        return await self._write(partial(manage.cancel, job_id=job_id))
+
+    # Reading
+
+    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
+        return await self._read(partial(records.status, ids=ids))
+
+    async def result(self, job_id: str) -> JobOutcome | None:
+        return await self._read(partial(records.result, job_id=job_id))
+
+    async def counts(self) -> dict[JobState, int]:
+        return await self._read(records.counts)
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._read(records.workers)
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[BufferedSubscription]:
+        database = self._database()
+        with database.notices.listen(self._id, subscribe=True) as ears:
+            await database.subscribe(self._transaction, self._id)
+            with ears.broadcast.everything() as subscription:
+                yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        database = self._database()
+        with (
+            database.notices.listen(self._id, for_cancels=True) as ears,
+            ears.broadcast.cancel_requests() as subscription,
+        ):
+            await database.hear_cancels()
+            yield subscription
+
+    @asynccontextmanager
+    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
+        database = self._database()
+        with database.notices.listen(self._id, subscribe=True) as ears:
+            await database.subscribe(self._transaction, self._id)
+            with ears.broadcast.of_job(job_id) as subscription:
+                yield subscription
+
+    # Management
+
+    async def pause(self) -> None:
+        await self._write(partial(manage.set_paused, paused=True))
+
+    async def resume(self) -> None:
+        await self._write(partial(manage.set_paused, paused=False))
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        return await self._write(partial(manage.retry, ids=ids))
+
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        return await self._write(partial(manage.remove, ids=ids, running=running), connection)
+
+    async def complete(
+        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
+    ) -> JobState | None:
+        return await self._write(partial(manage.complete, job_id=job_id, result=result, keep=keep), connection)
+
+    async def promote(self, ids: Sequence[str]) -> int:
+        return await self._write(partial(manage.promote, ids=ids))
+
+    async def drain(self) -> int:
+        last = await self._read(manage.last_seq)
+        total = 0
+        while gone := await self._write(partial(manage.drain, last=last, limit=_DRAINED_AT_ONCE)):
+            total += gone
+        return total
+
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
+        return await self._write(partial(manage.clean, state=state, older_than=older_than, limit=bounded_count(limit)))
+
+    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
+        check_retention(ttl)
+        return await self._write(partial(manage.keep, job_id=job_id, ttl=ttl))
+
+    # The caller's transactions
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AsyncSession]:
+        """A session in a transaction on this database; what it has not committed by the end of the block never was.
+
+        On SQLite it holds the write lock from its beginning.
+
+        Raises:
+            TransactionError: on SQLite, this task holds another transaction open that wrote to the queue.
+            StorageUnavailable: the database did not answer, or the lock or a connection was not free in time.
+        """
+        database = self._writable()
+        async with self._sessions.open() as session:
+            await database.change_with(session, self._transaction, lambda _: None)
+            yield session
+
+    @asynccontextmanager
+    async def with_notify(self, connection: object) -> AsyncIterator[None]:
+        """Waiters and subscribers of this process hear of the block's jobs as soon as `connection` has committed them.
+
+        Nobody ever hears of them before the commit. A session tells of it by itself, and so does PostgreSQL; a bare
+        connection on SQLite does not, and without this its jobs are noticed up to 50 ms later. The transaction may end
+        in the block or after it. A block that raises tells nothing.
+
+        Raises:
+            TypeError: `connection` is not an SQLAlchemy connection or session.
+        """
+        database = self._database()
+        yield
+        when_committed(connection, database.look_now)
+
+    # Running transitions
+
+    def _database(self) -> Database:
+        if self._connected is None:
+            raise StorageUnavailable(f"{self!r} is not connected; call `await storage.connect()` first")
+        return self._connected
+
+    def _writable(self) -> Database:
+        database = self._database()
+        database.refuse_nested()
+        return database
+
+    def _transaction(self, connection: Connection) -> Transaction:
+        return Transaction(connection=connection, queue=self._id, clock=self._now)
+
+    def _now(self, connection: Connection) -> int:
+        if self.limits.clock == "server":
+            return int(connection.execute(_POSTGRES_CLOCK).scalar_one())
+        return milliseconds(self._clock.now())
+
+    async def _read(self, work: Callable[[Transaction], T]) -> T:
+        return await asyncio.wrap_future(self._database().look(self._transaction, work))
+
+    async def _write(self, work: Callable[[Transaction], T], connection: object | None = None) -> T:
+        if connection is not None:
+            return await self._database().change_with(connection, self._transaction, work)
+        return await asyncio.wrap_future(self._writable().change(self._transaction, work))
+
+    def _wake(self) -> None:
+        if self._connected is not None:
+            self._connected.notices.tell(self._id, (), wake=True)
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return await self._read(partial(records.page, state=state, cursor=cursor, limit=bounded_count(limit)))
+
+
+def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:
+    """The database that a URL, or an engine's, names.
+
+    Raises:
+        StorageError: the URL is malformed, or names no SQLite file.
+        Unsupported: it is another database than these.
+    """
+    try:
+        url = target.url if isinstance(target, (Engine, AsyncEngine)) else make_url(target)
+    except (ArgumentError, ValueError):
+        # Not chained: SQLAlchemy quotes the whole string, password included.
+        raise StorageError("the storage's URL cannot be parsed; write sqlite:///path/to/jobs.db") from None
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        return SqliteTarget.of(url, busy_timeout)
+    if backend == "postgresql":
+        from workers.storage.sql.postgres.database import PostgresTarget  # its driver is an extra of its own
+
+        return PostgresTarget(url, busy_timeout)
+    raise Unsupported(f"SqlStorage speaks SQLite (sqlite:///path/to/jobs.db) and postgresql://..., not {backend}")
