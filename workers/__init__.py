@@ -2,7 +2,7 @@
 
 from workers.chains import Chain, Continuation, continue_with
 from workers.clock import Clock, ManualClock, SystemClock
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import (
     CorruptPayloadError,
     HandlerTimeout,
@@ -24,21 +24,21 @@ from workers.errors import (
     Unsupported,
     WorkersError,
 )
-from workers.events import Observer, WorkerEvent, WorkerEventKind
-from workers.handlers import AttemptContext, Handler, Job, Middleware, Signal, SignalReason
 from workers.ids import new_id
 from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, ErrorInfo, JobOutcome, JobState, JobStatus, NewJob
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.management import Management
 from workers.queue import Queue, content_id
-from workers.reaper import Reaper
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import Limits, Storage
-from workers.task_queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.tasks import EnqueuedTasks, Task, Tasks
+from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.worker import Worker
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
+from workers.worker.handlers import AttemptContext, Handler, Job, Middleware, Signal, SignalReason
+from workers.worker.reaper import Reaper
 
 __all__ = [
     "DROP",

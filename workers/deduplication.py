@@ -1,90 +1,55 @@
-"""Deduplication beside a queue that cannot do it: a mark in a store of keys and values.
-
-Theory of operation. A mark is the id of the first job enqueued with its key, which nobody else ever has. Setting it is
-one atomic step, so of many callers one goes on to enqueue. What can happen between the two steps:
-
-- The enqueue fails or is cancelled: the mark is taken back, if it still is this caller's. So it is when setting it
-  failed without an answer, as it may have been set.
-- Taking it back fails too, or the process dies: the mark stays until its time is over, and the key is blocked as long.
-- The enqueue fails without an answer although the job was stored: the mark is taken back all the same, and a second
-  job may follow. Losing a job would be worse.
-"""
+"""The keys by which one of several enqueues counts."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypeVar
+from enum import StrEnum
 
-from workers.errors import StorageUnavailable
-from workers.kv.base import ConditionalKvStore
-
-T = TypeVar("T")
-
-ANSWER_SECONDS: Final = 10.0
-"""How long a store may take for one answer."""
-
-_LOG = logging.getLogger(__name__)
+from workers.bounds import MAX_DELAY
+from workers.ids import check_text
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Marks under `prefix` in a store that others may use too."""
+class DeduplicationMode(StrEnum):
+    """How long a deduplication key stands for a job.
 
-    kv: ConditionalKvStore
-    prefix: tuple[str, ...]
+    `simple`: until that job has finished. `throttle`: for a time. `debounce`: while that job waits for the time to
+    pass, and each duplicate meanwhile replaces its payload and starts the time anew.
+    """
 
-    async def once(
-        self, key: tuple[str, ...], mark: str, ttl: timedelta, enqueue: Callable[[], Awaitable[object]]
-    ) -> str | None:
-        """The key has this mark and `enqueue` has returned; or the mark is answered that it already had.
-
-        Raises:
-            Exception: whatever `enqueue` raised; the key has no mark of this caller then.
-            StorageUnavailable: the store did not answer.
-        """
-        place, token = (*self.prefix, *key), mark.encode()
-        try:
-            found = await _to_the_end(self.kv.set_if_absent(place, token, ttl=ttl))
-            if found is not None and found != token:  # its own, where a store repeats calls whose answer got lost
-                return found.decode(errors="backslashreplace")
-            await enqueue()
-        except (Exception, asyncio.CancelledError):
-            await self._take_back(place, token)
-            raise
-        return None
-
-    async def _take_back(self, place: tuple[str, ...], token: bytes) -> None:
-        try:
-            await _to_the_end(self.kv.compare_and_delete(place, token))
-        except Exception as error:
-            _LOG.warning("the mark %r could not be taken back (%s); it will expire", place, type(error).__name__)
+    SIMPLE = "simple"
+    THROTTLE = "throttle"
+    DEBOUNCE = "debounce"
 
 
-async def _to_the_end(work: Coroutine[object, object, T]) -> T:
-    """The result of `work`; a cancellation is raised only when it has ended, so that nothing of it happens later."""
-    task = asyncio.ensure_future(_bounded(work))
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancellation = error
-    if cancellation is not None:
-        if not task.cancelled():
-            task.exception()  # looked at, or asyncio would complain
-        raise cancellation
-    return task.result()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deduplication:
+    """The key that a job is enqueued by at most once at a time; keys belong to the queue.
 
+    `simple`: the key is taken until the job has finished, as whatever link of its chain, or is gone. `throttle`: for
+    `ttl` from when the job becomes due, whatever becomes of it. `debounce`: until the job is claimed or gone; it
+    becomes due `ttl` after the last enqueue with its key, and has the last one's payload, but all else of the first.
+    The mode of the job that has the key decides how long; both must be `debounce` for a payload to be replaced.
 
-async def _bounded(work: Coroutine[object, object, T]) -> T:
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS) as scope:
-            return await work
-    except TimeoutError as error:
-        if scope.expired():
-            raise StorageUnavailable(f"the KV store did not answer within {ANSWER_SECONDS:g} s") from error
-        raise
+    Jobs of one call that share a key are one group, which is enqueued or not. The key stands for the first of them.
+
+    Raises:
+        ValueError: a key that is not 1 to 512 bytes of UTF-8, an unknown mode, a `ttl` with `simple`, and with any
+            other mode one that is not above 0 and up to 100 years.
+        TypeError: a key that is not text, a `ttl` that is no timedelta.
+    """
+
+    key: str
+    mode: DeduplicationMode = DeduplicationMode.SIMPLE
+    ttl: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        check_text("deduplication key", self.key)
+        object.__setattr__(self, "mode", DeduplicationMode(self.mode))
+        if self.mode is DeduplicationMode.SIMPLE:
+            if self.ttl is not None:
+                raise ValueError(f"deduplication by simple lasts as long as the job: no ttl, not {self.ttl!r}")
+        elif not isinstance(self.ttl, timedelta):
+            raise TypeError(f"deduplication by {self.mode} needs a ttl, a timedelta, not {self.ttl!r}")
+        elif not timedelta(0) < self.ttl <= MAX_DELAY:
+            raise ValueError(f"the ttl of a deduplication is above 0 and up to 100 years, not {self.ttl}")

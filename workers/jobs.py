@@ -10,7 +10,7 @@ from enum import Enum, StrEnum
 from typing import Final, Literal, TypeAlias
 
 from workers.bounds import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORITY, check_progress, check_whole
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason, Retry
 from workers.ids import check_text
 from workers.retry import RetryPolicy

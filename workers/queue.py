@@ -12,9 +12,7 @@ from typing import Final, Self, Unpack
 
 from workers.chains import Chain
 from workers.errors import JobEndedError, JobGoneError
-from workers.events import Observer
 from workers.gathering import Gathering
-from workers.handlers import Handler, HandlerFunction, Middleware
 from workers.ids import new_id
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
@@ -24,6 +22,8 @@ from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_delay,
 from workers.storage.base import ANY_NAME, Storage
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
+from workers.worker.events import Observer
+from workers.worker.handlers import Handler, HandlerFunction, Middleware
 
 GATHERED: Final = 100
 """Concurrent enqueues that go to the storage together, at most."""

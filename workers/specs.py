@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict
 
-from workers.deduplication_keys import Deduplication
+from workers.deduplication import Deduplication
 from workers.jobs import EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
 

@@ -16,12 +16,12 @@ from typing import Final, TypeVar
 from tests.chaos import demands
 from tests.chaos.ledger import Ledger, RecordedStorage, now
 from workers import StorageUnavailable, Worker, WorkerEvent
-from workers.events import WorkerEventKind
-from workers.handlers import Job
 from workers.jobs import Completed
 from workers.storage.base import Storage
 from workers.storage.file import journal as file_journal
 from workers.storage.urls import open_storage
+from workers.worker.events import WorkerEventKind
+from workers.worker.handlers import Job
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from workers import DROP, NewJob, Retry, RetryPolicy, UnrecoverableError
-from workers.handlers import Job
+from workers.worker.handlers import Job
 
 BACKOFF: Final = RetryPolicy(initial=timedelta(milliseconds=20), maximum=timedelta(milliseconds=200))
 MORTAL_ATTEMPTS: Final = 2

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from tests.chaos.ledger import Ledger
-from workers.handlers import Job
+from workers.worker.handlers import Job
 
 
 class FailedOnPurpose(Exception):

@@ -12,7 +12,6 @@ import pytest
 
 from tests.interop.peer import NodePeer, install_npm_packages, node_peer
 from workers import DROP, JobState, NewJob, RetryPolicy, Worker
-from workers.handlers import Job
 from workers.jobs import (
     TERMINAL_EVENTS,
     Claim,
@@ -26,6 +25,7 @@ from workers.jobs import (
 )
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.on_redis.node_values import FOREVER
+from workers.worker.handlers import Job
 
 LEASES = {"*": timedelta(seconds=30)}
 HOUR = timedelta(hours=1)

@@ -12,9 +12,9 @@ import bullmq
 import pytest
 
 from workers import JobState, JobStatus, NewJob, Retry, UnrecoverableError
-from workers.handlers import Job
 from workers.jobs import TERMINAL_EVENTS
 from workers.storage.bullmq import BullMQStorage, as_processor
+from workers.worker.handlers import Job
 
 PATIENCE = 20.0
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from workers.clock import Clock
-from workers.deduplication_keys import DeduplicationMode
+from workers.deduplication import DeduplicationMode
 from workers.jobs import (
     CancelResult,
     Claim,

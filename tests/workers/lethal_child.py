@@ -8,9 +8,9 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from workers.handlers import Job
 from workers.storage.sql import SqlStorage
 from workers.worker import Worker
+from workers.worker.handlers import Job
 
 
 async def main(url: str, log: str) -> None:

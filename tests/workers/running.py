@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from workers.events import WorkerEvent, WorkerEventKind
-from workers.handlers import Job
 from workers.jobs import JobOutcome
 from workers.retry import RetryPolicy
 from workers.storage.base import Storage
 from workers.testing.faults import Faults
 from workers.worker import Worker
+from workers.worker.events import WorkerEvent, WorkerEventKind
+from workers.worker.handlers import Job
 
 PATIENCE = 10.0
 """Seconds after which what should have happened did not."""

@@ -14,10 +14,10 @@ import threading
 from datetime import timedelta
 
 import workers.worker
-from workers.events import WorkerEvent, WorkerEventKind
-from workers.handlers import Job
 from workers.storage.sql import SqlStorage
 from workers.worker import Worker
+from workers.worker.events import WorkerEvent, WorkerEventKind
+from workers.worker.handlers import Job
 
 
 async def obeys(job: Job) -> None:

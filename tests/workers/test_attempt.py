@@ -8,16 +8,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, NEVER, Recorder, done, outcome, running
-from workers.attempt import settlement_of_failure
 from workers.errors import Retry, UnrecoverableError
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Handler, HandlerFunction, Job
 from workers.jobs import DROP, Claim, Failed, JobState, NewJob, OutcomeKind, Retried
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
+from workers.worker.attempt import settlement_of_failure
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Handler, HandlerFunction, Job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

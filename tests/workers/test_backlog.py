@@ -9,12 +9,12 @@ import pytest
 
 from tests.workers.harnesses import HARNESSES, OpenHarness
 from tests.workers.running import PATIENCE, outcome, running
-from workers.handlers import Job
 from workers.jobs import OutcomeKind
 from workers.storage.base import Storage
 from workers.testing import all_cases
 from workers.testing.steps import claim, enqueue, job
 from workers.worker import Worker
+from workers.worker.handlers import Job
 
 LIFE_SECONDS = 0.2
 """How long a worker lives: what is lost comes back over several of their lives."""

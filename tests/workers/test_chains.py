@@ -23,8 +23,6 @@ from workers.errors import (
     LossReason,
     UnrecoverableError,
 )
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import HandlerFunction, Job, Signal, SignalReason
 from workers.jobs import DROP, CancelResult, EnqueueStatus, JobState
 from workers.queue import Queue
 from workers.retry import RetryPolicy
@@ -34,6 +32,8 @@ from workers.testing.faults import counting
 from workers.testing.steps import HOUR, LEASE, claim, claim_one, enqueue
 from workers.testing.steps import job as new_job
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import HandlerFunction, Job, Signal, SignalReason
 
 MINUTE: Final = timedelta(minutes=1)
 ORDINARY: Final = next(case for case in all_cases() if not case.needs)

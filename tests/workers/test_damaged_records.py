@@ -11,12 +11,12 @@ from redis.asyncio import Redis
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from workers.errors import StorageError
-from workers.events import WorkerEventKind
 from workers.jobs import JobState, NewJob, OutcomeKind
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
 from workers.testing.steps import claim, enqueue, job
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind
 
 
 @pytest.fixture

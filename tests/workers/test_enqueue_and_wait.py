@@ -22,8 +22,6 @@ from workers.errors import (
     StorageUnavailable,
     UnrecoverableError,
 )
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Handler, HandlerFunction, Job
 from workers.jobs import DROP, CancelResult, EnqueueResult, JobState, NewJob
 from workers.queue import JobSpec, Queue
 from workers.storage.base import Storage, Subscription
@@ -31,6 +29,8 @@ from workers.storage.memory import MemoryStorage
 from workers.testing import Harness, all_cases, steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Handler, HandlerFunction, Job
 
 MINUTE = timedelta(minutes=1)
 ORDINARY = next(case for case in all_cases() if not case.needs)

@@ -7,12 +7,12 @@ import logging
 import pytest
 
 from tests.workers.running import Recorder, done, outcome, running
-from workers.events import WorkerEvent, notify
-from workers.events import WorkerEventKind as Kind
 from workers.jobs import OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
+from workers.worker.events import WorkerEvent, notify
+from workers.worker.events import WorkerEventKind as Kind
 
 EVENT = WorkerEvent(kind=Kind.READY, queue="mail", worker_id="w1")
 

@@ -14,7 +14,6 @@ import pytest
 
 from tests.workers.running import AT_ONCE, running
 from workers.errors import Retry, StorageUnavailable, UnrecoverableError
-from workers.handlers import Job
 from workers.jobs import (
     Claim,
     Completed,
@@ -34,6 +33,7 @@ from workers.storage.sql import SqlStorage
 from workers.testing import Fault, Faults, RandomFaults, counting, faulty
 from workers.testing.steps import claim_one, job, state
 from workers.worker import Worker
+from workers.worker.handlers import Job
 
 SLEEP = timedelta(hours=1)
 

@@ -13,12 +13,21 @@ import pytest
 
 from tests.workers.running import PATIENCE, done, outcome, running
 from workers.errors import LossReason, UnknownJobError
-from workers.handlers import AttemptContext, Handler, HandlerFunction, HandlerTable, Job, Middleware, Next, Signal
-from workers.handlers import SignalReason as Reason
 from workers.jobs import OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
+from workers.worker.handlers import (
+    AttemptContext,
+    Handler,
+    HandlerFunction,
+    HandlerTable,
+    Job,
+    Middleware,
+    Next,
+    Signal,
+)
+from workers.worker.handlers import SignalReason as Reason
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO", default="nobody")
 

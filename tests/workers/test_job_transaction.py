@@ -15,17 +15,17 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from tests.workers.running import AT_ONCE, NEVER, PATIENCE, Recorder, outcome, running
 from tests.workers.transaction_child import LEASE
-from workers.attempt import Attempt, Phase
 from workers.chains import continue_with
 from workers.errors import LeaseLost, LossReason, StorageUnavailable, TransactionError, Unsupported
-from workers.events import WorkerEventKind
-from workers.handlers import Job, SignalReason
 from workers.jobs import Claim, Completed, JobOutcome, JobState, NewJob, OutcomeKind, Renewal
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
-from workers.transactions import OwnTransaction, Transactional
 from workers.worker import Worker
+from workers.worker.attempt import Attempt, Phase
+from workers.worker.events import WorkerEventKind
+from workers.worker.handlers import Job, SignalReason
+from workers.worker.transactions import OwnTransaction, Transactional
 
 WRITE = text("INSERT INTO ledger (queue, what) VALUES (:queue, :what)")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workers.bounds import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MAX_PROGRESS_BYTES, check_progress
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Retry
 from workers.ids import new_id
 from workers.jobs import (

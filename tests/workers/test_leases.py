@@ -13,8 +13,6 @@ from pathlib import Path
 from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, forever, outcome, running, until
 from workers.clock import ManualClock
 from workers.errors import LossReason, StorageError
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Handler, Job, SignalReason
 from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind, JobState, OutcomeKind, Renewal
 from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory import MemoryStorage
@@ -22,6 +20,8 @@ from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Handler, Job, SignalReason
 
 LEASE = timedelta(milliseconds=150)
 HOUR = timedelta(hours=1)

@@ -11,14 +11,14 @@ import pytest
 import workers.management
 from tests.workers.harnesses import HARNESSES
 from tests.workers.running import Recorder
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Job
 from workers.jobs import JobState, JobStatus
 from workers.queue import Queue
 from workers.specs import JobSpec
 from workers.storage.memory import MemoryStorage
 from workers.testing import Harness, all_cases, steps
 from workers.testing.faults import counting
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Job
 
 HOUR: Final = timedelta(hours=1)
 ORDINARY: Final = next(case for case in all_cases() if not case.needs)

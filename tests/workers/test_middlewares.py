@@ -16,14 +16,14 @@ from prometheus_client import CollectorRegistry
 
 from tests.workers.running import NEVER, Recorder, done, forever, running
 from workers.errors import LossReason, Retry, UnrecoverableError
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Handler, HandlerFunction, Job, Middleware, SignalReason
 from workers.middlewares import AttemptFilter, Outcome, log_attempts, measure_attempts, outcome_of
 from workers.middlewares.opentelemetry import trace_attempts
 from workers.middlewares.prometheus import PrometheusMetrics
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Handler, HandlerFunction, Job, Middleware, SignalReason
 
 SECRET = "payload-4711"  # never to be seen by a log, a metric or a trace
 

@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.workers.running import PATIENCE, Recorder, broken, outcome, running, until
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Job
 from workers.jobs import OutcomeKind, ProgressReport
-from workers.log_lines import MAX_LINE_BYTES
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Job
+from workers.worker.log_lines import MAX_LINE_BYTES
 
 
 async def progress_of(storage: Storage, job_id: str) -> bytes | None:
@@ -138,7 +138,7 @@ async def test_a_storage_that_takes_no_reports_costs_no_job() -> None:
 
 async def test_a_storage_that_does_not_answer_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report that hangs is given up after a while, and the job settled."""
-    monkeypatch.setattr("workers.progress.SEND_SECONDS", 0.05)
+    monkeypatch.setattr("workers.worker.progress.SEND_SECONDS", 0.05)
 
     class Silent(MemoryStorage):
         async def progress(self, reports: Sequence[ProgressReport]) -> None:

@@ -11,10 +11,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.workers.running import PATIENCE, Recorder, done, forever, outcome, until
-from workers.deduplication_keys import Deduplication
+from workers.deduplication import Deduplication
 from workers.errors import StorageError, StorageUnavailable, TransactionError
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import AttemptContext, Handler, Job, Next
 from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, JobState
 from workers.queue import JobSpec, Queue, content_id
 from workers.retry import RetryPolicy
@@ -24,6 +22,8 @@ from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import AttemptContext, Handler, Job, Next
 
 MINUTE = timedelta(minutes=1)
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from tests.workers.running import PATIENCE, Recorder, broken, forever, outcome, running, until
 from workers.clock import ManualClock
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Job
 from workers.jobs import JobState, OutcomeKind
-from workers.reaper import BATCH, SWEPT_AT_ONCE, Reaper
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Job
+from workers.worker.reaper import BATCH, SWEPT_AT_ONCE, Reaper
 
 LEASE = timedelta(milliseconds=200)
 MINUTE = timedelta(minutes=1)

@@ -11,15 +11,15 @@ import pytest
 from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, done, running
 from workers.chains import continue_with
 from workers.errors import LossReason, StorageUnavailable
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Job
 from workers.jobs import Claim, Completed, Failed, JobState, Settlement, SettleOutcome, SettleStatus
-from workers.settler import Settler
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Job
+from workers.worker.settler import Settler
 
 
 @asynccontextmanager

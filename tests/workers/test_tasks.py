@@ -31,13 +31,13 @@ from workers import (
     UnknownJobError,
     UnrecoverableError,
     Unsupported,
-    deduplication,
 )
 from workers.bounds import MAX_ATTEMPTS
 from workers.jobs import UNCOUNTED_RETRIES, OutcomeKind
 from workers.kv import Key, KvStore
 from workers.kv.redis import RedisKvStore
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.tasks import marks as deduplication
 
 HOUR = timedelta(hours=1)
 PREFIX = ("_federation", "task_deduplication")

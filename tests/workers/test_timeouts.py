@@ -10,12 +10,12 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, forever, outcome, running
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Handler, Job
 from workers.jobs import Claim, OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Handler, Job
 
 
 async def test_a_handler_that_takes_too_long_is_retried() -> None:

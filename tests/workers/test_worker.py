@@ -12,8 +12,6 @@ import pytest
 
 from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, done, forever, outcome, running, until
 from workers.errors import StorageError
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Handler, HandlerFunction, Job
 from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Recovery
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
@@ -21,6 +19,8 @@ from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Handler, HandlerFunction, Job
 
 WINDOW = 0.3
 """Seconds of looking at a worker that should do nothing."""

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.workers.running import PATIENCE, Recorder, broken, done, forever, outcome, running, until
-from workers.events import WorkerEventKind as Kind
-from workers.handlers import Job, SignalReason
 from workers.jobs import Claim, JobState, Settlement, SettleOutcome
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
@@ -23,6 +21,8 @@ from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.handlers import Job, SignalReason
 
 HOUR = timedelta(hours=1)
 NO_GRACE = timedelta(0)

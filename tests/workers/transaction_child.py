@@ -16,10 +16,10 @@ from datetime import timedelta
 from sqlalchemy import Connection, Engine, event, text
 
 from workers.chains import continue_with
-from workers.handlers import Job
 from workers.jobs import NewJob
 from workers.storage.sql import SqlStorage
 from workers.worker import Worker
+from workers.worker.handlers import Job
 
 LEASE = timedelta(seconds=1)
 PATIENCE = 20.0

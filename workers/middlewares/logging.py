@@ -7,9 +7,9 @@ import time
 from contextvars import ContextVar
 from typing import Final
 
-from workers.handlers import AttemptContext, Job, Next
-from workers.log_lines import log_line
 from workers.middlewares.outcome import Outcome, outcome_of
+from workers.worker.handlers import AttemptContext, Job, Next
+from workers.worker.log_lines import log_line
 
 logger = logging.getLogger("workers.attempts")
 

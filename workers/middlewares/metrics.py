@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from workers.handlers import AttemptContext, Middleware, Next
 from workers.middlewares.outcome import Outcome, outcome_of
+from workers.worker.handlers import AttemptContext, Middleware, Next
 
 
 class Metrics(Protocol):

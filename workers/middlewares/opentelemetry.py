@@ -7,8 +7,8 @@ from typing import Final
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider, get_tracer
 
 from workers.errors import Retry
-from workers.handlers import AttemptContext, Job, Middleware, Next
 from workers.middlewares.outcome import Outcome, outcome_of
+from workers.worker.handlers import AttemptContext, Job, Middleware, Next
 
 _ENDED_WELL: Final = frozenset({Outcome.COMPLETED, Outcome.RELEASED})
 

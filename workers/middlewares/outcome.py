@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from workers.attempt import ends_the_job
-from workers.handlers import Job, SignalReason
+from workers.worker.attempt import ends_the_job
+from workers.worker.handlers import Job, SignalReason
 
 
 class Outcome(StrEnum):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from workers.deduplication_keys import DeduplicationMode
+from workers.deduplication import DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
     DROP,

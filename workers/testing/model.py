@@ -23,7 +23,7 @@ from typing import Final, TypeAlias, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.jobs import (
     DROP,
     Claim,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from workers.deduplication_keys import Deduplication
+from workers.deduplication import Deduplication
 from workers.ids import new_id
 from workers.jobs import (
     DROP,

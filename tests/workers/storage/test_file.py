@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from workers.clock import ManualClock
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import (
     DROP,

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from sqlmodel.ext.asyncio.session import AsyncSession as SqlModelSession
 
 from tests.workers.harnesses import SqliteHarness
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import StorageError, StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import (
     DROP,

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from workers.clock import ManualClock
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import StorageUnavailable
 from workers.jobs import (
     DROP,

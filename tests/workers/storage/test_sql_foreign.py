@@ -13,11 +13,11 @@ from sqlalchemy import Engine, create_engine, text
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from workers.errors import StorageError
-from workers.events import WorkerEventKind
 from workers.jobs import JobState
 from workers.storage.sql import SqlStorage
 from workers.testing.steps import claim, enqueue, failed, job, retried, status
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind
 
 PATIENCE = 10.0
 

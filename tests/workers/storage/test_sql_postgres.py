@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from tests.servers import PostgresProcess
 from workers.clock import ManualClock
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import (
     DROP,

@@ -10,15 +10,15 @@ from typing import Any
 from bullmq.custom_errors import DelayedError
 from bullmq.custom_errors import UnrecoverableError as BullMQUnrecoverableError
 
-from workers.attempt import settlement_of_failure
 from workers.errors import Retry, UnrecoverableError
-from workers.handlers import AttemptContext, Handler, HandlerFunction, Signal, call, make_job
 from workers.jobs import Claim, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bullmq.codec import decode_id, decode_options
 from workers.storage.bullmq.record import worker_of
 from workers.storage.on_redis.node_values import error_fields, moment, to_ms
 from workers.storage.rules import count_retry
+from workers.worker.attempt import settlement_of_failure
+from workers.worker.handlers import AttemptContext, Handler, HandlerFunction, Signal, call, make_job
 
 
 def as_processor(

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from workers.deduplication_keys import DeduplicationMode
+from workers.deduplication import DeduplicationMode
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.file.frames import Entry, Frame

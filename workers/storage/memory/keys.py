@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from workers.deduplication_keys import DeduplicationMode
+from workers.deduplication import DeduplicationMode
 from workers.storage.memory.line import Line, is_over
 
 

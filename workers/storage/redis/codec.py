@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from workers.deduplication_keys import DeduplicationMode
+from workers.deduplication import DeduplicationMode
 from workers.errors import StorageError
 from workers.jobs import (
     DROP,

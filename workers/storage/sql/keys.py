@@ -19,7 +19,7 @@ from datetime import timedelta
 
 from sqlalchemy import RowMapping, text
 
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.jobs import EnqueueResult, EnqueueStatus, JobState, NewJob
 from workers.storage.sql.rows import (
     SKIP,

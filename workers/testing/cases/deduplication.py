@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
 from workers.ids import MAX_ID_BYTES
 from workers.jobs import EnqueueResult, EnqueueStatus, JobState

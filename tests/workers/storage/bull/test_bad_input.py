@@ -10,10 +10,10 @@ import pytest
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claim_one, claimed, job
 from workers.errors import StorageError
-from workers.events import WorkerEventKind
 from workers.jobs import Claim, Completed, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind
 
 
 def worker_on(storage: BullStorage, recorder: Recorder) -> Worker:

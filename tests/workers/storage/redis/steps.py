@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from workers import JobState
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.jobs import (
     Claim,
     Completed,

@@ -11,10 +11,8 @@ from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from workers.bounds import MAX_ATTEMPTS, MAX_DELAY
-from workers.deduplication import Marks
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import CorruptPayloadError, Unsupported
-from workers.handlers import Handler, HandlerFunction, Job, invoke
 from workers.ids import check_text, new_id
 from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
@@ -23,8 +21,10 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
-from workers.task_queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
-from workers.task_runs import TaskRuns
+from workers.tasks.marks import Marks
+from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.tasks.runs import TaskRuns
+from workers.worker.handlers import Handler, HandlerFunction, Job, invoke
 
 Validate: TypeAlias = Callable[[object], object]
 """Turns decoded data into what a task's function works on; raises `ValueError` or `TypeError` for other data."""

@@ -23,22 +23,22 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from workers.attempt import Attempt, Ending, Runner
-from workers.cancels import CancelListener
 from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
-from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
-from workers.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.ids import check_text, new_id
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, SettleOutcome, SettleStatus
-from workers.leases import LeaseKeeper
-from workers.progress import ProgressReporter
-from workers.reaper import Reaper
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
-from workers.settler import Settler
-from workers.stopping import Stop, all_done
 from workers.storage.base import Storage
-from workers.transactions import OwnTransaction
+from workers.worker.attempt import Attempt, Ending, Runner
+from workers.worker.cancels import CancelListener
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind, notify
+from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
+from workers.worker.leases import LeaseKeeper
+from workers.worker.progress import ProgressReporter
+from workers.worker.reaper import Reaper
+from workers.worker.settler import Settler
+from workers.worker.stopping import Stop, all_done
+from workers.worker.transactions import OwnTransaction
 
 logger = logging.getLogger(__name__)
 

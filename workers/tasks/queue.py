@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from workers.bounds import MAX_DELAY
-from workers.deduplication_keys import Deduplication, DeduplicationMode
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.ids import check_text
 from workers.queue import Queue
 from workers.serde import Encoded, Serde

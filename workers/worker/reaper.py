@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from workers.errors import StorageUnavailable
-from workers.events import Observer, WorkerEvent, WorkerEventKind, notify
 from workers.storage.base import Storage
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind, notify
 
 BATCH = 1_000
 """Leases recovered per call; a pass goes on until a call comes back short."""

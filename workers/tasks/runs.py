@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from workers.attempt import Attempt, Runner
 from workers.bounds import MAX_DELAY
-from workers.handlers import Handler, HandlerTable
 from workers.jobs import DROP, UNCOUNTED_RETRIES, Claim, Retried
 from workers.retry import RetryPolicy
-from workers.task_queue import EnqueueOptions, TaskMessage, TaskQueue
+from workers.tasks.queue import EnqueueOptions, TaskMessage, TaskQueue
+from workers.worker.attempt import Attempt, Runner
+from workers.worker.handlers import Handler, HandlerTable
 
 DEFAULT_MAX_ATTEMPTS: Final = 3
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from workers.errors import LossReason, UnknownJobError, Unsupported
 from workers.jobs import Claim
-from workers.log_lines import log_line
-from workers.progress import encode_progress
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
+from workers.worker.log_lines import log_line
+from workers.worker.progress import encode_progress
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions

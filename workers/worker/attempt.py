@@ -23,11 +23,20 @@ from workers.errors import (
     UnrecoverableError,
     Unsupported,
 )
-from workers.handlers import AttemptContext, Handler, HandlerTable, Middleware, Signal, SignalReason, call, make_job
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
 from workers.retry import RetryPolicy
 from workers.serde import Serde
-from workers.transactions import OwnTransaction
+from workers.worker.handlers import (
+    AttemptContext,
+    Handler,
+    HandlerTable,
+    Middleware,
+    Signal,
+    SignalReason,
+    call,
+    make_job,
+)
+from workers.worker.transactions import OwnTransaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
