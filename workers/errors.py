@@ -6,12 +6,14 @@ anything else (again by the retry policy while attempts are left).
 
 from __future__ import annotations
 
+import traceback
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Final
 
-if TYPE_CHECKING:
-    from workers.jobs import ErrorInfo  # which imports this module
+MESSAGE_CHARACTERS: Final = 2_000
+STACK_CHARACTERS: Final = 8_000
 
 
 class WorkersError(Exception):
@@ -130,3 +132,40 @@ class JobGoneError(WorkersError):
 
 class JobEndedError(WorkersError):
     """The job had ended already, so it cannot be ended in another way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorInfo:
+    """A failure as it is stored: the exception's type, message and stack, cut to 2 000 and 8 000 characters.
+
+    `exhausted` marks the failure that used up the last attempt.
+    """
+
+    type: str
+    message: str
+    stack: str = ""
+    exhausted: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, *, exhausted: bool = False) -> ErrorInfo:
+        """The stored form of `error`; the stack holds source lines, never values of variables."""
+        # A Retry is a decision, not a failure: its stack would say nothing and costs more than all the rest.
+        stack = "" if isinstance(error, Retry) else "".join(traceback.format_exception(error, limit=-12))
+        return cls(
+            type=type(error).__name__,
+            message=_storable(_message(error))[:MESSAGE_CHARACTERS],
+            stack=_storable(stack)[-STACK_CHARACTERS:],
+            exhausted=exhausted,
+        )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # somebody's `__str__`, which must not keep the attempt from ending
+        return f"(its message cannot be read: {type(broken).__name__})"
+
+
+def _storable(text: str) -> str:
+    """Lone surrogates, as in names of files that are not UTF-8, become escapes."""
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,121 @@
+"""What a job is: as it is enqueued, and as a worker claims it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum, StrEnum
+from typing import Final, Literal, TypeAlias
+
+from workers.bounds import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORITY, check_whole
+from workers.deduplication import Deduplication, DeduplicationMode
+from workers.errors import ErrorInfo
+from workers.ids import check_text
+from workers.retry import RetryPolicy
+
+
+class Drop(Enum):
+    """The type of `DROP`."""
+
+    DROP = "drop"
+
+
+DROP: Final = Drop.DROP
+"""Retention: the record vanishes in the step that settles the job."""
+
+Retention: TypeAlias = timedelta | Literal[Drop.DROP]
+
+
+class JobState(StrEnum):
+    """The public state of a job. A scheduled or failing job that is due reads as queued."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    PROCESSING = "processing"
+    FAILING = "failing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job to enqueue.
+
+    `delay` counts from the storage's clock; `backoff` (default: the handler's or worker's) wins over both of those.
+    `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts.
+    Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is. With a
+    `deduplication` by debounce, `delay` is at least its time.
+
+    Raises:
+        ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
+            0 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are no
+            whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000.
+        TypeError: a payload that is not bytes, an id or name that is not text.
+    """
+
+    id: str
+    name: str
+    payload: bytes = field(repr=False)
+    delay: timedelta = timedelta(0)
+    max_attempts: int = 3
+    keep_completed: Retention = timedelta(hours=1)
+    keep_failed: Retention = timedelta(hours=1)
+    priority: int = 0
+    ordering_key: str | None = None
+    backoff: RetryPolicy | None = None
+    chain_index: int = 0
+    deduplication: Deduplication | None = None
+
+    def __post_init__(self) -> None:
+        check_text("job id", self.id)
+        check_text("job name", self.name)
+        if not isinstance(self.payload, bytes):
+            raise TypeError(f"job {self.id!r}: payload must be bytes, not {type(self.payload).__name__}")
+        if self.ordering_key is not None:
+            check_text("ordering key", self.ordering_key)
+        if not timedelta(0) <= self.delay <= MAX_DELAY:
+            raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
+        check_whole(f"job {self.id!r}: priority", self.priority, 0, MAX_PRIORITY)
+        check_whole(f"job {self.id!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
+        check_whole(f"job {self.id!r}: chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
+        check_retention(self.keep_completed)
+        check_retention(self.keep_failed)
+        dedup = self.deduplication
+        if dedup is not None and not isinstance(dedup, Deduplication):
+            raise TypeError(f"job {self.id!r}: deduplication is a Deduplication, not {dedup!r}")
+        if dedup is not None and dedup.mode is DeduplicationMode.DEBOUNCE and dedup.ttl is not None:
+            object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One worker's right to run one attempt of a job until its lease ends.
+
+    `token` fences: only it may renew and settle, and it is never used twice. `attempt` counts this run, the first is 1.
+    `timeout` is the job's own bound on this run; of it and the handler's the lesser counts.
+    """
+
+    job_id: str
+    name: str
+    payload: bytes = field(repr=False)
+    token: str
+    worker_id: str
+    lease: timedelta
+    attempt: int
+    max_attempts: int
+    created_at: datetime
+    keep_completed: Retention
+    keep_failed: Retention
+    priority: int = 0
+    backoff: RetryPolicy | None = None
+    timeout: timedelta | None = None
+    chain_index: int = 0
+    stalled: ErrorInfo | None = None
+    """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
+    it as failed, run nothing."""
+
+
+def check_retention(value: Retention) -> None:
+    """Accept `DROP` or a positive duration of at most 100 years."""
+    if value is not DROP and not timedelta(0) < value <= MAX_DELAY:
+        raise ValueError(f"a retention is DROP or a duration up to 100 years above zero, not {value}")

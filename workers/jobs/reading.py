@@ -1,0 +1,125 @@
+"""What a queue tells of its jobs: answers to producers and operators, and events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from workers.errors import ErrorInfo
+from workers.jobs.job import JobState
+
+
+class EnqueueStatus(StrEnum):
+    """`queued`: inserted; `completed`: its id has a result already.
+
+    `duplicate`: its id exists and is unfinished, or another job has its deduplication key.
+    """
+
+    QUEUED = "queued"
+    DUPLICATE = "duplicate"
+    COMPLETED = "completed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueResult:
+    """What one enqueue did; for a duplicate the state found, for a completed job its stored result too.
+
+    `id` is the new job's own, or that of the job that has its deduplication key; whose state is None if it is gone.
+    """
+
+    id: str
+    status: EnqueueStatus
+    existing_state: JobState | None = None
+    result: bytes | None = field(default=None, repr=False)
+
+
+class CancelResult(StrEnum):
+    """`cancelled` (it never runs), `processing` (the request is recorded), or why there was nothing to cancel."""
+
+    CANCELLED = "cancelled"
+    PROCESSING = "processing"
+    NOT_FOUND = "not_found"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class OutcomeKind(StrEnum):
+    """How a job ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """How a job ended: the stored result of a completed one, the error of a failed one."""
+
+    kind: OutcomeKind
+    result: bytes | None = field(default=None, repr=False)
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time.
+
+    `progress` is what a handler reported last, in whichever attempt.
+    """
+
+    id: str
+    name: str
+    state: JobState
+    attempt: int
+    max_attempts: int
+    created_at: datetime
+    priority: int = 0
+    chain_index: int = 0
+    next_run_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker_id: str | None = None
+    last_error: ErrorInfo | None = None
+    progress: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page of a listing; `cursor` fetches the next, None means there is none."""
+
+    jobs: tuple[JobStatus, ...]
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker that claimed or renewed lately."""
+
+    id: str
+    seen_at: datetime
+    claims: int
+
+
+class JobEventKind(StrEnum):
+    """What happened to a job in the storage."""
+
+    QUEUED = "queued"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILING = "failing"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    CANCEL_REQUESTED = "cancel_requested"
+    PROGRESS = "progress"
+
+
+TERMINAL_EVENTS: Final = frozenset({JobEventKind.COMPLETED, JobEventKind.FAILED, JobEventKind.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """One change of one job."""
+
+    kind: JobEventKind
+    job_id: str

@@ -1,0 +1,136 @@
+"""How attempts end and leases go on, as workers say it, and what the storage answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from workers.bounds import check_progress
+from workers.errors import ErrorInfo, LossReason
+from workers.jobs.job import Claim, NewJob, Retention
+
+UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so that none can loop for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step.
+
+    Raises:
+        ValueError: `then` has a deduplication key, which only `enqueue` takes.
+    """
+
+    claim: Claim
+    result: bytes = field(repr=False)
+    keep: Retention | None = None
+    then: NewJob | None = None
+
+    def __post_init__(self) -> None:
+        if self.then is not None and self.then.deduplication is not None:
+            raise ValueError(f"job {self.then.id!r} follows a completion: it cannot have a deduplication key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """The attempt succeeded and its job goes on as `then`, the next link of its chain, under the same id.
+
+    The record keeps its id and its date, and gets everything else from `then`, with fresh attempts; it stands behind
+    the jobs that wait already.
+
+    Raises:
+        ValueError: `then` has another id, or a deduplication key: the chain keeps the one it was enqueued by.
+    """
+
+    claim: Claim
+    then: NewJob
+
+    def __post_init__(self) -> None:
+        if self.then.id != self.claim.job_id:
+            raise ValueError(f"job {self.claim.job_id!r} cannot be continued as {self.then.id!r}: a chain has one id")
+        if self.then.deduplication is not None:
+            raise ValueError(f"job {self.claim.job_id!r}: a chain has the deduplication key it was enqueued by")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """The attempt failed and runs again after `delay`.
+
+    An uncounted retry gives the attempt back; after 100 in a row the next is counted, unless it was `postponed`.
+    """
+
+    claim: Claim
+    delay: timedelta
+    error: ErrorInfo
+    counted: bool = True
+    postponed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The job failed for good. `keep` overrides the job's own retention."""
+
+    claim: Claim
+    error: ErrorInfo
+    keep: Retention | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The attempt did not happen: uncounted, and claimable at once."""
+
+    claim: Claim
+
+
+Settlement: TypeAlias = Completed | Continued | Retried | Failed | Released
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReport:
+    """How far a claimed job has come: JSON of the handler's choice.
+
+    Raises:
+        ValueError: longer than 4 KiB.
+    """
+
+    claim: Claim
+    value: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_progress(self.value)
+
+
+class SettleStatus(StrEnum):
+    """What a settlement did."""
+
+    APPLIED = "applied"
+    ALREADY_APPLIED = "already_applied"
+    LOST = "lost"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleOutcome:
+    """What became of one settlement; `reason` with `lost`, `detail` with `error`."""
+
+    status: SettleStatus
+    reason: LossReason | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """Claims (by token) that lost their job, and those whose job somebody asked to cancel."""
+
+    lost: Mapping[str, LossReason] = field(default_factory=dict)
+    cancel_requested: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """Ids of jobs whose lease had expired: back in the queue, or failed with `StalledError`."""
+
+    requeued: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
