@@ -31,11 +31,11 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import TOMBSTONE
-from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.jobs import Job, JobTable
 from workers.storage.memory.keys import Mark
-from workers.storage.memory.space import MemoryQueue
+from workers.storage.memory.storage import MemoryQueue
+from workers.storage.subscribers import BufferedSubscription
 
 APPLIED = SettleOutcome(status=SettleStatus.APPLIED)
 YEARS = timedelta(days=3650)

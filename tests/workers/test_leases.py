@@ -14,9 +14,9 @@ from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, forever, 
 from workers.clock import ManualClock
 from workers.errors import LossReason, StorageError
 from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind, JobState, OutcomeKind, Renewal
-from workers.storage.broadcast import BufferedSubscription
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
+from workers.storage.subscribers import BufferedSubscription
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.worker import Worker

@@ -12,9 +12,9 @@ from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
 from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState, NewJob
 from workers.storage.base import Storage
-from workers.storage.broadcast import BUFFER, Broadcast
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.line import Line
+from workers.storage.subscribers import BUFFER, Broadcast
 from workers.testing.faults import counting, faulty
 
 LEASES = {"*": timedelta(minutes=1)}

@@ -24,6 +24,7 @@ from workers.storage.base import Limits, Storage
 from workers.storage.bull import BullStorage
 from workers.storage.bull import scripts as bull_lua
 from workers.storage.memory import MemoryStorage
+from workers.storage.on_redis.scripts import Script
 from workers.storage.redis import scripts as redis_lua
 from workers.testing import Harness, MemoryHarness
 from workers.testing.expected import ExpectedJob
@@ -129,7 +130,7 @@ class ClockedBull(ClockedRedis):
                 await self._admin.delete(lock)
 
 
-def clocked(script: redis_lua.Script) -> redis_lua.Script:
+def clocked(script: Script) -> Script:
     """The script, asking `CLOCK` for the time."""
     text = script.text.replace("redis.call('TIME')", f"redis.call('HMGET', '{CLOCK}', 's', 'us')")
     assert text != script.text

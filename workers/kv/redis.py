@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
@@ -11,25 +10,20 @@ from redis.asyncio import Redis
 
 from workers.errors import StorageError
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
+from workers.storage.on_redis.scripts import Script
 from workers.storage.on_redis.server import Reply, Server
-from workers.storage.redis.scripts import Script
-
-
-def _script(text: str) -> Script:
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
 
 # One step each, and with the value found: `SET NX GET` came with Redis 7 only.
-_SET_IF_ABSENT: Final = _script("""
+_SET_IF_ABSENT: Final = Script.of("""
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return false end
 return redis.call('GET', KEYS[1])
 """)
-_COMPARE_AND_SET: Final = _script("""
+_COMPARE_AND_SET: Final = Script.of("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return 1
 """)
-_COMPARE_AND_DELETE: Final = _script("""
+_COMPARE_AND_DELETE: Final = Script.of("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """)

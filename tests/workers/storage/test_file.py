@@ -45,8 +45,7 @@ from workers.storage.file import FileStorage
 from workers.storage.file import frames as file_frames
 from workers.storage.file import journal as file_journal
 from workers.storage.file.codec import Change, WorkerSeen, decode
-from workers.storage.file.directory import MOST_SET_ASIDE, QueueDirectory, directory_of
-from workers.storage.file.errors import translate
+from workers.storage.file.directory import MOST_SET_ASIDE, QueueDirectory, directory_of, translate
 from workers.storage.file.frames import Frame
 from workers.storage.file.state import FileState
 from workers.testing.steps import background, next_claim

@@ -31,9 +31,9 @@ from workers.jobs import (
 )
 from workers.storage.bull.options import LONGEST_DELAY, BullJob, keep_ms, read_options, write_options
 from workers.storage.on_redis import node_values
+from workers.storage.on_redis.messages import STATES, duration
 from workers.storage.on_redis.node_values import MAX_NUMBER, encode_bytes, json_object, number, whole
 from workers.storage.on_redis.server import Reply
-from workers.storage.redis.codec import STATES, duration
 from workers.storage.rules import bounded
 
 Dialect: TypeAlias = Literal["A", "B", "C"]

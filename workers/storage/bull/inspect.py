@@ -23,10 +23,9 @@ from workers.storage.bull.codec import (
 from workers.storage.bull.options import read_options
 from workers.storage.bull.scripts import QueueScripts
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
+from workers.storage.on_redis.messages import CANCELLED, STATES, end_kind, pack, unpack
 from workers.storage.on_redis.node_values import moment, to_ms
 from workers.storage.on_redis.server import Reply
-from workers.storage.redis.codec import CANCELLED, STATES, pack, unpack
-from workers.storage.redis.notices import end_kind
 from workers.storage.rules import WORKER_RECORD, bounded_count, foreign_cursor, read_cursor, stalled_error
 
 PAGE: Final = 100

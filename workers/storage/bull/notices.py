@@ -22,10 +22,9 @@ from typing import Final
 from workers.jobs import JobEventKind
 from workers.storage.bull.codec import decode_id
 from workers.storage.bull.scripts import EMITTER, QueueScripts
+from workers.storage.on_redis.messages import KINDS, unpack
 from workers.storage.on_redis.node_values import whole
 from workers.storage.on_redis.notices import Event, QueueNotices
-from workers.storage.redis.codec import unpack
-from workers.storage.redis.notices import KINDS
 
 NODE_KINDS: Final[Mapping[str, JobEventKind]] = {
     "waiting": JobEventKind.QUEUED,

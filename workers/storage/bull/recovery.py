@@ -21,7 +21,7 @@ from workers.jobs import Recovery
 from workers.storage.bull.codec import Dialect, decode_id
 from workers.storage.bull.scripts import QueueScripts
 from workers.storage.on_redis.batches import AT_ONCE
-from workers.storage.redis.codec import pack, unpack
+from workers.storage.on_redis.messages import pack, unpack
 from workers.storage.rules import bounded_count
 
 _LOG = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
+from workers.storage.on_redis.scripts import Script, assembled
 from workers.storage.on_redis.server import Reply, Server
-from workers.storage.redis.scripts import Script, assembled
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(

@@ -61,10 +61,10 @@ from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
 from workers.storage.bull.scripts import QueueScripts, loaded_scripts
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.node_values import to_ms
 from workers.storage.on_redis.server import Reply, Server, parse_url, take_parameter
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
-from workers.storage.redis.codec import STATES, pack, unpack
 from workers.storage.rules import (
     check_claim,
     check_cleanable,

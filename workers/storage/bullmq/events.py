@@ -21,10 +21,10 @@ from typing import Final, TypeAlias
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import JobEventKind
-from workers.storage.broadcast import Broadcast, BufferedSubscription
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.server import Reply
+from workers.storage.subscribers import Broadcast, BufferedSubscription
 
 CANCELLED_EVENT: Final = "cancelled"
 CANCEL_REQUESTED_EVENT: Final = "cancel-requested"

@@ -39,7 +39,6 @@ from workers.jobs import (
     WorkerInfo,
 )
 from workers.storage.base import Limits
-from workers.storage.broadcast import BufferedSubscription
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.claims import Claims
 from workers.storage.bullmq.events import EventFeed
@@ -50,6 +49,7 @@ from workers.storage.bullmq.scripts import QueueScripts
 from workers.storage.bullmq.server import Server, parse_url
 from workers.storage.bullmq.wait import Waiter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
+from workers.storage.subscribers import BufferedSubscription
 
 __all__ = ["BullMQStorage", "as_processor"]
 

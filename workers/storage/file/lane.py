@@ -23,10 +23,9 @@ from typing import Final, TypeVar
 
 from workers.errors import StorageError, StorageUnavailable, WorkersError
 from workers.storage.file.copy import News, QueueCopy
-from workers.storage.file.directory import QueueDirectory, directory_of
-from workers.storage.file.errors import translate
+from workers.storage.file.directory import QueueDirectory, directory_of, translate
 from workers.storage.file.state import FileState
-from workers.storage.notices import Notices
+from workers.storage.subscribers import Notices
 
 T = TypeVar("T")
 

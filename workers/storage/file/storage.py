@@ -78,11 +78,10 @@ from workers.jobs import (
     WorkerInfo,
 )
 from workers.storage.base import Limits
-from workers.storage.broadcast import BufferedSubscription
 from workers.storage.file.lane import POLL, QUEUE_NUMBER, Lane, acquire, release
 from workers.storage.file.state import FileState
-from workers.storage.notices import Ears
 from workers.storage.rules import refuse_transaction
+from workers.storage.subscribers import BufferedSubscription, Ears
 
 T = TypeVar("T")
 

@@ -1,5 +1,7 @@
 """The reference storage: one process, no durability, every step taken from the transition table.
 
+Queues of one `MemorySpace` share a clock, and storages on the same space and name share a queue.
+
 For tests of your own handlers, for conformance, and for work that may vanish with the process. One event loop at a
 time; it is not thread-safe.
 """
@@ -12,7 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.clock import Clock, ManualClock
+from workers.clock import Clock, ManualClock, SystemClock
 from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
@@ -32,9 +34,10 @@ from workers.jobs import (
     WorkerInfo,
 )
 from workers.storage.base import Limits
-from workers.storage.broadcast import BufferedSubscription
-from workers.storage.memory.space import MemorySpace
+from workers.storage.memory.jobs import JobTable
+from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_transaction
+from workers.storage.subscribers import Broadcast, BufferedSubscription
 
 
 class MemoryStorage:
@@ -170,3 +173,44 @@ class MemoryStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return self._queue.page(state, cursor, limit, self._now())
+
+
+class MemoryQueue(QueueSteps):
+    """One queue's jobs, and who waits for them."""
+
+    def __init__(self) -> None:
+        self.broadcast = Broadcast()
+        super().__init__(JobTable(self.broadcast, self.wake))
+        self._sleepers: set[asyncio.Future[None]] = set()
+
+    def wake(self) -> None:
+        for sleeper in self._sleepers:
+            if not sleeper.done():
+                sleeper.set_result(None)
+
+    async def sleep(self, seconds: float | None) -> None:
+        """Return when woken, or after `seconds`."""
+        sleeper = asyncio.get_running_loop().create_future()
+        self._sleepers.add(sleeper)
+        try:
+            await asyncio.wait([sleeper], timeout=seconds)
+        finally:
+            self._sleepers.discard(sleeper)
+
+
+class MemorySpace:
+    """What a server is to other storages: the queues that several `MemoryStorage` objects share, and their clock."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self._queues: dict[str, MemoryQueue] = {}
+        if isinstance(self.clock, ManualClock):
+            self.clock.watch(self._wake)
+
+    def queue(self, name: str) -> MemoryQueue:
+        """The queue of this name, made when it is first asked for."""
+        return self._queues.setdefault(name, MemoryQueue())
+
+    def _wake(self) -> None:
+        for queue in self._queues.values():
+            queue.wake()

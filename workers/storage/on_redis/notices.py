@@ -20,9 +20,9 @@ from typing import TypeAlias
 from workers.errors import WorkersError
 from workers.jobs import JobEventKind
 from workers.storage.base import ANY_NAME
-from workers.storage.broadcast import Broadcast, BufferedSubscription
 from workers.storage.on_redis.listener import Listener
 from workers.storage.on_redis.server import Server
+from workers.storage.subscribers import Broadcast, BufferedSubscription
 
 Event: TypeAlias = tuple[JobEventKind, str]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 from workers.errors import LossReason
 from workers.jobs import CancelResult, Claim, JobState, Renewal, SettleOutcome, SettleStatus
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
-from workers.storage.redis.codec import STATES, pack, unpack
+from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.rules import refuse_transaction
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from workers.storage.broadcast import BufferedSubscription
     from workers.storage.on_redis.notices import QueueNotices
     from workers.storage.on_redis.server import Reply, Server
+    from workers.storage.subscribers import BufferedSubscription
 
 RESULTS_AT_ONCE: Final = 100
 """Results that are read in one step when many are asked for at the same time."""

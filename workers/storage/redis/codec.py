@@ -7,8 +7,8 @@ behind its length.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -35,20 +35,11 @@ from workers.jobs import (
     Settlement,
 )
 from workers.retry import RetryPolicy
+from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
 from workers.storage.on_redis.server import Reply
-from workers.storage.rules import bounded, stalled_error
+from workers.storage.rules import stalled_error
 
 Packed: TypeAlias = Sequence[object]
-
-STATES: Final[Mapping[int, JobState]] = {
-    1: JobState.QUEUED,
-    2: JobState.FAILING,
-    3: JobState.PROCESSING,
-    4: JobState.COMPLETED,
-    5: JobState.FAILED,
-    7: JobState.SCHEDULED,
-}
-CANCELLED: Final = 6
 
 _MODES: Final = {DeduplicationMode.SIMPLE: 1, DeduplicationMode.THROTTLE: 2, DeduplicationMode.DEBOUNCE: 3}
 
@@ -59,8 +50,6 @@ _LINKED_RECORD: Final = 2
 SECRET_BYTES: Final = 12
 _TOKEN_BYTES: Final = SECRET_BYTES + 2
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _REST: Final = struct.Struct(">IIQQ")  # priority, max attempts, keep completed, keep failed
 _HEAD: Final = struct.Struct(">BQQIIQQ")  # version, place and creation in front of that
 _RUN: Final = struct.Struct(f">BBIIHQQQ{_TOKEN_BYTES}s")
@@ -71,22 +60,6 @@ _LINK: Final = struct.Struct(">I")
 _HAS_PROGRESS: Final = 2
 
 _PLAIN, _EXHAUSTED, _STALLED = b"\0", b"\1", b"\2"
-
-pack = msgpack.Packer(use_bin_type=False, unicode_errors="surrogatepass").pack
-
-
-def unpack(packed: bytes) -> Reply:
-    """What a script packed."""
-    return msgpack.unpackb(packed, raw=True, strict_map_key=False)
-
-
-def moment(microseconds: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=microseconds)
-
-
-def duration(value: timedelta) -> int:
-    """Microseconds of the bounded duration."""
-    return bounded(value) // _MICROSECOND
 
 
 @lru_cache(256)

@@ -9,8 +9,9 @@ from typing import Final, TypeAlias
 from workers.errors import StorageError
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.storage.on_redis.batches import AT_ONCE, portions
+from workers.storage.on_redis.messages import duration, moment, pack, unpack
 from workers.storage.on_redis.server import Reply
-from workers.storage.redis.codec import decode_status, duration, moment, pack, unpack
+from workers.storage.redis.codec import decode_status
 from workers.storage.redis.scripts import QueueScripts
 from workers.storage.rules import foreign_cursor, read_cursor
 

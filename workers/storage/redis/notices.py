@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
 
 from workers.jobs import JobEventKind
+from workers.storage.on_redis.messages import KINDS, end_kind, unpack
 from workers.storage.on_redis.notices import Event, QueueNotices
-from workers.storage.on_redis.server import Reply
 from workers.storage.redis import inspect
-from workers.storage.redis.codec import CANCELLED, STATES, unpack
 from workers.storage.redis.scripts import QueueScripts
-
-KINDS: Final[Mapping[int, JobEventKind]] = {
-    1: JobEventKind.QUEUED,
-    2: JobEventKind.ACTIVE,
-    3: JobEventKind.COMPLETED,
-    4: JobEventKind.FAILING,
-    5: JobEventKind.FAILED,
-    6: JobEventKind.CANCELLED,
-    7: JobEventKind.CANCEL_REQUESTED,
-    8: JobEventKind.PROGRESS,
-}
-"""What the numbers mean that scripts publish."""
 
 
 class Notices(QueueNotices):
@@ -60,8 +46,3 @@ class Notices(QueueNotices):
     async def ends(self, ids: Sequence[str]) -> Sequence[JobEventKind | None]:
         found = await inspect.ends(self._queue, [job_id.encode() for job_id in ids])
         return [end_kind(end[0]) if end else None for end in found]
-
-
-def end_kind(code: Reply) -> JobEventKind:
-    """The event that tells of the end which a script names by its code."""
-    return JobEventKind.CANCELLED if code == CANCELLED else JobEventKind(STATES[code])

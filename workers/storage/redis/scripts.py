@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
+from workers.storage.on_redis.scripts import Script, assembled
 from workers.storage.on_redis.server import Reply, Server
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -26,14 +24,6 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 """Every script, and the files it needs beside `batched.lua`, `states.lua` and `queue.lua`, which all begin with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """One script's text, and the SHA-1 it is called by."""
-
-    text: str = field(repr=False)
-    sha: str
-
-
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script, by its name."""
@@ -43,14 +33,6 @@ def scripts() -> Mapping[str, Script]:
 def loaded_scripts() -> Sequence[Script]:
     """What a server has to know before it is used."""
     return tuple(scripts().values())
-
-
-def assembled(package: str, *parts: str) -> Script:
-    """One script out of the files that all begin with, and those of `package`, in their order."""
-    shared, own = files("workers.storage.on_redis") / "lua", files(package) / "lua"
-    paths = [shared / "batched.lua", shared / "states.lua", *(own / f"{part}.lua" for part in parts)]
-    text = "\n".join(path.read_text() for path in paths)
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 _CHANNELS: Final = (b"wake", b"events", b"cancels")

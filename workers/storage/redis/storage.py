@@ -56,10 +56,10 @@ from workers.jobs import (
 from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.messages import CANCELLED, STATES, duration, pack, unpack
 from workers.storage.on_redis.server import Reply, Server, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.redis import codec, inspect
-from workers.storage.redis.codec import STATES, duration, pack, unpack
 from workers.storage.redis.notices import Notices
 from workers.storage.redis.scripts import QueueScripts, loaded_scripts
 from workers.storage.rules import (
@@ -210,7 +210,7 @@ class RedisStorage(ScriptedStorage):
         if not answer:
             return None
         code, error, result = answer
-        if code == codec.CANCELLED:
+        if code == CANCELLED:
             return JobOutcome(kind=OutcomeKind.CANCELLED)
         if STATES[code] is JobState.COMPLETED:
             return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)

@@ -1,4 +1,4 @@
-"""The caller's own transaction: steps on jobs join it, and are announced when it has committed.
+"""The transactions a step can join: the caller's own, or that of a session made for a handler; announced at the commit.
 
 Theory of operation. The statements run on the caller's connection, so they commit or vanish with its other writes.
 Waiters of this process are woken by the session's commit; for a bare connection, which tells nobody after it committed,
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, TypeVar
@@ -19,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from sqlalchemy import Connection, RootTransaction, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from workers.errors import StorageError, StorageUnavailable, TransactionError
@@ -196,3 +197,28 @@ def _on_rollback(session: Session) -> None:
     known = _pending.get(session)
     if known is not None and not known[0].is_active:
         del _pending[session]
+
+
+class Sessions:
+    """Of the engine `given`, which stays open, or of one that is made when first needed."""
+
+    def __init__(self, given: AsyncEngine | None, make: Callable[[], AsyncEngine]) -> None:
+        self._given = given
+        self._make = make
+        self._own: AsyncEngine | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[AsyncSession]:
+        """A session that has done nothing yet, and is closed at the end."""
+        engine = self._given or self._own
+        if engine is None:
+            engine = self._own = self._make()
+        # Nothing expires: what the handler has loaded can be read after the block too.
+        async with AsyncSession(engine, expire_on_commit=False) as session:
+            yield session
+
+    async def dispose(self) -> None:
+        """The connections made here are closed."""
+        own, self._own = self._own, None
+        if own is not None:
+            await own.dispose()

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
-from workers.storage.notices import Notices
 from workers.storage.sql.rows import Transaction
+from workers.storage.subscribers import Notices
 
 T = TypeVar("T")
 

@@ -37,14 +37,13 @@ from workers.jobs import (
     check_retention,
 )
 from workers.storage.base import Limits
-from workers.storage.broadcast import BufferedSubscription
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import manage, records, schema
-from workers.storage.sql.caller import when_committed
+from workers.storage.sql.caller import Sessions, when_committed
 from workers.storage.sql.database import Database, Target
 from workers.storage.sql.rows import Transaction, milliseconds
-from workers.storage.sql.sessions import Sessions
 from workers.storage.sql.sqlite.database import SqliteTarget
+from workers.storage.subscribers import BufferedSubscription
 
 T = TypeVar("T")
 

@@ -40,7 +40,6 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.base import Limits
-from workers.storage.notices import Notices
 from workers.storage.sql.caller import run_on
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import translate
@@ -48,6 +47,7 @@ from workers.storage.sql.postgres import steps
 from workers.storage.sql.postgres.listener import REGISTERED, Listener, new_process
 from workers.storage.sql.rows import Transaction
 from workers.storage.sql.sqlite import leases
+from workers.storage.subscribers import Notices
 
 T = TypeVar("T")
 

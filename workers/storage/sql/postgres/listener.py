@@ -22,8 +22,8 @@ from typing import Final
 import psycopg
 
 from workers.jobs import JobEventKind
-from workers.storage.notices import Notices
 from workers.storage.sql.rows import decode_text, encode_text
+from workers.storage.subscribers import Notices
 
 REGISTERED: Final = 60_000
 """Milliseconds for which a process counts as subscribed; renewed at a third of it."""

@@ -37,7 +37,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
-from workers.storage.notices import Notices
 from workers.storage.sql.caller import Callers, real_path
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import is_busy, translate
@@ -52,6 +51,7 @@ from workers.storage.sql.sqlite.connections import (
     undo_when_cancelled,
 )
 from workers.storage.sql.sqlite.events import EventLog
+from workers.storage.subscribers import Notices
 
 T = TypeVar("T")
 

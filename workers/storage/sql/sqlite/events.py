@@ -20,8 +20,8 @@ from sqlalchemy import Connection, text
 
 from workers.errors import StorageUnavailable
 from workers.jobs import JobEventKind
-from workers.storage.notices import Notices
 from workers.storage.sql.rows import BATCH, Transaction
+from workers.storage.subscribers import Notices
 
 NOBODY: Final = ""
 """The process of events in a caller's transaction."""

@@ -1,0 +1,63 @@
+"""How values travel between our scripts and us: packed, states and events by number, times in microseconds.
+
+`lua/states.lua` has the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgpack
+
+from workers.jobs import JobEventKind, JobState
+from workers.storage.on_redis.server import Reply
+from workers.storage.rules import bounded
+
+STATES: Final[Mapping[int, JobState]] = {
+    1: JobState.QUEUED,
+    2: JobState.FAILING,
+    3: JobState.PROCESSING,
+    4: JobState.COMPLETED,
+    5: JobState.FAILED,
+    7: JobState.SCHEDULED,
+}
+CANCELLED: Final = 6
+"""The number of a tombstone, where a script tells how a job ended."""
+
+KINDS: Final[Mapping[int, JobEventKind]] = {
+    1: JobEventKind.QUEUED,
+    2: JobEventKind.ACTIVE,
+    3: JobEventKind.COMPLETED,
+    4: JobEventKind.FAILING,
+    5: JobEventKind.FAILED,
+    6: JobEventKind.CANCELLED,
+    7: JobEventKind.CANCEL_REQUESTED,
+    8: JobEventKind.PROGRESS,
+}
+"""What the numbers mean that scripts publish."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+pack = msgpack.Packer(use_bin_type=False, unicode_errors="surrogatepass").pack
+
+
+def unpack(packed: bytes) -> Reply:
+    """What a script packed."""
+    return msgpack.unpackb(packed, raw=True, strict_map_key=False)
+
+
+def moment(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def duration(value: timedelta) -> int:
+    """Microseconds of the bounded duration."""
+    return bounded(value) // _MICROSECOND
+
+
+def end_kind(code: Reply) -> JobEventKind:
+    """The event that tells of the end which a script names by its code."""
+    return JobEventKind.CANCELLED if code == CANCELLED else JobEventKind(STATES[code])
