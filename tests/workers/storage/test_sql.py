@@ -42,7 +42,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import Storage
-from workers.storage.sql import SqlStorage
+from workers.storage.sql import SqlStorage, decision, endings, recovery
 from workers.storage.sql import caller as sql_caller
 from workers.storage.sql import keys as sql_marks
 from workers.storage.sql import manage as sql_manage
@@ -671,7 +671,8 @@ _FREE_TO_SCAN = {"workers_listeners"}  # one row per listening process
 
 
 def _statements() -> Iterator[tuple[str, str]]:
-    modules = (sql_claim, sql_enqueue, sql_events, sql_leases, sql_manage, sql_marks, sql_records, sql_settle)
+    shared = (decision, endings, sql_manage, sql_marks, sql_records, recovery)
+    modules = (*shared, sql_claim, sql_enqueue, sql_events, sql_leases, sql_settle)
     for module in modules:
         for name, value in vars(module).items():
             found = [value]

@@ -21,6 +21,7 @@ from sqlalchemy import RowMapping, text
 
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.jobs import EnqueueResult, EnqueueStatus, JobState, NewJob
+from workers.storage.sql.endings import unhold
 from workers.storage.sql.rows import (
     SKIP,
     Transaction,
@@ -31,7 +32,6 @@ from workers.storage.sql.rows import (
     next_seq,
     public_state,
 )
-from workers.storage.sql.sqlite.claim import unhold
 
 _HAD = expanding(
     "SELECT deduplication_key AS key, seq, id, deduplication_mode AS mode, state, run_at, ordering_key"

@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping, text
 from workers.jobs import CancelResult, JobEventKind, JobState, Retention
 from workers.storage.base import TOMBSTONE
 from workers.storage.rules import check_cleanable
+from workers.storage.sql.endings import delete, unhold
 from workers.storage.sql.rows import (
     DELAYED,
     SKIP,
@@ -24,8 +25,6 @@ from workers.storage.sql.rows import (
     locking,
     public_state,
 )
-from workers.storage.sql.sqlite.claim import unhold
-from workers.storage.sql.sqlite.enqueue import delete
 
 _FIND = locking(
     "SELECT seq, id, state, run_at, ordering_key, keep_completed FROM workers_jobs WHERE queue = :queue AND id IN :ids"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.rules import WORKER_RECORD, read_cursor
+from workers.storage.sql.endings import delete
 from workers.storage.sql.keys import sweep_marks
 from workers.storage.sql.rows import (
     SKIP,
@@ -23,8 +25,9 @@ from workers.storage.sql.rows import (
     optional_moment,
     public_state,
 )
-from workers.storage.sql.sqlite.enqueue import delete
-from workers.storage.sql.sqlite.events import EVENTS_KEPT
+
+EVENTS_KEPT: Final = timedelta(minutes=1)
+"""How long SQLite's event log keeps an event for processes that have yet to look."""
 
 _DELAYED = (JobState.SCHEDULED, JobState.FAILING)
 _COLUMNS = (

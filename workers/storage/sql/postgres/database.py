@@ -45,8 +45,8 @@ from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import translate
 from workers.storage.sql.postgres import steps
 from workers.storage.sql.postgres.listener import REGISTERED, Listener, new_process
+from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
-from workers.storage.sql.sqlite import leases
 from workers.storage.subscribers import Notices
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class PostgresDatabase:
         return self._step(self._prompt, begin, partial(steps.progress, reports=reports))
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
-        return self.change(begin, partial(leases.recover, limit=limit, max_stalls=max_stalls))
+        return self.change(begin, partial(recover, limit=limit, max_stalls=max_stalls))
 
     def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         return self._step(self._prompt, begin, work)

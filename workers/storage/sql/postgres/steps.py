@@ -31,6 +31,8 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import ANY_NAME
+from workers.storage.sql.decision import decide
+from workers.storage.sql.endings import outcomes_by_id, why_lost
 from workers.storage.sql.rows import (
     Transaction,
     decode_backoff,
@@ -46,9 +48,6 @@ from workers.storage.sql.rows import (
     moment,
     public_state,
 )
-from workers.storage.sql.sqlite.enqueue import decide
-from workers.storage.sql.sqlite.leases import why_lost
-from workers.storage.sql.sqlite.settle import outcomes_by_id
 
 MAX_RESULT_BYTES: Final = 200_000_000
 """PostgreSQL takes 1 GB in one message, in which a result may be written out in hexadecimal."""

@@ -204,31 +204,6 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
             )
 
 
-_UNHOLD = text(
-    "WITH RECURSIVE names (name) AS ("
-    "SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
-    " UNION ALL SELECT (SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held'"
-    " AND ordering_key = :key AND name > names.name) FROM names WHERE name IS NOT NULL)"
-    " UPDATE workers_jobs SET state = 'ready' WHERE seq IN (SELECT ("
-    "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
-    " AND name = names.name ORDER BY priority, run_at, seq LIMIT 1) FROM names)"
-)
-
-_UNHOLD_POSTGRES: Final = text("SELECT workers_unhold(:queue, CAST(:keys AS text[]))")
-
-
-def unhold(transaction: Transaction, keys: Iterable[str | None]) -> None:
-    """Of each key the first held job of every name is ready."""
-    distinct = {key for key in keys if key is not None}
-    if not distinct:
-        return
-    transaction.wake = True
-    if transaction.dialect == "postgresql":
-        transaction.connection.execute(_UNHOLD_POSTGRES, {"queue": transaction.queue, "keys": list(distinct)})
-    else:
-        transaction.connection.execute(_UNHOLD, [{"queue": transaction.queue, "key": key} for key in distinct])
-
-
 # priority >= 0 is always true, but makes the planner choose the right index.
 _HAS_READY = text("SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND priority >= 0 LIMIT 1")
 _HAS_READY_OF = expanding(

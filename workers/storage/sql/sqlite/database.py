@@ -40,6 +40,7 @@ from workers.storage.base import Limits
 from workers.storage.sql.caller import Callers, real_path
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import is_busy, translate
+from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.sql.sqlite import claim, enqueue, leases, settle
 from workers.storage.sql.sqlite.connections import (
@@ -230,7 +231,7 @@ class SqliteDatabase:
         return self.change(begin, partial(leases.progress, reports=reports))
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
-        return self.change(begin, partial(leases.recover, limit=limit, max_stalls=max_stalls))
+        return self.change(begin, partial(recover, limit=limit, max_stalls=max_stalls))
 
     # Running them
 

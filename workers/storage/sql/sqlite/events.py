@@ -26,7 +26,6 @@ from workers.storage.subscribers import Notices
 NOBODY: Final = ""
 """The process of events in a caller's transaction."""
 
-EVENTS_KEPT: Final = timedelta(minutes=1)
 _LISTENING = timedelta(minutes=1)
 _RENEW_AFTER = timedelta(seconds=20)
 

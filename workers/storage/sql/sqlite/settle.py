@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 from sqlalchemy import text
 
 from workers.jobs import (
-    Claim,
     Completed,
     Continued,
     ErrorInfo,
@@ -28,6 +27,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.rules import count_retry
+from workers.storage.sql.endings import delete, outcomes_by_id, unhold
 from workers.storage.sql.rows import (
     RowState,
     Transaction,
@@ -39,9 +39,7 @@ from workers.storage.sql.rows import (
     expanding,
     next_seq,
 )
-from workers.storage.sql.sqlite.claim import unhold
-from workers.storage.sql.sqlite.enqueue import delete, enqueue, fields
-from workers.storage.sql.sqlite.leases import why_lost
+from workers.storage.sql.sqlite.enqueue import enqueue, fields
 
 Values: TypeAlias = dict[str, int | str | bytes | None]
 
@@ -66,11 +64,6 @@ _WAIT_AGAIN = text(
     "UPDATE workers_jobs SET state = :state, worker = NULL, lease_until = NULL, cancel_requested = 0,"
     " attempts = :attempts, uncounted = :uncounted, run_at = coalesce(:run_at, run_at),"
     " error = coalesce(:error, error) WHERE seq = :seq"
-)
-_SETTLED_BY = expanding(
-    "SELECT id, token FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state <> 'processing'"
-    " AND token IS NOT NULL",
-    "ids",
 )
 # Under a new number, by which it stands behind everything that is there.
 _GO_ON = text(
@@ -242,27 +235,6 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
     return [
         outcome or others[settlement.claim.token] for settlement, outcome in zip(settlements, outcomes, strict=True)
     ]
-
-
-def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[str, SettleOutcome]:
-    """What to say, by token, of claims whose token leads to no job of theirs."""
-    before = _continued(transaction, claims)
-    reasons = why_lost(transaction, [claim.job_id for claim in claims if claim.token not in before])
-    return {
-        claim.token: _ALREADY_APPLIED
-        if claim.token in before
-        else SettleOutcome(status=SettleStatus.LOST, reason=reasons[claim.job_id])
-        for claim in claims
-    }
-
-
-def _continued(transaction: Transaction, claims: Sequence[Claim]) -> set[str]:
-    """The tokens that settled their job as one which goes on: since then it stands under another number."""
-    settled_by: dict[str, bytes] = {}
-    for batch in batches([transaction.encode(claim.job_id) for claim in claims]):
-        rows = transaction.connection.execute(_SETTLED_BY, {"queue": transaction.queue, "ids": list(batch)})
-        settled_by.update((transaction.decode(job_id), token) for job_id, token in rows)
-    return {claim.token for claim in claims if settled_by.get(claim.job_id) == decode_token(claim.token)[1]}
 
 
 def _decide(work: _Batch, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:

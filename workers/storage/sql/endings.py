@@ -1,0 +1,91 @@
+"""What the steps of both databases share as a job leaves its worker or the queue.
+
+A job that leaves lets the first held job of its ordering key go (`sqlite.claim` says how they come to be held), and a
+claim that holds its job no more is told why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from sqlalchemy import text
+
+from workers.errors import LossReason
+from workers.jobs import Claim, SettleOutcome, SettleStatus
+from workers.storage.sql.rows import RowState, Transaction, batches, decode_token, expanding
+
+_ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
+
+_DELETE = expanding("DELETE FROM workers_jobs WHERE seq IN :seqs", "seqs")
+_DELETE_PAYLOADS = expanding("DELETE FROM workers_payloads WHERE seq IN :seqs", "seqs")
+_UNHOLD = text(
+    "WITH RECURSIVE names (name) AS ("
+    "SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
+    " UNION ALL SELECT (SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held'"
+    " AND ordering_key = :key AND name > names.name) FROM names WHERE name IS NOT NULL)"
+    " UPDATE workers_jobs SET state = 'ready' WHERE seq IN (SELECT ("
+    "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
+    " AND name = names.name ORDER BY priority, run_at, seq LIMIT 1) FROM names)"
+)
+_UNHOLD_POSTGRES: Final = text("SELECT workers_unhold(:queue, CAST(:keys AS text[]))")
+_STATES = expanding("SELECT id, state, expires_at FROM workers_jobs WHERE queue = :queue AND id IN :ids", "ids")
+_SETTLED_BY = expanding(
+    "SELECT id, token FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state <> 'processing'"
+    " AND token IS NOT NULL",
+    "ids",
+)
+
+
+def delete(transaction: Transaction, seqs: Sequence[int]) -> None:
+    """The jobs are gone without a trace."""
+    for batch in batches(seqs):
+        transaction.connection.execute(_DELETE, {"seqs": list(batch)})
+        transaction.connection.execute(_DELETE_PAYLOADS, {"seqs": list(batch)})
+
+
+def unhold(transaction: Transaction, keys: Iterable[str | None]) -> None:
+    """Of each key the first held job of every name is ready."""
+    distinct = {key for key in keys if key is not None}
+    if not distinct:
+        return
+    transaction.wake = True
+    if transaction.dialect == "postgresql":
+        transaction.connection.execute(_UNHOLD_POSTGRES, {"queue": transaction.queue, "keys": list(distinct)})
+    else:
+        transaction.connection.execute(_UNHOLD, [{"queue": transaction.queue, "key": key} for key in distinct])
+
+
+def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReason]:
+    """Why a claim that does not hold its job any more lost it, by job id."""
+    reasons = dict.fromkeys(ids, LossReason.NOT_FOUND)
+    for batch in batches([transaction.encode(job_id) for job_id in reasons]):
+        rows = transaction.connection.execute(_STATES, {"queue": transaction.queue, "ids": list(batch)})
+        for encoded, state, expires_at in rows:
+            job_id = transaction.decode(encoded)
+            if expires_at is None:
+                reasons[job_id] = LossReason.TAKEN
+            elif state != RowState.CANCELLED and expires_at > transaction.now:
+                reasons[job_id] = LossReason.COMPLETED
+    return reasons
+
+
+def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[str, SettleOutcome]:
+    """What to say, by token, of claims whose token leads to no job of theirs."""
+    before = _continued(transaction, claims)
+    reasons = why_lost(transaction, [claim.job_id for claim in claims if claim.token not in before])
+    return {
+        claim.token: _ALREADY_APPLIED
+        if claim.token in before
+        else SettleOutcome(status=SettleStatus.LOST, reason=reasons[claim.job_id])
+        for claim in claims
+    }
+
+
+def _continued(transaction: Transaction, claims: Sequence[Claim]) -> set[str]:
+    """The tokens that settled their job as one which goes on: since then it stands under another number."""
+    settled_by: dict[str, bytes] = {}
+    for batch in batches([transaction.encode(claim.job_id) for claim in claims]):
+        rows = transaction.connection.execute(_SETTLED_BY, {"queue": transaction.queue, "ids": list(batch)})
+        settled_by.update((transaction.decode(job_id), token) for job_id, token in rows)
+    return {claim.token for claim in claims if settled_by.get(claim.job_id) == decode_token(claim.token)[1]}
