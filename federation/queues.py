@@ -210,9 +210,9 @@ def keyless_redis_url(settings: Settings) -> str | None:
     chosen = plain(settings.queue_url) or ""
     if not chosen.startswith(BULL_SCHEMES):
         return bullmq_url(settings)
-    from workers.storage.on_redis.server import take_parameter
+    from workers.storage.bull import server_url
 
-    return take_parameter(chosen.removeprefix("bull+"), "dialect")[0]
+    return server_url(chosen)
 
 
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:

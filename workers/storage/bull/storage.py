@@ -303,3 +303,9 @@ def _spoken(dialect: str | None) -> Dialect | None:
         return None if dialect is None else known_dialect(dialect)
     except ValueError as error:
         raise StorageError(f"not the URL of a Bull queue: {error}") from None
+
+
+def server_url(url: str) -> str:
+    """The URL of the Redis server under the storage that `url` names, as redis-py takes it."""
+    server, _ = parse_url(url.removeprefix(SCHEME))
+    return take_parameter(server, "dialect")[0]
