@@ -6,8 +6,9 @@ import pytest
 
 from tests.workers.harnesses import HARNESSES, OpenHarness
 from workers.storage.base import Limits
-from workers.testing import GUARANTEES, Case, MemoryHarness, all_cases, run
+from workers.testing import GUARANTEES, Case, Harness, MemoryHarness, all_cases, run
 from workers.testing.case import NAME_FILTER, ORDERING_KEYS
+from workers.testing.case import case as case_of_the_suite
 
 
 @pytest.mark.parametrize("open_harness", HARNESSES.values(), ids=HARNESSES.keys())
@@ -21,9 +22,23 @@ async def test_conformance(case: Case, open_harness: OpenHarness, request: pytes
 
 
 def test_every_guarantee_has_cases() -> None:
-    """Each of the 14 guarantees is shown by at least one case."""
+    """Each guarantee is shown by at least one case, and each case shows at least one guarantee."""
     covered = {guarantee for case in all_cases() for guarantee in case.guarantees}
     assert covered == set(GUARANTEES)
+    assert [case.id for case in all_cases() if not case.guarantees] == []
+
+
+@pytest.mark.parametrize(("guarantees", "said"), [((), "stands for no guarantee"), ((1, 99), r"no such .*\[99\]")])
+def test_a_case_without_a_guarantee_is_refused(guarantees: tuple[int, ...], said: str) -> None:
+    """A case that stands for nothing, or for a number that nobody knows, is a `ValueError` and no part of the suite."""
+
+    async def a_promise(harness: Harness) -> None:
+        """Something holds."""
+
+    before = all_cases()
+    with pytest.raises(ValueError, match=said):
+        case_of_the_suite(guarantees=guarantees)(a_promise)
+    assert all_cases() == before
 
 
 def test_cases_have_names_of_their_own() -> None:

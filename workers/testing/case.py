@@ -12,10 +12,10 @@ CaseFunction: TypeAlias = Callable[[Harness], Awaitable[None]]
 
 GUARANTEES: Final[dict[int, str]] = {
     1: "no acknowledged enqueue is lost",
-    2: "one enqueue per id and generation, whatever the race",
+    2: "one enqueue per id and generation, and per deduplication key, whatever the race",
     3: "one live claim per job; an old token has no effect",
-    4: "attempts are counted at the claim",
-    5: "a crashed worker's jobs are claimable again, in batches, by any number of reapers",
+    4: "attempts are counted at the claim: a job that kills its worker ends as failed",
+    5: "a crashed worker's jobs come back, in batches, under a backlog, by any number of reapers",
     6: "completion, result, expiry and continuation are one step; results expire one by one",
     7: "cancelled means never run; waiters are told at once",
     8: "no result and an empty result are told apart",
@@ -24,8 +24,19 @@ GUARANTEES: Final[dict[int, str]] = {
     11: "a restarted server needs nobody's help",
     12: "nothing grows without bound",
     13: "an idle worker does not spin",
-    14: "closing one queue never disturbs another",
+    14: "queues share nothing, and closing one never disturbs another",
+    15: "jobs run by priority, due time and age; of one ordering key one at a time",
+    16: "a delayed or retried job runs when it is due, and not before",
+    17: "a claim brings what it asks for: of its names, up to its limit, with all a worker needs",
+    18: "a lease that is renewed holds; one that ran out holds until the job is recovered",
+    19: "no wake-up is lost: a worker asleep gets a job as soon as it can be claimed",
+    20: "subscribers hear every change of a job in order, and can read it then",
+    21: "what is read is true: states, times, errors, progress, counts, listings, workers",
+    22: "an operator's verb changes the jobs it is for, and no others, and its answer is true",
+    23: "a batch is answered element by element, in order; a lost one never stops its neighbours",
+    24: "what is extreme works; what is impossible or unsupported is refused and changes nothing",
 }
+"""What the cases show, in the words of the table in `workers/README.md`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +77,18 @@ class Case:
     needs: tuple[Need, ...]
     function: CaseFunction
 
+    def __post_init__(self) -> None:
+        """Refuse a case that no line of the certificate would speak of.
+
+        Raises:
+            ValueError: it stands for no guarantee, or for one that does not exist.
+        """
+        if not self.guarantees:
+            raise ValueError(f"{self.id} stands for no guarantee; give the number of one, or add one to GUARANTEES")
+        unknown = set(self.guarantees) - set(GUARANTEES)
+        if unknown:
+            raise ValueError(f"{self.id}: no such guarantees: {sorted(unknown)}")
+
     @property
     def id(self) -> str:
         return f"{self.verb}.{self.name}"
@@ -91,11 +114,12 @@ class Verdict:
 REGISTRY: Final[list[Case]] = []
 
 
-def case(*, guarantees: tuple[int, ...] = (), needs: tuple[Need, ...] = ()) -> Callable[[CaseFunction], CaseFunction]:
-    """The function is part of the suite; its docstring is the promise, its module's name the verb."""
-    unknown = set(guarantees) - set(GUARANTEES)
-    if unknown:
-        raise ValueError(f"no such guarantees: {sorted(unknown)}")
+def case(*, guarantees: tuple[int, ...], needs: tuple[Need, ...] = ()) -> Callable[[CaseFunction], CaseFunction]:
+    """Make the function part of the suite: its docstring is the promise, its module's name the verb.
+
+    Raises:
+        ValueError: there is no guarantee that it shows, or no docstring.
+    """
 
     def register(function: CaseFunction) -> CaseFunction:
         if not function.__doc__:

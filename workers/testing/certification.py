@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from workers.testing.case import GUARANTEES, Case, run
+from workers.testing.case import Case, run
 from workers.testing.cases import all_cases
 from workers.testing.harness import Harness
 
@@ -55,13 +55,11 @@ class Certificate:
         """The cases that failed; a storage without any is certified."""
         return tuple(result for result in self.results if result.finding is Finding.BROKEN)
 
-    def of(self, guarantee: int | None) -> tuple[CaseResult, ...]:
-        """The results of the cases behind a guarantee; None for those behind no numbered one."""
-        if guarantee is None:
-            return tuple(result for result in self.results if not result.case.guarantees)
+    def of(self, guarantee: int) -> tuple[CaseResult, ...]:
+        """The results of the cases behind a guarantee."""
         return tuple(result for result in self.results if guarantee in result.case.guarantees)
 
-    def finding(self, guarantee: int | None) -> Finding:
+    def finding(self, guarantee: int) -> Finding:
         """What holds of a guarantee: the worst its cases found, but what only some could not show is kept."""
         found = Counter(result.finding for result in self.of(guarantee))
         for worst in (Finding.BROKEN, Finding.LIMIT, Finding.KEPT):
@@ -114,9 +112,3 @@ def _told(error: BaseException) -> str:
     frame = frames[-1]
     said = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
     return " ".join(f"{Path(frame.filename).name}:{frame.lineno}: {frame.line} {said}".split())
-
-
-def guarantees() -> Iterable[tuple[int | None, str]]:
-    """The guarantees by number, and the rest of the contract under none."""
-    yield from GUARANTEES.items()
-    yield None, "the rest of the contract"

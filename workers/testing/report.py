@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Final
 
-from workers.testing.certification import Certificate, Finding, guarantees
+from workers.testing.case import GUARANTEES
+from workers.testing.certification import Certificate, Finding
+
+_WIDTH: Final = max(map(len, GUARANTEES.values()))
 
 
 def table(certificate: Certificate) -> str:
     """One line per guarantee; below it what is declared or could not be shown, and why each broken case is broken."""
-    lines = [f"{'':>2}  {'guarantee':<86}  {'finding':<9}  cases"]
-    for number, text in guarantees():
+    lines = [f"{'':>2}  {'guarantee':<{_WIDTH}}  {'finding':<9}  cases"]
+    for number, text in GUARANTEES.items():
         finding = certificate.finding(number)
-        lines.append(f"{number or '':>2}  {text:<86}  {finding.value:<9}  {_count(certificate, number)}")
+        lines.append(f"{number:>2}  {text:<{_WIDTH}}  {finding.value:<9}  {_count(certificate, number)}")
     lines += _reasons(certificate, Finding.LIMIT, "limit: the storage declares that it does not keep")
     lines += _reasons(certificate, Finding.NOT_SHOWN, "not shown: this needs")
     for result in certificate.broken:
@@ -22,7 +26,7 @@ def table(certificate: Certificate) -> str:
     return "\n".join(lines)
 
 
-def _count(certificate: Certificate, number: int | None) -> str:
+def _count(certificate: Certificate, number: int) -> str:
     found = Counter(result.finding for result in certificate.of(number))
     return ", ".join(f"{found[finding]} {finding.value}" for finding in Finding if found[finding])
 
@@ -47,7 +51,7 @@ def as_json(certificate: Certificate) -> str:
         "certified": not certificate.broken,
         "guarantees": [
             {"guarantee": number, "text": text, "finding": certificate.finding(number).value}
-            for number, text in guarantees()
+            for number, text in GUARANTEES.items()
         ],
         "cases": [
             {

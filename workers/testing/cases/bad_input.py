@@ -55,7 +55,7 @@ async def _unknown(call: Awaitable[object], nothing: object) -> None:
     assert answer == nothing
 
 
-@case(guarantees=(9,))
+@case(guarantees=(9, 24))
 async def impossible_names_are_refused(harness: Harness) -> None:
     """Queues, workers and names that are empty, longer than 512 bytes or no Unicode are a `ValueError` at the call."""
     storage = await harness.open()
@@ -67,7 +67,7 @@ async def impossible_names_are_refused(harness: Harness) -> None:
     assert (await claim_one(storage)).attempt == 1
 
 
-@case(guarantees=(9,))
+@case(guarantees=(9, 24))
 async def impossible_ids_are_unknown(harness: Harness) -> None:
     """Every verb that looks a job up finds none by an id that no job can have, or refuses it with a `ValueError`."""
     storage = await harness.open()
@@ -81,7 +81,7 @@ async def impossible_ids_are_unknown(harness: Harness) -> None:
     assert await state(storage, "there") is JobState.QUEUED
 
 
-@case(guarantees=(4,))
+@case(guarantees=(4, 24))
 async def impossible_leases_are_refused(harness: Harness) -> None:
     """A lease that is over as it begins, or never, is a `ValueError` and touches no job; the shortest one works."""
     storage = await harness.open()
@@ -94,7 +94,7 @@ async def impossible_leases_are_refused(harness: Harness) -> None:
     await storage.renew([held])
 
 
-@case()
+@case(guarantees=(16, 18, 24))
 async def the_farthest_times_are_kept(harness: Harness) -> None:
     """The longest delay, leases and retentions of 100 years work; a retry may ask for any time, before and beyond."""
     storage = await harness.open()
@@ -115,7 +115,7 @@ async def the_farthest_times_are_kept(harness: Harness) -> None:
     assert await state(storage, "scheduled") is JobState.SCHEDULED
 
 
-@case()
+@case(guarantees=(19, 24))
 async def any_time_may_be_waited(harness: Harness) -> None:
     """With a job to claim a wait ends at once, whatever its timeout; without one a timeout below zero ends it."""
     storage = await harness.open()
@@ -125,7 +125,7 @@ async def any_time_may_be_waited(harness: Harness) -> None:
     await claim_one(storage)
 
 
-@case()
+@case(guarantees=(22, 24))
 async def any_age_may_be_cleaned(harness: Harness) -> None:
     """Nothing ended longer ago than for ever, everything longer ago than some time to come."""
     storage = await harness.open()
@@ -136,7 +136,7 @@ async def any_age_may_be_cleaned(harness: Harness) -> None:
     assert await storage.clean(JobState.COMPLETED, older_than=timedelta.min) == 1
 
 
-@case(needs=(RESULT_TTL_UPDATES,))
+@case(guarantees=(24,), needs=(RESULT_TTL_UPDATES,))
 async def impossible_retentions_are_refused(harness: Harness) -> None:
     """A result's time cannot be set to nothing, to less, or to for ever: a `ValueError`, and it lasts as before."""
     storage = await harness.open()
@@ -147,7 +147,7 @@ async def impossible_retentions_are_refused(harness: Harness) -> None:
     assert await state(storage, "done") is JobState.COMPLETED
 
 
-@case()
+@case(guarantees=(17, 24))
 async def any_number_is_a_limit(harness: Harness) -> None:
     """A limit of zero or less asks for nothing, one beyond every number of the server for everything."""
     storage = await harness.open()
@@ -171,7 +171,7 @@ async def any_number_is_a_limit(harness: Harness) -> None:
     assert len((await recover(harness, storage, 1, limit=1 << 70)).requeued) == 1
 
 
-@case()
+@case(guarantees=(21, 24))
 async def a_foreign_cursor_is_refused(harness: Harness) -> None:
     """A page that no listing led to is a `StorageError`: nobody takes it for the first, or for the last."""
     storage = await harness.open()
@@ -180,7 +180,7 @@ async def a_foreign_cursor_is_refused(harness: Harness) -> None:
         await _refused(storage.list(JobState.QUEUED, cursor=cursor), StorageError)
 
 
-@case()
+@case(guarantees=(23, 24))
 async def nothing_may_be_asked_for(harness: Harness) -> None:
     """Empty batches, no names and no leases are answered with as much, at once or at the timeout."""
     storage = await harness.open()
@@ -194,7 +194,7 @@ async def nothing_may_be_asked_for(harness: Harness) -> None:
     assert await state(storage, "there") is JobState.QUEUED
 
 
-@case()
+@case(guarantees=(21, 24))
 async def any_text_is_an_error(harness: Harness) -> None:
     """What a handler's exception said is read as it was: NUL, emoji, escapes, or nothing at all."""
     storage = await harness.open()
@@ -207,7 +207,7 @@ async def any_text_is_an_error(harness: Harness) -> None:
     assert (await status(storage, "silent")).last_error == ErrorInfo(type="E", message="")
 
 
-@case(guarantees=(3,))
+@case(guarantees=(3, 23, 24))
 async def strangers_settle_nothing(harness: Harness) -> None:
     """A claim whose token or job no storage ever gave is lost, and its neighbours are settled."""
     storage = await harness.open()

@@ -52,7 +52,7 @@ async def a_delayed_job_stays_cancelled_when_due(harness: Harness) -> None:
     assert await claim(storage, 10) == []
 
 
-@case()
+@case(guarantees=(7, 22))
 async def there_may_be_nothing_to_cancel(harness: Harness) -> None:
     """Cancelling tells apart unknown, completed, failed and already cancelled jobs, and changes none of them."""
     storage = await harness.open()
@@ -85,7 +85,7 @@ async def a_running_job_is_asked_to_stop(harness: Harness) -> None:
     assert await storage.result("running") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"finished anyway")
 
 
-@case(guarantees=(7,))
+@case(guarantees=(7, 20))
 async def a_request_is_told_at_once(harness: Harness) -> None:
     """A worker that listens for cancel requests hears of one for a running job, and of nothing else."""
     storage = await harness.open()
@@ -173,7 +173,7 @@ async def cancel_and_claim_never_both_win(harness: Harness) -> None:
     assert claimed | cancelled == set(names)
 
 
-@case(guarantees=(7,))
+@case(guarantees=(7, 20))
 async def waiters_are_told_at_once(harness: Harness) -> None:
     """Every waiter of a cancelled job gets the event and can read the outcome."""
     storage = await harness.open()

@@ -101,7 +101,7 @@ async def a_late_continuation_continues_nothing(harness: Harness) -> None:
     assert (await claim_one(storage)).payload == b"1"
 
 
-@case(guarantees=(6,))
+@case(guarantees=(6, 16))
 async def a_continuation_can_wait(harness: Harness) -> None:
     """With a delay the next link is scheduled, wakes a worker when it is due, and is cancelled as any job."""
     storage = await harness.open()
@@ -117,7 +117,7 @@ async def a_continuation_can_wait(harness: Harness) -> None:
     assert (await next_claim(storage)).payload == b"2"
 
 
-@case(guarantees=(6,))
+@case(guarantees=(6, 19))
 async def a_continuation_wakes_waiting_workers(harness: Harness) -> None:
     """A worker that waits for work takes the next link."""
     storage = await harness.open()
@@ -131,7 +131,7 @@ async def a_continuation_wakes_waiting_workers(harness: Harness) -> None:
         assert (await waiting).payload == b"2"
 
 
-@case()
+@case(guarantees=(15,))
 async def a_continuation_stands_behind_those_who_wait(harness: Harness) -> None:
     """A long chain does not keep the others waiting."""
     storage = await harness.open()
@@ -140,7 +140,7 @@ async def a_continuation_stands_behind_those_who_wait(harness: Harness) -> None:
     assert ids(await claim(storage, 2)) == ["other", "chain"]
 
 
-@case(needs=(PRIORITY_ORDER,))
+@case(guarantees=(15,), needs=(PRIORITY_ORDER,))
 async def a_continuation_has_a_priority_of_its_own(harness: Harness) -> None:
     """The next link stands where its own priority puts it."""
     storage = await harness.open()
@@ -153,7 +153,7 @@ async def a_continuation_has_a_priority_of_its_own(harness: Harness) -> None:
     assert ids(await claim(storage, 3)) == ["up", "middle", "down"]
 
 
-@case(needs=(NAME_FILTER,))
+@case(guarantees=(17,), needs=(NAME_FILTER,))
 async def a_continuation_is_claimed_by_its_own_name(harness: Harness) -> None:
     """Workers of the first link's name do not get the second link, those of its own do."""
     storage = await harness.open()
@@ -163,7 +163,7 @@ async def a_continuation_is_claimed_by_its_own_name(harness: Harness) -> None:
     assert ids(await storage.claim("w", leases={"second": LEASE}, limit=1)) == ["chain"]
 
 
-@case(needs=(ORDERING_KEYS,))
+@case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def a_continuation_changes_ordering_keys(harness: Harness) -> None:
     """The old key is free at once, the new one is respected."""
     storage = await harness.open()
@@ -205,7 +205,7 @@ async def a_chain_is_one_id(harness: Harness) -> None:
     assert (fresh.payload, fresh.chain_index) == (b"new", 0)
 
 
-@case()
+@case(guarantees=(20,))
 async def a_chains_waiters_hear_its_end(harness: Harness) -> None:
     """A continuation is no end: subscribers hear that the job is queued again, and then of its completion."""
     storage = await harness.open()
@@ -236,7 +236,7 @@ async def a_continuation_broken_off_can_be_repeated(harness: Harness) -> None:
         assert (found.state, found.chain_index, found.attempt) == (JobState.SCHEDULED, 1, 0)
 
 
-@case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
+@case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
     """Whatever it was doing: its result is there, waiters are told, and nobody runs it any more."""
     storage = await harness.open()
@@ -259,7 +259,7 @@ async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
     assert await settle(storage, retry) == COMPLETED
 
 
-@case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
+@case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Harness) -> None:
     """The worker is told to look, and learns that the job is completed; what it settles has no effect."""
     storage = await harness.open()
@@ -275,7 +275,7 @@ async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Ha
     assert await storage.result("running") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"outside")
 
 
-@case(needs=(OUTSIDE_ENDINGS,))
+@case(guarantees=(22,), needs=(OUTSIDE_ENDINGS,))
 async def what_has_ended_is_not_completed_again(harness: Harness) -> None:
     """Completed and failed jobs stay what they are, and of unknown ones nothing is made up."""
     storage = await harness.open()
@@ -311,7 +311,7 @@ async def of_two_endings_one_wins(harness: Harness) -> None:
         assert ended.result == [b"worker", b"0", b"1", b"2"][winners.index(True)]
 
 
-@case(needs=(OUTSIDE_ENDINGS,))
+@case(guarantees=(6, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_completion_from_outside_has_a_retention(harness: Harness) -> None:
     """The job's own, or the one given; with none the record is gone at once."""
     storage = await harness.open()
@@ -321,7 +321,7 @@ async def a_completion_from_outside_has_a_retention(harness: Harness) -> None:
     assert await storage.status(["own", "given"]) == [None, None]
 
 
-@case(needs=(OUTSIDE_ENDINGS, ORDERING_KEYS))
+@case(guarantees=(15, 22), needs=(OUTSIDE_ENDINGS, ORDERING_KEYS))
 async def an_ending_from_outside_frees_the_ordering_key(harness: Harness) -> None:
     """The next job of the key is claimable, whether the first was running or waiting."""
     storage = await harness.open()
@@ -334,7 +334,7 @@ async def an_ending_from_outside_frees_the_ordering_key(harness: Harness) -> Non
     assert ids(await claim(storage, 5)) == ["3"]
 
 
-@case(needs=(OUTSIDE_ENDINGS,))
+@case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_running_job_can_be_removed(harness: Harness) -> None:
     """Only when asked for: then nothing is left, its worker is told to look, and its id is free."""
     storage = await harness.open()

@@ -22,7 +22,7 @@ from workers.testing.steps import (
 )
 
 
-@case()
+@case(guarantees=(17, 21))
 async def a_claim_carries_the_job(harness: Harness) -> None:
     """A claim says all about the job that a worker needs, and the job reads as processing by that worker."""
     storage = await harness.open()
@@ -38,14 +38,14 @@ async def a_claim_carries_the_job(harness: Harness) -> None:
     assert running.created_at == held.created_at
 
 
-@case()
+@case(guarantees=(17,))
 async def an_empty_queue_gives_nothing(harness: Harness) -> None:
     """A claim on an empty queue is an empty list, at once."""
     storage = await harness.open()
     assert await claim(storage, 10) == []
 
 
-@case()
+@case(guarantees=(17,))
 async def a_claim_never_exceeds_its_limit(harness: Harness) -> None:
     """A claim brings as many jobs as there are, and no more than its limit."""
     storage = await harness.open()
@@ -82,7 +82,7 @@ async def a_claimed_job_is_not_claimed_again(harness: Harness) -> None:
     await apply(storage, completed(held))
 
 
-@case(needs=(NAME_FILTER,))
+@case(guarantees=(17,), needs=(NAME_FILTER,))
 async def only_the_names_asked_for_are_claimed(harness: Harness) -> None:
     """A claim brings only jobs of the names in `leases`, each with its own lease; the others stay queued."""
     storage = await harness.open()
@@ -92,7 +92,7 @@ async def only_the_names_asked_for_are_claimed(harness: Harness) -> None:
     assert await state(storage, "b") is JobState.QUEUED
 
 
-@case()
+@case(guarantees=(17,))
 async def the_catch_all_covers_every_other_name(harness: Harness) -> None:
     """Under `"*"` every name not listed is claimed with that lease; a listed name has its own."""
     storage = await harness.open()
@@ -101,7 +101,7 @@ async def the_catch_all_covers_every_other_name(harness: Harness) -> None:
     assert {one.job_id: one.lease for one in held} == {"a": 2 * LEASE, "b": LEASE}
 
 
-@case(needs=(NAME_FILTER,))
+@case(guarantees=(17,), needs=(NAME_FILTER,))
 async def another_names_backlog_hides_nothing(harness: Harness) -> None:
     """A backlog of 300 jobs nobody asked for does not keep the wanted one from being claimed."""
     storage = await harness.open()
@@ -109,7 +109,7 @@ async def another_names_backlog_hides_nothing(harness: Harness) -> None:
     assert ids(await storage.claim("worker", leases={"mine": LEASE}, limit=10)) == ["wanted"]
 
 
-@case()
+@case(guarantees=(22,))
 async def a_paused_queue_gives_nothing(harness: Harness) -> None:
     """While paused nothing is claimed, by any client; running jobs go on, and resuming brings the rest."""
     storage = await harness.open()

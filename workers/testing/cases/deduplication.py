@@ -370,7 +370,7 @@ async def keys_are_seen_by_later_clients(harness: Harness) -> None:
     assert [(await _try(later, one)).id for one in (_simple("a"), _throttle(key="b"), _debounce(key="c"))] == [*"abc"]
 
 
-@case(needs=())
+@case(guarantees=(24,))
 async def a_storage_without_keys_says_so(harness: Harness) -> None:
     """Where `limits.deduplication` is declared away, a key is refused with `Unsupported`, and nothing is inserted."""
     storage = await harness.open()

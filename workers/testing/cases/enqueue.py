@@ -39,7 +39,7 @@ async def acknowledged_jobs_are_seen_by_every_client(harness: Harness) -> None:
     assert (held.job_id, held.payload) == (new.id, b"seen")
 
 
-@case()
+@case(guarantees=(23,))
 async def a_batch_answers_in_order(harness: Harness) -> None:
     """Each job of a batch gets its own answer, in the order of the batch; an empty batch gets none."""
     storage = await harness.open()
@@ -56,7 +56,7 @@ async def a_batch_answers_in_order(harness: Harness) -> None:
     assert await storage.enqueue([]) == []
 
 
-@case(guarantees=(2,))
+@case(guarantees=(2, 23))
 async def the_first_of_a_batch_wins(harness: Harness) -> None:
     """An id that stands twice in one batch is inserted once, as it stood first."""
     storage = await harness.open()
@@ -65,7 +65,7 @@ async def the_first_of_a_batch_wins(harness: Harness) -> None:
     assert [held.payload for held in await claim(storage, 5)] == [b"first"]
 
 
-@case(guarantees=(2,))
+@case(guarantees=(2, 23))
 async def a_large_batch_is_enqueued_whole(harness: Harness) -> None:
     """A batch of 1 100 jobs is 1 100 jobs in every verb that takes one."""
     storage = await harness.open()
@@ -166,7 +166,7 @@ async def a_hundred_producers_start_one_generation(harness: Harness) -> None:
     assert len(await claim(storages[1], 10)) == 1
 
 
-@case()
+@case(guarantees=(16,))
 async def a_delayed_job_runs_when_it_is_due(harness: Harness) -> None:
     """A delayed job is scheduled until its delay is over, then reads as queued and can be claimed."""
     storage = await harness.open()
@@ -178,7 +178,7 @@ async def a_delayed_job_runs_when_it_is_due(harness: Harness) -> None:
     assert await claim(storage) == []
 
 
-@case()
+@case(guarantees=(16, 24))
 async def the_longest_delay_is_kept(harness: Harness) -> None:
     """The longest delay the storage takes, of 100 years unless it says otherwise, is a delay, not an overflow."""
     storage = await harness.open()

@@ -27,7 +27,7 @@ from workers.testing.steps import (
 KIND = JobEventKind
 
 
-@case()
+@case(guarantees=(20,))
 async def a_jobs_life_is_told_in_order(harness: Harness) -> None:
     """A subscriber on another client hears every change of its job in order, and of no other job."""
     storage = await harness.open()
@@ -42,7 +42,7 @@ async def a_jobs_life_is_told_in_order(harness: Harness) -> None:
     assert {event.job_id for event in events} == {"job"}
 
 
-@case()
+@case(guarantees=(14, 20))
 async def every_jobs_changes_are_told(harness: Harness) -> None:
     """`events` hears of all jobs of the queue, and of none of another queue."""
     storage = await harness.open()
@@ -56,7 +56,7 @@ async def every_jobs_changes_are_told(harness: Harness) -> None:
     assert [event.job_id for event in events] == ["one", "two", "one", "one"]
 
 
-@case()
+@case(guarantees=(20,))
 async def a_subscription_is_confirmed_before_it_starts(harness: Harness) -> None:
     """What happens right after entering the context is heard, every one of 20 times."""
     storage = await harness.open()
@@ -67,7 +67,7 @@ async def a_subscription_is_confirmed_before_it_starts(harness: Harness) -> None
             await expect(subscription, KIND.QUEUED)
 
 
-@case()
+@case(guarantees=(20,))
 async def waiters_of_one_job_are_independent(harness: Harness) -> None:
     """Several waiters of one id each hear its end; one that leaves takes nothing from the others."""
     storage = await harness.open()
@@ -81,7 +81,7 @@ async def waiters_of_one_job_are_independent(harness: Harness) -> None:
         await expect(second, KIND.COMPLETED)
 
 
-@case()
+@case(guarantees=(20,))
 async def an_impatient_waiter_loses_nothing(harness: Harness) -> None:
     """An event that comes after a cancelled `get` is there for the next one."""
     storage = await harness.open()
@@ -95,7 +95,7 @@ async def an_impatient_waiter_loses_nothing(harness: Harness) -> None:
             assert await subscription.get() == JobEvent(kind=KIND.QUEUED, job_id="job")
 
 
-@case(guarantees=(5,))
+@case(guarantees=(5, 20))
 async def a_recovered_job_is_told(harness: Harness) -> None:
     """A job that the reaper brings back is queued again for its subscribers."""
     storage = await harness.open()
@@ -106,7 +106,7 @@ async def a_recovered_job_is_told(harness: Harness) -> None:
         await expect(subscription, KIND.QUEUED)
 
 
-@case(guarantees=(7,))
+@case(guarantees=(7, 20))
 async def a_cancel_request_is_told(harness: Harness) -> None:
     """A worker that listens hears of a cancel request before its next renewal."""
     storage = await harness.open()
@@ -118,7 +118,7 @@ async def a_cancel_request_is_told(harness: Harness) -> None:
         await expect(subscription, KIND.CANCEL_REQUESTED)
 
 
-@case()
+@case(guarantees=(20,))
 async def the_result_is_there_when_the_end_is_told(harness: Harness) -> None:
     """Who hears that a job completed can read its result at once."""
     storage = await harness.open()

@@ -60,7 +60,7 @@ async def no_text_is_refused(harness: Harness) -> None:
     await enqueue(storage, *map(job, NASTY))
 
 
-@case(guarantees=(9,))
+@case(guarantees=(9, 24))
 async def a_refused_id_is_unsupported(harness: Harness) -> None:
     """Where `limits.any_id` is declared away some ids are `Unsupported`: nothing is inserted, and no verb finds one."""
     storage = await harness.open()

@@ -30,7 +30,7 @@ async def _one_in_each_state(storage: Storage) -> None:
     await enqueue(storage, job("a-scheduled", delay=HOUR), job("a-queued", priority=3))
 
 
-@case()
+@case(guarantees=(21, 23))
 async def every_state_can_be_read(harness: Harness) -> None:
     """`status` tells each job's state in the order asked, and None for an id it does not know."""
     storage = await harness.open()
@@ -40,7 +40,7 @@ async def every_state_can_be_read(harness: Harness) -> None:
     assert await storage.status([]) == []
 
 
-@case()
+@case(guarantees=(21,))
 async def a_status_tells_the_truth_about_time(harness: Harness) -> None:
     """`created_at` is when the job was enqueued, whatever happened since; `next_run_at` is when it will be due."""
     storage = await harness.open()
@@ -59,7 +59,7 @@ async def a_status_tells_the_truth_about_time(harness: Harness) -> None:
     assert (await status(storage, "job")).created_at == created
 
 
-@case()
+@case(guarantees=(21,))
 async def a_status_describes_the_job(harness: Harness) -> None:
     """`status` carries name, priority and attempts allowed; a waiting job has no worker, no end and no error."""
     storage = await harness.open()
@@ -70,7 +70,7 @@ async def a_status_describes_the_job(harness: Harness) -> None:
     assert found.next_run_at is None
 
 
-@case()
+@case(guarantees=(21,))
 async def every_state_is_counted(harness: Harness) -> None:
     """`counts` has every state, with the number of jobs in it."""
     storage = await harness.open()
@@ -80,7 +80,7 @@ async def every_state_is_counted(harness: Harness) -> None:
     assert await storage.counts() == {**dict.fromkeys(JobState, 1), JobState.QUEUED: 3}
 
 
-@case()
+@case(guarantees=(16, 21))
 async def a_due_job_counts_as_queued(harness: Harness) -> None:
     """A delayed job that is due is queued for `counts` and `list` as well."""
     storage = await harness.open()
@@ -91,7 +91,7 @@ async def a_due_job_counts_as_queued(harness: Harness) -> None:
     assert [found.id for found in (await storage.list(JobState.QUEUED)).jobs] == ["soon"]
 
 
-@case()
+@case(guarantees=(21,))
 async def every_state_is_listed(harness: Harness) -> None:
     """`list` brings the jobs of the state asked for, with their status."""
     storage = await harness.open()
@@ -102,7 +102,7 @@ async def every_state_is_listed(harness: Harness) -> None:
         assert page.cursor is None
 
 
-@case()
+@case(guarantees=(21,))
 async def a_listing_comes_in_pages(harness: Harness) -> None:
     """Pages of any size hold every job exactly once, and none is larger than asked for."""
     storage = await harness.open()
@@ -122,7 +122,7 @@ async def a_listing_comes_in_pages(harness: Harness) -> None:
     assert set(listed) == names
 
 
-@case()
+@case(guarantees=(21,))
 async def workers_are_listed(harness: Harness) -> None:
     """A worker that claimed is listed with the number of jobs it holds."""
     storage = await harness.open()

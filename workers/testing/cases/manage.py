@@ -27,7 +27,7 @@ from workers.testing.steps import (
 )
 
 
-@case()
+@case(guarantees=(22,))
 async def failed_jobs_can_be_retried(harness: Harness) -> None:
     """`retry` queues failed jobs with fresh attempts, and touches no other job."""
     storage = await harness.open()
@@ -45,7 +45,7 @@ async def failed_jobs_can_be_retried(harness: Harness) -> None:
     assert await storage.retry([]) == 0
 
 
-@case(guarantees=(4,))
+@case(guarantees=(4, 22))
 async def a_retried_job_has_no_past(harness: Harness) -> None:
     """Lost leases and uncounted retries from before an operator's `retry` do not count against the job."""
     storage = await harness.open()
@@ -62,7 +62,7 @@ async def a_retried_job_has_no_past(harness: Harness) -> None:
         assert await storage.retry(["job"]) == 1
 
 
-@case()
+@case(guarantees=(2, 22))
 async def jobs_can_be_removed(harness: Harness) -> None:
     """`remove` leaves no trace of any job that is not processing, and its id is free."""
     storage = await harness.open()
@@ -79,7 +79,7 @@ async def jobs_can_be_removed(harness: Harness) -> None:
     assert sorted(ids(await claim(storage, 10))) == sorted(names)
 
 
-@case()
+@case(guarantees=(22,))
 async def delayed_jobs_can_be_promoted(harness: Harness) -> None:
     """`promote` makes scheduled and failing jobs due now, and no other."""
     storage = await harness.open()
@@ -92,7 +92,7 @@ async def delayed_jobs_can_be_promoted(harness: Harness) -> None:
     assert claims == {"failing": 2, "scheduled": 1, "queued": 1}
 
 
-@case()
+@case(guarantees=(22,))
 async def a_queue_can_be_drained(harness: Harness) -> None:
     """`drain` removes every waiting job; running and finished ones stay."""
     storage = await harness.open()
@@ -107,7 +107,7 @@ async def a_queue_can_be_drained(harness: Harness) -> None:
     assert {state: number for state, number in counts.items() if number} == {JobState.COMPLETED: 2}
 
 
-@case(needs=(ORDERING_KEYS,))
+@case(guarantees=(15, 22), needs=(ORDERING_KEYS,))
 async def draining_forgets_ordering_keys(harness: Harness) -> None:
     """After a drain an ordering key is as free as before its first job."""
     storage = await harness.open()
@@ -121,7 +121,7 @@ async def draining_forgets_ordering_keys(harness: Harness) -> None:
     assert ids(await claim(storage, 5)) == ["new"]
 
 
-@case(guarantees=(12,))
+@case(guarantees=(12, 22))
 async def old_records_can_be_cleaned(harness: Harness) -> None:
     """`clean` removes finished records of one state that are old enough, at most as many as it is told."""
     storage = await harness.open()
@@ -138,7 +138,7 @@ async def old_records_can_be_cleaned(harness: Harness) -> None:
     assert await storage.clean(JobState.FAILED, older_than=timedelta(0)) == 1
 
 
-@case(guarantees=(12,))
+@case(guarantees=(12, 22))
 async def records_age_from_their_end(harness: Harness) -> None:
     """`clean` goes by when a job ended, not by when it was enqueued."""
     age = 3 * harness.moment

@@ -24,7 +24,7 @@ from workers.testing.steps import (
 )
 
 
-@case()
+@case(guarantees=(15,))
 async def first_come_first_served(harness: Harness) -> None:
     """Jobs of one priority are claimed in the order they were enqueued, within a batch and over batches."""
     storage = await harness.open()
@@ -38,7 +38,7 @@ async def first_come_first_served(harness: Harness) -> None:
     assert claimed == names
 
 
-@case(needs=(PRIORITY_ORDER,))
+@case(guarantees=(15,), needs=(PRIORITY_ORDER,))
 async def lower_priorities_come_first(harness: Harness) -> None:
     """A lower priority goes first whenever it came; 0 is the first and 2 097 151 the last."""
     storage = await harness.open()
@@ -47,7 +47,7 @@ async def lower_priorities_come_first(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == ["first", "second", "middle", "middle too", "last"]
 
 
-@case()
+@case(guarantees=(15,))
 async def a_released_job_keeps_its_place(harness: Harness) -> None:
     """A released job goes before those that were enqueued after it."""
     storage = await harness.open()
@@ -56,7 +56,7 @@ async def a_released_job_keeps_its_place(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == ["first", "second"]
 
 
-@case()
+@case(guarantees=(15, 16))
 async def delayed_jobs_come_as_they_are_due(harness: Harness) -> None:
     """Delayed jobs that are due are claimed in one call, in the order they became due."""
     storage = await harness.open()
@@ -66,7 +66,7 @@ async def delayed_jobs_come_as_they_are_due(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == sorted(delays, reverse=True)
 
 
-@case()
+@case(guarantees=(15,))
 async def a_retried_job_queues_again(harness: Harness) -> None:
     """A job that is retried stands by the time it becomes due: behind those that waited meanwhile."""
     storage = await harness.open()
@@ -77,7 +77,7 @@ async def a_retried_job_queues_again(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == ["second", "first"]
 
 
-@case(guarantees=(5,))
+@case(guarantees=(5, 15))
 async def a_recovered_job_keeps_its_place(harness: Harness) -> None:
     """A job whose worker crashed does not queue behind a backlog."""
     storage = await harness.open()
@@ -87,7 +87,7 @@ async def a_recovered_job_keeps_its_place(harness: Harness) -> None:
     assert (await claim_one(storage)).job_id == "first"
 
 
-@case(needs=(ORDERING_KEYS,))
+@case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def one_ordering_key_runs_one_job(harness: Harness) -> None:
     """Of one ordering key one job runs at a time, in order; other keys and jobs without one are not held up."""
     storage = await harness.open()
@@ -106,7 +106,7 @@ async def one_ordering_key_runs_one_job(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == ["a3"]
 
 
-@case(needs=(ORDERING_KEYS,))
+@case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def a_waiting_retry_does_not_hold_its_key(harness: Harness) -> None:
     """While a job waits for its retry the next one of its ordering key runs, though a claim had passed it over."""
     storage = await harness.open()
@@ -117,7 +117,7 @@ async def a_waiting_retry_does_not_hold_its_key(harness: Harness) -> None:
     assert (await claim_one(storage)).job_id == "a2"
 
 
-@case(needs=(ORDERING_KEYS,))
+@case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def every_end_of_an_attempt_frees_its_key(harness: Harness) -> None:
     """Release and recovery, also the one that gives up, free an ordering key like any other end of an attempt."""
     storage = await harness.open()
@@ -132,7 +132,7 @@ async def every_end_of_an_attempt_frees_its_key(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == ["a2"]
 
 
-@case(needs=(ORDERING_KEYS,))
+@case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def cancelling_the_next_of_a_key_frees_the_one_after(harness: Harness) -> None:
     """When the next job of an ordering key is cancelled, the one after it is not forgotten."""
     storage = await harness.open()

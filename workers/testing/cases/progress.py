@@ -34,7 +34,7 @@ async def progress_of(storage: Storage, job_id: str) -> bytes | None:
     return (await status(storage, job_id)).progress
 
 
-@case()
+@case(guarantees=(21,))
 async def it_is_read_by_others(harness: Harness) -> None:
     """What claims report is in the status of their jobs, also for another client, byte for byte."""
     storage = await harness.open()
@@ -47,7 +47,7 @@ async def it_is_read_by_others(harness: Harness) -> None:
     assert await progress_of(other, "silent") is None
 
 
-@case()
+@case(guarantees=(21,))
 async def the_last_report_counts(harness: Harness) -> None:
     """A later report takes the place of an earlier one, in one call or in two; no report changes nothing."""
     storage = await harness.open()
@@ -60,7 +60,7 @@ async def the_last_report_counts(harness: Harness) -> None:
     assert await progress_of(storage, "job") == b"null"
 
 
-@case()
+@case(guarantees=(20, 21))
 async def it_is_told_to_subscribers(harness: Harness) -> None:
     """A subscriber on another client hears of a report and can read it then."""
     storage = await harness.open()
@@ -73,7 +73,7 @@ async def it_is_told_to_subscribers(harness: Harness) -> None:
         assert await progress_of(other, "job") == b"50"
 
 
-@case(guarantees=(3,))
+@case(guarantees=(3, 21))
 async def an_old_token_reports_nothing(harness: Harness) -> None:
     """A claim that lost its job, or settled it, has no say any more, and does not keep others from theirs."""
     storage = await harness.open()
@@ -90,7 +90,7 @@ async def an_old_token_reports_nothing(harness: Harness) -> None:
     assert await progress_of(storage, "lost") == b"2"
 
 
-@case()
+@case(guarantees=(21,))
 async def it_outlives_the_attempt(harness: Harness) -> None:
     """Released, retried, recovered and finished jobs keep what was reported last, beside their result or error."""
     storage = await harness.open()

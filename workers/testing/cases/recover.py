@@ -41,7 +41,7 @@ async def a_crashed_workers_jobs_come_back(harness: Harness) -> None:
     assert (await status(storage, "job-0")).worker_id == "another"
 
 
-@case(guarantees=(5,))
+@case(guarantees=(5, 18))
 async def live_leases_are_left_alone(harness: Harness) -> None:
     """Only expired leases are recovered, among any number of live ones."""
     storage = await harness.open()
@@ -55,7 +55,7 @@ async def live_leases_are_left_alone(harness: Harness) -> None:
     await apply(storage, *(completed(held) for held in live))
 
 
-@case(guarantees=(5,))
+@case(guarantees=(5, 18))
 async def each_name_has_its_own_lease(harness: Harness) -> None:
     """Of jobs claimed in one call those come back whose own lease has expired, not the others."""
     storage = await harness.open()
@@ -152,7 +152,7 @@ async def a_job_stalled_too_often_fails(harness: Harness) -> None:
     assert (await status(storage, "staller")).attempt == 3
 
 
-@case(guarantees=(4,))
+@case(guarantees=(4, 20))
 async def a_job_given_up_is_told(harness: Harness) -> None:
     """Who waits for a job whose workers vanish hears that it failed, also when its record is not kept."""
     storage = await harness.open()

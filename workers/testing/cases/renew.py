@@ -24,7 +24,7 @@ from workers.testing.steps import (
 )
 
 
-@case()
+@case(guarantees=(18,))
 async def a_renewed_lease_outlives_the_first(harness: Harness) -> None:
     """A renewed claim is not recovered when its first lease would have ended, by any number of passes."""
     storage = await harness.open()
@@ -39,7 +39,7 @@ async def a_renewed_lease_outlives_the_first(harness: Harness) -> None:
     await apply(storage, completed(held))
 
 
-@case()
+@case(guarantees=(18, 23))
 async def many_claims_are_renewed_at_once(harness: Harness) -> None:
     """Of a batch of renewals only those are reported lost that are; the others hold."""
     storage = await harness.open()
@@ -54,7 +54,7 @@ async def many_claims_are_renewed_at_once(harness: Harness) -> None:
     assert await storage.renew([]) == Renewal()
 
 
-@case()
+@case(guarantees=(5, 18))
 async def each_claim_is_renewed_by_its_own_lease(harness: Harness) -> None:
     """Leases of different lengths that are renewed in one call end at different times."""
     storage = await harness.open()
@@ -85,7 +85,7 @@ async def a_lost_lease_is_reported_with_its_reason(harness: Harness) -> None:
     assert dict((await storage.renew([gone])).lost) == {gone.token: LossReason.NOT_FOUND}
 
 
-@case()
+@case(guarantees=(3,))
 async def a_released_claim_is_lost(harness: Harness) -> None:
     """After giving its job back a worker cannot renew it."""
     storage = await harness.open()
@@ -95,7 +95,7 @@ async def a_released_claim_is_lost(harness: Harness) -> None:
     assert list((await storage.renew([held])).lost) == [held.token]
 
 
-@case()
+@case(guarantees=(18,))
 async def an_expired_lease_nobody_took_is_still_good(harness: Harness) -> None:
     """A lease that ran out is renewed as long as no reaper was there first."""
     storage = await harness.open()

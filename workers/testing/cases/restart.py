@@ -101,13 +101,13 @@ async def every_verb_works_after_a_restart(harness: Harness) -> None:
     await _verbs_go_on(harness, harness.restart_server)
 
 
-@case(guarantees=(11,), needs=(RESTARTS,))
+@case(guarantees=(11, 19), needs=(RESTARTS,))
 async def a_wait_survives_a_restart(harness: Harness) -> None:
     """A worker asleep during a restart gets the next job, without being started again."""
     await _a_wait_goes_on(harness, harness.restart_server)
 
 
-@case(guarantees=(11,), needs=(RESTARTS,))
+@case(guarantees=(11, 20), needs=(RESTARTS,))
 async def a_subscription_survives_a_restart(harness: Harness) -> None:
     """A subscriber from before the restart hears of what happens after it, without subscribing again."""
     await _a_subscription_goes_on(harness, harness.restart_server)
@@ -119,13 +119,13 @@ async def every_verb_works_after_a_cut(harness: Harness) -> None:
     await _verbs_go_on(harness, harness.cut_connections)
 
 
-@case(guarantees=(11, 13), needs=(CUTS,))
+@case(guarantees=(11, 19), needs=(CUTS,))
 async def a_wait_survives_a_cut(harness: Harness) -> None:
     """A worker asleep when its connections, and what listens for it, are cut gets the next job."""
     await _a_wait_goes_on(harness, harness.cut_connections)
 
 
-@case(guarantees=(11,), needs=(CUTS,))
+@case(guarantees=(11, 20), needs=(CUTS,))
 async def a_subscription_survives_a_cut(harness: Harness) -> None:
     """A subscriber whose listening connection is cut hears of what happens after it."""
     await _a_subscription_goes_on(harness, harness.cut_connections)

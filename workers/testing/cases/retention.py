@@ -87,7 +87,7 @@ async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
     assert dict((await storage.renew([done])).lost) == {done.token: LossReason.NOT_FOUND}
 
 
-@case(needs=(RETENTION_PER_JOB,))
+@case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
 async def a_settlement_may_choose_the_retention(harness: Harness) -> None:
     """`keep` of a settlement wins over the job's own retention, for longer, for shorter and for `DROP`."""
     storage = await harness.open()
@@ -105,7 +105,7 @@ async def a_settlement_may_choose_the_retention(harness: Harness) -> None:
     assert await storage.result("longer") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
 
 
-@case()
+@case(guarantees=(6, 12))
 async def jobs_may_drop_themselves(harness: Harness) -> None:
     """A job that keeps nothing leaves nothing, completed or failed."""
     storage = await harness.open()
@@ -148,7 +148,7 @@ async def tombstones_and_worker_records_expire(harness: Harness) -> None:
     assert await storage.workers() == []
 
 
-@case(needs=(RESULT_TTL_UPDATES,))
+@case(guarantees=(6, 22), needs=(RESULT_TTL_UPDATES,))
 async def a_results_time_can_be_changed(harness: Harness) -> None:
     """`update_result_ttl` counts from now, for finished jobs only."""
     storage = await harness.open()

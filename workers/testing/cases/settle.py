@@ -61,7 +61,7 @@ async def completing_stores_the_result(harness: Harness) -> None:
     assert done.finished_at >= done.created_at
 
 
-@case()
+@case(guarantees=(21,))
 async def failing_stores_the_error(harness: Harness) -> None:
     """A failed job has its error with type, message and stack, and is not claimed again."""
     storage = await harness.open()
@@ -74,7 +74,7 @@ async def failing_stores_the_error(harness: Harness) -> None:
     assert await claim(storage) == []
 
 
-@case()
+@case(guarantees=(16, 21))
 async def a_retry_waits_for_its_delay(harness: Harness) -> None:
     """A retried job is failing with its error and next run until it is due, then it is queued."""
     storage = await harness.open()
@@ -91,7 +91,7 @@ async def a_retry_waits_for_its_delay(harness: Harness) -> None:
     assert [(held.job_id, held.attempt) for held in await claim(storage, 5)] == [("soon", 2)]
 
 
-@case()
+@case(guarantees=(16, 23, 24))
 async def any_duration_can_be_settled(harness: Harness) -> None:
     """Delays and retentions beyond every calendar, or below zero, end their attempt and spare its neighbours."""
     storage = await harness.open()
@@ -110,7 +110,7 @@ async def any_duration_can_be_settled(harness: Harness) -> None:
     assert await state(storage, "neighbour") is JobState.COMPLETED
 
 
-@case()
+@case(guarantees=(21,))
 async def the_last_error_is_remembered(harness: Harness) -> None:
     """The error of a failed attempt can be read until another one takes its place, through a release and a run."""
     storage = await harness.open()
@@ -122,7 +122,7 @@ async def the_last_error_is_remembered(harness: Harness) -> None:
     assert (await status(storage, "again")).last_error == ERROR
 
 
-@case()
+@case(guarantees=(16,))
 async def a_retry_without_delay_is_queued(harness: Harness) -> None:
     """A job retried with no delay reads as queued and can be claimed at once."""
     storage = await harness.open()
@@ -132,7 +132,7 @@ async def a_retry_without_delay_is_queued(harness: Harness) -> None:
     assert (await claim_one(storage)).attempt == 2
 
 
-@case()
+@case(guarantees=(3, 23))
 async def outcomes_keep_the_order_of_the_batch(harness: Harness) -> None:
     """A mixed batch is answered element by element, and a lost one never stops its neighbours."""
     storage = await harness.open()
@@ -160,7 +160,7 @@ async def outcomes_keep_the_order_of_the_batch(harness: Harness) -> None:
     assert await storage.settle([]) == []
 
 
-@case()
+@case(guarantees=(3,))
 async def a_repeated_settle_is_already_applied(harness: Harness) -> None:
     """The same token settling again, as after a lost reply, changes nothing and is told so."""
     storage = await harness.open()
@@ -219,7 +219,7 @@ async def an_old_token_is_nothing_to_a_new_generation(harness: Harness) -> None:
     assert await storage.result("job") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"right")
 
 
-@case()
+@case(guarantees=(18,))
 async def a_late_settle_that_nobody_overtook_counts(harness: Harness) -> None:
     """A lease that ran out does not void the work as long as no reaper was there first."""
     storage = await harness.open()
@@ -248,7 +248,7 @@ async def concurrent_settles_apply_once(harness: Harness) -> None:
     assert await storage.result("job") == JobOutcome(kind=OutcomeKind.COMPLETED, result=winner)
 
 
-@case()
+@case(guarantees=(6, 12))
 async def a_dropped_job_leaves_nothing(harness: Harness) -> None:
     """A job completed with `DROP` is gone in the same step, and its token finds nothing."""
     storage = await harness.open()

@@ -46,7 +46,7 @@ async def _wakes(storage: Storage, job_id: str, happen: Callable[[], Awaitable[o
     return held
 
 
-@case()
+@case(guarantees=(19,))
 async def a_job_that_is_there_needs_no_waiting(harness: Harness) -> None:
     """A wait that begins when a job is claimable already returns at once."""
     storage = await harness.open()
@@ -56,7 +56,7 @@ async def a_job_that_is_there_needs_no_waiting(harness: Harness) -> None:
     await claim_one(storage)
 
 
-@case()
+@case(guarantees=(19,))
 async def an_enqueue_wakes(harness: Harness) -> None:
     """A worker asleep gets a job that another client enqueues."""
     storage = await harness.open()
@@ -64,7 +64,7 @@ async def an_enqueue_wakes(harness: Harness) -> None:
     await _wakes(storage, "new", lambda: enqueue(producer, job("new")))
 
 
-@case()
+@case(guarantees=(19,))
 async def no_wake_up_is_lost_in_a_race(harness: Harness) -> None:
     """Wait and enqueue begin at the same moment, 50 times: the job is found every time."""
     storage = await harness.open()
@@ -75,7 +75,7 @@ async def no_wake_up_is_lost_in_a_race(harness: Harness) -> None:
         await apply(storage, completed(held))
 
 
-@case()
+@case(guarantees=(19,))
 async def every_waiting_worker_is_served(harness: Harness) -> None:
     """Three workers asleep and three jobs in one batch: each worker gets one."""
     storage = await harness.open()
@@ -88,7 +88,7 @@ async def every_waiting_worker_is_served(harness: Harness) -> None:
     assert sorted(held.job_id for held in claims) == ["job-0", "job-1", "job-2"]
 
 
-@case()
+@case(guarantees=(16, 19))
 async def a_delay_running_out_wakes(harness: Harness) -> None:
     """A worker asleep gets a delayed job when it is due, whether it was enqueued before the wait or during it."""
     storage = await harness.open()
@@ -103,7 +103,7 @@ async def a_delay_running_out_wakes(harness: Harness) -> None:
     await _wakes(storage, "during", enqueue_and_come_due)
 
 
-@case()
+@case(guarantees=(16, 19))
 async def a_nearer_delay_shortens_the_sleep(harness: Harness) -> None:
     """A worker that sleeps until a far delay is woken by a nearer one."""
     storage = await harness.open()
@@ -116,7 +116,7 @@ async def a_nearer_delay_shortens_the_sleep(harness: Harness) -> None:
     await _wakes(storage, "near", enqueue_nearer)
 
 
-@case()
+@case(guarantees=(19,))
 async def a_release_wakes(harness: Harness) -> None:
     """A worker asleep gets a job that another one gives back."""
     storage = await harness.open()
@@ -126,7 +126,7 @@ async def a_release_wakes(harness: Harness) -> None:
     await _wakes(storage, "given back", lambda: apply(other, released(held)))
 
 
-@case()
+@case(guarantees=(16, 19))
 async def a_retry_wakes(harness: Harness) -> None:
     """A worker asleep gets a job that is retried at once, and one that is retried after a delay."""
     storage = await harness.open()
@@ -142,7 +142,7 @@ async def a_retry_wakes(harness: Harness) -> None:
     await _wakes(storage, "again", retry_and_come_due)
 
 
-@case(needs=(ORDERING_KEYS,))
+@case(guarantees=(15, 19), needs=(ORDERING_KEYS,))
 async def a_freed_ordering_key_wakes(harness: Harness) -> None:
     """A worker asleep gets the next job of an ordering key when the running one completes."""
     storage = await harness.open()
@@ -153,7 +153,7 @@ async def a_freed_ordering_key_wakes(harness: Harness) -> None:
     await _wakes(storage, "second", lambda: apply(other, completed(held)))
 
 
-@case(guarantees=(5,))
+@case(guarantees=(5, 19))
 async def a_recovery_wakes(harness: Harness) -> None:
     """A worker asleep gets a job that the reaper brings back."""
     storage = await harness.open()
@@ -163,7 +163,7 @@ async def a_recovery_wakes(harness: Harness) -> None:
     await _wakes(storage, "brought back", lambda: recover(harness, reaper, 1))
 
 
-@case()
+@case(guarantees=(19, 22))
 async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
     """A worker asleep gets what `resume`, `promote` and `retry` make claimable."""
     storage = await harness.open()
@@ -204,7 +204,7 @@ async def unwanted_names_do_not_spin(harness: Harness) -> None:
     assert await _waits_in(storage, 0.5, name="mine") <= 10
 
 
-@case(needs=(NAME_FILTER,))
+@case(guarantees=(19,), needs=(NAME_FILTER,))
 async def a_wake_up_reaches_who_can_claim(harness: Harness) -> None:
     """Of several workers asleep on one client the one that handles the job gets it, whoever went to sleep first."""
     storage = await harness.open()
@@ -218,7 +218,7 @@ async def a_wake_up_reaches_who_can_claim(harness: Harness) -> None:
             assert held.job_id == name
 
 
-@case()
+@case(guarantees=(19,))
 async def a_cancelled_wait_leaves_nothing(harness: Harness) -> None:
     """A wait can be cancelled, and the next one on the same client works."""
     storage = await harness.open()
