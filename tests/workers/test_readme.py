@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.workers.manual import README, examples, run_example
 from workers.lifecycle import diagram
+from workers.testing import GUARANTEES, all_cases
 
 
 def test_the_diagram_is_generated_from_the_table() -> None:
@@ -14,6 +16,26 @@ def test_the_diagram_is_generated_from_the_table() -> None:
     shown = re.search(r"<!-- diagram -->\n```mermaid\n(.*?)\n```\n<!-- /diagram -->", README.read_text(), re.DOTALL)
     assert shown is not None
     assert shown[1] == diagram()
+
+
+def guarantee_rows() -> Mapping[int, tuple[str, str]]:
+    """Read what each row of the table of guarantees promises, and the tests that it names."""
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \| [^|]+ \| ([^|]+) \|$", README.read_text(), re.MULTILINE)
+    return {int(number): (promise, tests) for number, promise, tests in rows}
+
+
+def test_the_table_promises_what_the_suite_certifies() -> None:
+    """The README's guarantees are those of the certificate, number by number and word by word."""
+    assert {number: promise for number, (promise, _) in guarantee_rows().items()} == GUARANTEES
+
+
+def test_the_table_names_cases_that_show_the_guarantee() -> None:
+    """Every case that the README names for a guarantee stands for it, and so does one of every group of cases."""
+    for number, (_, tests) in guarantee_rows().items():
+        shown = {name for case in all_cases() if number in case.guarantees for name in (case.name, case.verb)}
+        named = {name for name in re.findall(r"`(\w+)`", tests) if not name.startswith("test_")}
+        assert named, number
+        assert named <= shown, number
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
