@@ -1,4 +1,4 @@
-"""A second process on the same directory: `python -m tests.workers.storage.file_child VERB DIRECTORY`."""
+"""A second process on the same directory: `python -m tests.workers.storage.file.child VERB DIRECTORY`."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ async def test_sigterm_ends_a_process_whose_handlers_hang(grace: str, signals: i
     await storage.connect()
     names = ("obeys", "swallows", "never ends")
     await steps.enqueue(storage, *(steps.job(name, name=name) for name in names))
-    command = ("-m", "tests.workers.stubborn_child", url, grace)
+    command = ("-m", "tests.workers.worker.stubborn_child", url, grace)
     child = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     try:
         assert child.stdout is not None

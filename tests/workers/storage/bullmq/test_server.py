@@ -13,7 +13,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.bullmq_steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job
+from tests.workers.storage.bullmq.steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job
 from workers import JobState, StorageError, StorageUnavailable
 from workers.errors import WorkersError
 from workers.jobs import (

@@ -12,7 +12,7 @@ import pytest
 from bullmq import Queue as StockQueue
 
 from tests.workers.running import outcome
-from tests.workers.storage.bullmq_steps import LEASES, claim_one
+from tests.workers.storage.bullmq.steps import LEASES, claim_one
 from workers import CancelResult, DeduplicationMode, EnqueueStatus, Job, JobState, Queue, Tasks, Unsupported
 from workers.kv.redis import RedisKvStore
 from workers.storage.bullmq import BullMQStorage

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.workers.storage.bullmq_steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job, until
+from tests.workers.storage.bullmq.steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job, until
 from workers import JobState, StorageError
 from workers.errors import LossReason, Unsupported
 from workers.jobs import (

@@ -203,7 +203,9 @@ async def _expired(storage: Storage, clock: ManualClock, count: int) -> None:
 
 async def _child(url: str, log: Path) -> int:
     """The exit code of a worker process, which must die by its job."""
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.workers.lethal_child", url, str(log))
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.workers.worker.lethal_child", url, str(log)
+    )
     try:
         async with asyncio.timeout(3 * PATIENCE):
             return await child.wait()

@@ -1,4 +1,4 @@
-"""A BullMQ queue on the run's server, and a server of one's own; `test_sql` has its own `storage`."""
+"""A BullMQ queue on the run's server, and a server of one's own."""
 
 from __future__ import annotations
 

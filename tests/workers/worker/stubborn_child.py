@@ -1,4 +1,4 @@
-"""A worker whose handlers do not end: `python -m tests.workers.stubborn_child URL GRACE_SECONDS`.
+"""A worker whose handlers do not end: `python -m tests.workers.worker.stubborn_child URL GRACE_SECONDS`.
 
 SIGTERM asks it to stop. Prints `ready` when all three jobs run, `asked` at every SIGTERM, and `stopped` when it has.
 """

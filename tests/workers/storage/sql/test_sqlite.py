@@ -122,10 +122,10 @@ async def child(verb: str, url: str, argument: str = "") -> AsyncIterator[asynci
     """A process that has connected and waits for `go`; killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.workers.storage.sql_child", verb, url, argument),
+        *("-m", "tests.workers.storage.sql.child", verb, url, argument),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     try:
         assert process.stdout is not None
@@ -409,7 +409,7 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 asyncio.run(storage.counts())
 asyncio.run(storage.disconnect())
 """
-    directory = Path(__file__).parents[3]
+    directory = Path(__file__).parents[4]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=directory, timeout=3 * PATIENCE)
 
 
@@ -816,7 +816,7 @@ async def test_no_payload_is_left_behind(storage: SqlStorage, url: str) -> None:
 def test_importing_the_package_needs_no_sqlalchemy() -> None:
     """Only the SQL modules import SQLAlchemy."""
     code = "import sys, workers, workers.storage.base, workers.jobs; sys.exit('sqlalchemy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[3]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[4]).returncode == 0
 
 
 def test_it_is_a_storage(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.workers import broken_storages as broken
+from tests.workers.testing import broken_storages as broken
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import MemoryHarness, all_cases, certify, steps

@@ -111,7 +111,7 @@ def quarantined(directory: Path) -> list[str]:
 
 
 def child(verb: str, directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.workers.storage.file_child", verb, str(directory), *arguments]
+    command = [sys.executable, "-m", "tests.workers.storage.file.child", verb, str(directory), *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

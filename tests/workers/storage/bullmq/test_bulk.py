@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.workers.storage.bullmq_steps import ERROR, LEASES, job
+from tests.workers.storage.bullmq.steps import ERROR, LEASES, job
 from workers import JobState
 from workers.jobs import Failed
 from workers.storage.bullmq import BullMQStorage

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.bullmq_steps import LEASES, claim_one, job
+from tests.workers.storage.bullmq.steps import LEASES, claim_one, job
 from workers import StorageError
 from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage

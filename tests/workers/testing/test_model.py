@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from redis.asyncio import Redis
 
-from tests.workers import broken_storages as broken
 from tests.workers.harnesses import FileHarness, RedisHarness, SqliteHarness
+from tests.workers.testing import broken_storages as broken
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
 from workers.storage.bull import BullStorage

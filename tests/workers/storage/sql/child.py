@@ -1,4 +1,4 @@
-"""A second process on the same database: `python -m tests.workers.storage.sql_child VERB URL ARGUMENT`."""
+"""A second process on the same database: `python -m tests.workers.storage.sql.child VERB URL ARGUMENT`."""
 
 from __future__ import annotations
 

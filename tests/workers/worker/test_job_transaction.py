@@ -14,7 +14,7 @@ from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from tests.workers.running import AT_ONCE, NEVER, PATIENCE, Recorder, outcome, running
-from tests.workers.transaction_child import LEASE
+from tests.workers.worker.transaction_child import LEASE
 from workers.chains import continue_with
 from workers.errors import LeaseLost, LossReason, StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import Claim, Completed, JobOutcome, JobState, NewJob, OutcomeKind, Renewal
@@ -300,7 +300,7 @@ async def test_a_given_engine_makes_the_sessions(url: str) -> None:
 async def test_a_killed_handler_did_all_or_nothing(url: str) -> None:
     """Killed between any two statements of its transaction: row, other job and next link are all there, or none is."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.workers.transaction_child", url, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.workers.worker.transaction_child", url, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
     killed = int(output)

@@ -11,7 +11,7 @@ import redis
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.bullmq_steps import LEASES, all_blocked, claim_one, job, until
+from tests.workers.storage.bullmq.steps import LEASES, all_blocked, claim_one, job, until
 from workers.jobs import Completed
 from workers.storage.bullmq import BullMQStorage
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import PATIENCE, outcome
-from tests.workers.task_queues import ListQueue, WatchedKvStore
+from tests.workers.tasks.task_queues import ListQueue, WatchedKvStore
 from workers import (
     CorruptPayloadError,
     DeduplicationMode,

@@ -1,4 +1,4 @@
-"""A worker whose handler kills the process: `python -m tests.workers.lethal_child URL LOG`; LOG gets a line per run."""
+"""A worker whose handler kills its process: `python -m tests.workers.worker.lethal_child URL LOG`; LOG: a line a run."""
 
 from __future__ import annotations
 

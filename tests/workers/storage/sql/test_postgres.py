@@ -129,10 +129,10 @@ async def child(verb: str, url: str, argument: str = "") -> AsyncIterator[asynci
     """A process that has connected and waits for `go`; killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.workers.storage.sql_child", verb, url, argument),
+        *("-m", "tests.workers.storage.sql.child", verb, url, argument),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     try:
         assert process.stdout is not None
