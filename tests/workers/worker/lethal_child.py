@@ -1,4 +1,4 @@
-"""A worker whose handler kills its process: `python -m tests.workers.worker.lethal_child URL LOG`; LOG: a line a run."""
+"""A worker whose handler kills its process: `python -m tests.workers.worker.lethal_child URL LOG`; it logs its runs."""
 
 from __future__ import annotations
 
