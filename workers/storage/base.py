@@ -219,7 +219,8 @@ class Storage(Protocol):
         """Requests to cancel running jobs, and no other event, from the moment the context is entered.
 
         For workers, who would hear of them by `renew` in the end: it costs nothing while nobody cancels. A request may
-        be told twice, and one made while a connection is lost not at all.
+        be told twice. Where one may have gone unheard, as while a connection is lost, `get` raises `StorageUnavailable`
+        from then on: listen anew, and look at every claim after entering.
         """
 
     def subscribe(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:

@@ -13,13 +13,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
+from workers.errors import StorageUnavailable
 from workers.jobs import JobEvent, JobEventKind
 
 _CANCEL_REQUESTED: Final = JobEventKind.CANCEL_REQUESTED  # by its enum it takes longer to find than all the rest
+_WAKE: Final = JobEvent(kind=_CANCEL_REQUESTED, job_id="")  # for nobody: it only ends a wait
 BUFFER: Final = 1_000
 """Events kept for a subscriber that does not read; then the oldest go first."""
+S = TypeVar("S", bound="BufferedSubscription")
 
 
 class BufferedSubscription:
@@ -38,13 +41,38 @@ class BufferedSubscription:
         self._events.put_nowait(event)
 
 
+class CancelRequests(BufferedSubscription):
+    """Requests to cancel running jobs; one that goes unheard ends the subscription, see `Storage.cancel_requests`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._missed: str | None = None
+
+    async def get(self) -> JobEvent:
+        if self._missed is None:
+            event = await super().get()
+        if self._missed is not None:
+            raise StorageUnavailable(self._missed)
+        return event
+
+    def put(self, event: JobEvent) -> None:
+        if self._events.full():
+            self.miss("more requests to cancel were made at once than a worker keeps")
+        super().put(event)
+
+    def miss(self, why: str) -> None:
+        """Make `get` raise from now on, and say `why` a request may have gone unheard."""
+        self._missed = why
+        super().put(_WAKE)
+
+
 class Broadcast:
     """Who listens to which job, to all of them, and to cancel requests. An event nobody listens to costs a look-up."""
 
     def __init__(self) -> None:
         self._everything: set[BufferedSubscription] = set()
         self._of_job: dict[str, set[BufferedSubscription]] = {}
-        self._cancel_requests: set[BufferedSubscription] = set()
+        self._cancel_requests: set[CancelRequests] = set()
 
     def publish(self, kind: JobEventKind, job_id: str) -> None:
         """Every subscriber of the job, and of everything, has the event in its buffer."""
@@ -61,6 +89,11 @@ class Broadcast:
         for subscription in self._cancel_requests:
             subscription.put(JobEvent(kind=_CANCEL_REQUESTED, job_id=job_id))
 
+    def miss_cancels(self, why: str) -> None:
+        """Tell every subscriber of cancel requests that one may have gone unheard."""
+        for subscription in self._cancel_requests:
+            subscription.miss(why)
+
     def awaited(self) -> list[str]:
         """The jobs with subscribers of their own; from any thread."""
         return list(self._of_job)
@@ -72,13 +105,13 @@ class Broadcast:
     @contextmanager
     def everything(self) -> Iterator[BufferedSubscription]:
         """A subscription to every job, until the context ends."""
-        with _member_of(self._everything) as subscription:
+        with _member_of(self._everything, BufferedSubscription()) as subscription:
             yield subscription
 
     @contextmanager
-    def cancel_requests(self) -> Iterator[BufferedSubscription]:
+    def cancel_requests(self) -> Iterator[CancelRequests]:
         """A subscription to requests to cancel a running job, until the context ends."""
-        with _member_of(self._cancel_requests) as subscription:
+        with _member_of(self._cancel_requests, CancelRequests()) as subscription:
             yield subscription
 
     @contextmanager
@@ -86,7 +119,7 @@ class Broadcast:
         """A subscription to one job, until the context ends."""
         listeners = self._of_job.setdefault(job_id, set())
         try:
-            with _member_of(listeners) as subscription:
+            with _member_of(listeners, BufferedSubscription()) as subscription:
                 yield subscription
         finally:
             if not listeners:
@@ -94,8 +127,7 @@ class Broadcast:
 
 
 @contextmanager
-def _member_of(listeners: set[BufferedSubscription]) -> Iterator[BufferedSubscription]:
-    subscription = BufferedSubscription()
+def _member_of(listeners: set[S], subscription: S) -> Iterator[S]:
     listeners.add(subscription)
     try:
         yield subscription
@@ -206,6 +238,13 @@ class Notices:
             found = [(key, ears) for key, ears in self._ears.items() if key[0] == queue]
         for key, ears in found:
             self._call(key, partial(ears.broadcast.request_cancel, job_id))
+
+    def miss_cancels(self, why: str) -> None:
+        """Tell whoever listens to cancel requests alone that one may have gone unheard; from any thread."""
+        with self._lock:
+            found = [(key, ears) for key, ears in self._ears.items() if ears.for_cancels]
+        for key, ears in found:
+            self._call(key, partial(ears.broadcast.miss_cancels, why))
 
     def wake_all(self) -> None:
         """Every waiter of every queue looks again; from any thread."""

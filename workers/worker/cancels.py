@@ -1,9 +1,20 @@
-"""Hears of cancel requests as they are made, long before the next renewal would tell."""
+"""Hears of cancel requests as they are made, long before the next renewal would tell.
+
+Theory of operation. A request is a hint: by the time it is heard, the attempt it was meant for may have ended and
+another have begun, so the storage is asked about the claims for that job. Three kinds of request would go unheard, and
+are looked for instead:
+
+* those made while nobody listened: whenever listening begins, and after every loss of the subscription, the storage is
+  asked about all claims;
+* those made between the claim and the answer to it, for jobs that are not known to be here yet: they are remembered
+  until the answer is there;
+* those about which the storage could not be asked: it is asked again, with back-off.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from workers.errors import WorkersError
@@ -11,32 +22,103 @@ from workers.storage.base import Storage
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
+MOST_REMEMBERED: Final = 1_000
+"""Jobs whose ids are remembered; with more, any job may be meant."""
+
+
+class _Suspects:
+    """Jobs that somebody may want to cancel: their ids, or None for any job."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] | None = set()
+
+    def __bool__(self) -> bool:
+        return self._ids is None or bool(self._ids)
+
+    def add(self, ids: Collection[str] | None) -> None:
+        if ids is None or self._ids is None or len(self._ids) + len(ids) > MOST_REMEMBERED:
+            self._ids = None
+        else:
+            self._ids.update(ids)
+
+    def take(self) -> set[str] | None:
+        """Return all of them, and forget them."""
+        taken, self._ids = self._ids, set()
+        return taken
 
 
 class CancelListener:
-    """Calls `look` with the id of each job somebody asked to cancel, whoever runs it.
+    """Calls `look` with the ids of jobs somebody asked to cancel, whoever runs them, or None for every job.
 
-    A request is a hint: by the time it is heard, the attempt it was meant for may have ended and another have begun, so
-    `look` asks the storage. One that is missed, renewals tell of.
+    Should `look` raise, it is called again. What is missed all the same, as by a storage that does not tell of a lost
+    connection, renewals tell of.
     """
 
     def __init__(
-        self, storage: Storage, *, look: Callable[[str], Awaitable[None]], report: Callable[[BaseException], None]
+        self,
+        storage: Storage,
+        *,
+        look: Callable[[Collection[str] | None], Awaitable[None]],
+        report: Callable[[BaseException], None],
     ) -> None:
         self._storage = storage
         self._look = look
         self._report = report
+        self._heard = _Suspects()  # and not looked at yet
+        self._due = asyncio.Event()  # set when there are any
+        self._early = _Suspects()  # heard since the call that claims began, of which the answer is not there yet
+        self._claiming = False
+
+    def claiming(self) -> None:
+        """Remember what is heard until `claimed`: a call that claims begins, of which there is one at a time."""
+        self._claiming = True
+
+    def claimed(self) -> None:
+        """Look at what was remembered: the call has ended, and what it brought is held."""
+        self._claiming = False
+        if self._early:
+            self._suspect(self._early.take())
 
     async def run(self) -> None:
         """Listen until cancelled; what keeps the storage from telling is reported, and tried again with back-off."""
+        async with asyncio.TaskGroup() as side:
+            side.create_task(self._look_when_due(), name="look-for-cancels")
+            await self._listen()
+
+    async def _listen(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
                 async with self._storage.cancel_requests() as requests:
                     pause = FIRST_PAUSE_SECONDS
+                    self._hear(None)
                     while True:
-                        await self._look((await requests.get()).job_id)
+                        self._hear([(await requests.get()).job_id])
             except WorkersError as error:  # never the worker's end: it can do without
                 self._report(error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    def _hear(self, ids: Collection[str] | None) -> None:
+        self._suspect(ids)
+        if self._claiming:
+            self._early.add(ids)
+
+    def _suspect(self, ids: Collection[str] | None) -> None:
+        self._heard.add(ids)
+        self._due.set()
+
+    async def _look_when_due(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            suspects = self._heard.take()
+            try:
+                await self._look(suspects)
+                pause = FIRST_PAUSE_SECONDS
+            except WorkersError as error:
+                self._report(error)
+                self._suspect(suspects)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

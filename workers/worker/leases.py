@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 from workers.errors import LossReason, StorageUnavailable
@@ -56,12 +56,18 @@ class LeaseKeeper:
         while True:
             # Jittered, so that many workers do not renew in step.
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
-            if self._held:
-                await self._renew(list(self._held.values()))
+            try:
+                await self.renew_jobs(None)
+            except StorageUnavailable as error:
+                self._report(error)
 
-    async def renew_job(self, job_id: str) -> None:
-        """What the storage has to tell of this job is known now, should one of the claims be for it."""
-        claims = [claim for claim in self._held.values() if claim.job_id == job_id]
+    async def renew_jobs(self, ids: Collection[str] | None) -> None:
+        """Learn what the storage has to tell of the claims for these jobs, of all claims with None.
+
+        Raises:
+            StorageUnavailable: nothing was learned; claims whose lease must have ended are lost.
+        """
+        claims = [claim for claim in self._held.values() if ids is None or claim.job_id in ids]
         if claims:
             await self._renew(claims)
 
@@ -69,10 +75,9 @@ class LeaseKeeper:
         asked_at = time.monotonic()
         try:
             renewal = await self._storage.renew(claims)
-        except StorageUnavailable as error:
-            self._report(error)
+        except StorageUnavailable:
             self._lose_expired(claims)
-            return
+            raise
         for claim in claims:
             if claim.token not in self._held:
                 continue  # settled while the call was under way

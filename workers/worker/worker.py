@@ -101,7 +101,7 @@ class Worker:
             on_cancel=self._cancel,
             report=self._report,
         )
-        self._cancels = CancelListener(storage, look=self._leases.renew_job, report=self._report)
+        self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._report)
         self._settler = Settler(storage, holds=self._leases.holds, report=self._report)
         self._reaper = Reaper(
             storage, interval=lease / 2, max_stalls=max_stalls, observers=self._observers, name=self.worker_id
@@ -202,7 +202,7 @@ class Worker:
     async def _claim(self, limit: int) -> list[Claim]:
         asked_at = time.monotonic()
         # A task of its own: neither stop nor cancellation may lose the claims that an answer on its way brings.
-        call = asyncio.ensure_future(self._storage.claim(self.worker_id, leases=self._wanted, limit=limit))
+        call = asyncio.ensure_future(self._ask_for_claims(limit))
         try:
             await self._stop.until(call)
             claims = await self._last_answer(call)
@@ -210,8 +210,15 @@ class Worker:
             with contextlib.suppress(Exception):
                 self._start_all(await self._last_answer(call), asked_at)
             raise
-        self._start_all(claims, asked_at)
-        return claims
+        else:
+            self._start_all(claims, asked_at)
+            return claims
+        finally:
+            self._cancels.claimed()
+
+    async def _ask_for_claims(self, limit: int) -> list[Claim]:
+        self._cancels.claiming()
+        return await self._storage.claim(self.worker_id, leases=self._wanted, limit=limit)
 
     async def _last_answer(self, call: asyncio.Future[list[Claim]]) -> list[Claim]:
         """What `call` brings, given a last moment to do so; what comes later is left to the end of its leases."""

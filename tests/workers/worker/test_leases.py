@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, forever, outcome, running, until
 from workers.clock import ManualClock
-from workers.errors import LossReason, StorageError
+from workers.errors import LossReason, StorageError, StorageUnavailable
 from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind, JobState, OutcomeKind, Renewal
+from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.storage.subscribers import BufferedSubscription
 from workers.testing import steps
-from workers.testing.faults import counting, faulty
+from workers.testing.faults import Faults, counting, faulty
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, Job, SignalReason
+from workers.worker.leases import LeaseKeeper
 
 LEASE = timedelta(milliseconds=150)
 HOUR = timedelta(hours=1)
@@ -92,6 +97,48 @@ async def test_the_shortest_lease_sets_the_pace() -> None:
                 assert not (await storage.recover(10)).requeued
         finish.set()
         await recorder.seen(Kind.COMPLETED)
+
+
+async def test_a_lease_counts_from_before_the_renewal() -> None:
+    """A renewal that took as long as the lease leaves nothing of it: by the answer, another may have the job."""
+    storage, faults = faulty(MemoryStorage(), Faults(delay=LEASE))
+    await steps.enqueue(storage, steps.job("job"))
+    lost: list[tuple[Claim, LossReason]] = []
+    keeper = keeper_of(storage, on_lost=lambda claim, reason: lost.append((claim, reason)))
+    claim = await steps.claim_one(storage, lease=LEASE)
+    keeper.hold(claim, since=time.monotonic())
+    faults.delayed["renew"] = 1
+    await keeper.renew_jobs(None)
+    assert not keeper.holds(claim)
+    faults.requests_lost["renew"] = 1
+    with pytest.raises(StorageUnavailable):
+        await keeper.renew_jobs(None)
+    assert lost == [(claim, LossReason.ERROR)]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_renewal_is_nothing_to_a_claim_dropped_meanwhile(answered: bool) -> None:
+    """A job settled while its lease is renewed is neither held again, nor cancelled, nor lost."""
+
+    class Settling(MemoryStorage):
+        async def renew(self, claims: Sequence[Claim]) -> Renewal:
+            renewal = await super().renew(claims)
+            keeper.drop(claim)
+            if not answered:
+                raise StorageUnavailable("the reply was lost")
+            return renewal
+
+    storage = Settling()
+    await steps.enqueue(storage, steps.job("job"))
+    told: list[Claim] = []
+    keeper = keeper_of(storage, on_lost=lambda claim, reason: told.append(claim), on_cancel=told.append)
+    claim = await steps.claim_one(storage)
+    await storage.cancel("job")
+    keeper.hold(claim, since=time.monotonic())
+    with contextlib.nullcontext() if answered else pytest.raises(StorageUnavailable):
+        await keeper.renew_jobs(["job"])
+    assert not keeper.holds(claim)
+    assert told == []
 
 
 async def test_a_job_taken_by_another_worker_is_given_up() -> None:
@@ -235,17 +282,20 @@ async def test_another_attempts_cancel_request_is_no_ones() -> None:
     class Late(MemoryStorage):
         @asynccontextmanager
         async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-            heard = BufferedSubscription()
-            for _ in range(3):
-                heard.put(JobEvent(kind=JobEventKind.CANCEL_REQUESTED, job_id="job"))
             await recorder.seen(Kind.ACTIVE)
             yield heard
 
     storage, calls = counting(Late())
-    recorder = Recorder()
+    recorder, heard = Recorder(), BufferedSubscription()
+
+    async def asked(times: int) -> None:
+        await until(lambda: calls["renew"] == times)
 
     async def outlast(job: Job) -> str:
-        await until(lambda: calls["renew"] == 3)
+        await asked(1)  # when listening begins
+        for times in (2, 3, 4):
+            heard.put(JobEvent(kind=JobEventKind.CANCEL_REQUESTED, job_id="job"))
+            await asked(times)
         return "undisturbed"
 
     await steps.enqueue(storage, steps.job("job"))
@@ -339,6 +389,16 @@ async def test_a_handler_that_blocks_the_loop_loses_its_job(tmp_path: Path) -> N
     assert ended is not None
     assert ended.result == b'"theirs"'
     await storage.disconnect()
+
+
+def keeper_of(
+    storage: Storage,
+    *,
+    on_lost: Callable[[Claim, LossReason], None] = lambda claim, reason: None,
+    on_cancel: Callable[[Claim], None] = lambda claim: None,
+) -> LeaseKeeper:
+    """A keeper that renews when told to."""
+    return LeaseKeeper(storage, interval=HOUR, on_lost=on_lost, on_cancel=on_cancel, report=lambda error: None)
 
 
 async def _complete_elsewhere(url: str) -> None:

@@ -24,7 +24,7 @@ from workers.jobs import JobEventKind
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.server import Reply
-from workers.storage.subscribers import Broadcast, BufferedSubscription
+from workers.storage.subscribers import Broadcast, BufferedSubscription, CancelRequests
 
 CANCELLED_EVENT: Final = "cancelled"
 CANCEL_REQUESTED_EVENT: Final = "cancel-requested"
@@ -72,11 +72,23 @@ class EventFeed:
     @asynccontextmanager
     async def subscribe(self, job_id: str | None) -> AsyncIterator[BufferedSubscription]:
         """Events of one job, of every job with None, that happen from now on."""
+        async with self._heard():
+            with self._broadcast.scope(job_id) as subscription:
+                yield subscription
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[CancelRequests]:
+        """Requests to cancel a running job from now on."""
+        async with self._heard():
+            with self._broadcast.cancel_requests() as subscription:
+                yield subscription
+
+    @asynccontextmanager
+    async def _heard(self) -> AsyncIterator[None]:
         self._subscribers += 1
         try:
             await self._catch_up(await self._last_position())
-            with self._broadcast.scope(job_id) as subscription:
-                yield subscription
+            yield
         finally:
             self._subscribers -= 1
             self._left_at = time.monotonic()
@@ -123,6 +135,8 @@ class EventFeed:
             for entry_id, flat in entries:
                 self._publish(dict(zip(flat[::2], flat[1::2], strict=True)))
                 self._position = _position(entry_id)
+            if len(entries) == PAGE:  # the stream is kept no shorter, but older entries may have been trimmed unread
+                self._broadcast.miss_cancels("more requests to cancel were made at once than the stream keeps")
         async with self._moved:
             self._moved.notify_all()
 

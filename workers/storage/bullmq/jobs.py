@@ -47,7 +47,9 @@ a list of a million. Smaller steps would walk the list more often.
 """
 LOOKED_FOR_TOGETHER: Final = 1_000
 REQUESTS_KEPT: Final = 1_000
-"""Length of our stream of cancel requests; renewals tell workers of those they missed."""
+"""Length of our stream of cancel requests, no less than a page of events: a full page tells workers that they may have
+missed some.
+"""
 
 NO_ORDERING_KEYS: Final = "BullMQ has no ordering keys; see BullMQStorage.limits"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING})

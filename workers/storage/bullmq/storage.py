@@ -214,7 +214,7 @@ class BullMQStorage:
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._cancels.subscribe(None) as subscription:
+        async with self._cancels.cancel_requests() as subscription:
             yield subscription
 
     @asynccontextmanager

@@ -147,12 +147,14 @@ class QueueCopy:
 
 
 def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]]:
-    """The ends of jobs that happened while the state could not be followed step by step."""
+    """The ends of jobs, and requests to cancel, made while the state could not be followed step by step."""
     for job in old.table.everyone()[0]:
         if job.finished:
             continue
         job_id = job.new.id
         now = new.table.get(job_id)
+        if job.token is not None and (now is None or now.token != job.token or now.cancel_requested):
+            yield JobEventKind.CANCEL_REQUESTED, job_id
         if now is not None and now.finished:
             ended = JobEventKind.COMPLETED if now.state is JobState.COMPLETED else JobEventKind.FAILED
             yield ended, job_id

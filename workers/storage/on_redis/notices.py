@@ -1,7 +1,8 @@
 """Wake-ups, events and cancel requests of one queue on Redis, for the waiters and subscribers of one storage object.
 
 Theory of operation. When the connection breaks every bell rings: what was said meanwhile is unknown, so sleepers look
-for themselves. Events of that time are lost, but of a job with a subscriber that has ended by then the end is told.
+for themselves. Events of that time are lost, but of a job with a subscriber that has ended by then the end is told, and
+whoever listens to cancel requests is told that some may be missing.
 
 Events are heard only while somebody subscribes; the server is told to stop when one arrives that nobody wants any more,
 so that waiters coming one after another do not subscribe each anew. Requests to cancel a running job have a channel of
@@ -125,6 +126,7 @@ class QueueNotices(ABC):
             self._telling = asyncio.create_task(self._tell_ended(), name="redis-notices-tell-ended")
 
     def deafened(self) -> None:
+        self._cancels.miss_cancels("the connection on which cancel requests are heard was lost")
         self._ring(())
 
     def heard(self, channel: bytes, body: bytes) -> bool:

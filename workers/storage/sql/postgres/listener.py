@@ -4,7 +4,8 @@ Theory of operation. A thread listens to `workers_wake`, by which waiters are to
 which carries job events while anybody subscribes, and to `workers_cancels`, by which workers hear of requests to cancel
 what they run. The connection is opened when somebody first wants to hear and made
 again whenever it breaks. What was committed meanwhile went unheard, so after each start every waiter looks at the
-tables, and every job with a subscriber that has ended by then is told to have ended.
+tables, and every job with a subscriber that has ended by then is told to have ended. Requests to cancel are not kept:
+whoever listens to them is told that some may be missing, and looks at the jobs it runs.
 """
 
 from __future__ import annotations
@@ -96,8 +97,11 @@ class Listener:
                 if not failures:
                     _LOG.warning("cannot listen to %s, trying again: %s", self._database, type(error).__name__)
             with self._lock:
-                if self._armed.done():
+                deafened = self._armed.done()
+                if deafened:
                     self._armed = Future()
+            if deafened:  # told only now: who listens anew waits until the next connection hears
+                self._notices.miss_cancels(f"the connection that listens to {self._database} was lost")
             if not self._stopping:
                 self._pause(_PAUSES[min(failures, len(_PAUSES) - 1)])
             failures += 1
