@@ -429,6 +429,16 @@ class UnheardRequests(Fallible):
         yield BufferedSubscription()
 
 
+class ForgottenRequests(Fallible):
+    """Keeps the newest cancel requests for a worker that does not read, and says nothing of the others."""
+
+    @asynccontextmanager
+    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
+        async with super().cancel_requests() as requests:
+            requests.miss = lambda why: None
+            yield requests
+
+
 class SpinningWait(Fallible):
     """Never waits."""
 

@@ -57,6 +57,7 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.SilentCancel: ("cancel.waiters_are_told_at_once",),
     broken.ProgressOfAnybody: ("progress.an_old_token_reports_nothing",),
     broken.UnheardRequests: ("cancel.a_request_is_told_at_once",),
+    broken.ForgottenRequests: ("cancel.a_flood_of_requests_loses_none_in_silence",),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }
 """Each fault, and cases that fail because of it."""

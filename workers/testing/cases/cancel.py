@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
+from workers.errors import StorageUnavailable
 from workers.jobs import CancelResult, JobEventKind, JobOutcome, JobState, OutcomeKind
-from workers.testing.case import case
+from workers.testing.case import OUTSIDE_ENDINGS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
+    PATIENCE,
     apply,
     claim,
     claim_one,
@@ -99,6 +102,22 @@ async def a_request_is_told_at_once(harness: Harness) -> None:
         for heard in (requests, others_too):
             assert (await expect(heard, JobEventKind.CANCEL_REQUESTED))[0].job_id == "running"
         assert (await storage.renew([running])).cancel_requested == {running.token}
+
+
+@case(guarantees=(7,), needs=(OUTSIDE_ENDINGS,))
+async def a_flood_of_requests_loses_none_in_silence(harness: Harness) -> None:
+    """A worker that does not read meanwhile hears of each of 1,200 requests, or that it may have missed some."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    names = {f"job-{number}" for number in range(1_200)}
+    await enqueue(storage, *map(job, names))
+    assert len(await claim(storage, len(names))) == len(names)
+    async with storage.cancel_requests() as requests:
+        assert await other.remove(list(names), running=True) == len(names)
+        async with asyncio.timeout(PATIENCE):
+            with suppress(StorageUnavailable):
+                while names:
+                    names.discard((await requests.get()).job_id)
 
 
 @case(guarantees=(7,))

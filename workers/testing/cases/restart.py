@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from workers.errors import StorageUnavailable
-from workers.jobs import JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
+from workers.jobs import JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
+from workers.storage.base import Storage, Subscription
 from workers.testing.case import CUTS, DURABLE, RESTARTS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -87,12 +89,40 @@ async def cancel_requests_are_heard_after_a_restart(harness: Harness) -> None:
     await claim_one(storage)
     async with storage.cancel_requests() as requests:
         await harness.restart_server()
-        heard = asyncio.create_task(requests.get())
+        heard = asyncio.create_task(_next_request(storage, requests))
         async with background(heard), asyncio.timeout(PATIENCE):
             while not heard.done():
                 await _in_time(lambda: storage.cancel("running"))
                 await asyncio.wait([heard], timeout=0.1)
             assert (await heard).job_id == "running"
+
+
+async def _next_request(storage: Storage, requests: Subscription) -> JobEvent:
+    """What a worker hears next; told that it may have missed something, it listens anew."""
+    try:
+        return await requests.get()
+    except StorageUnavailable:
+        return await _in_time(lambda: _first_request(storage))
+
+
+async def _first_request(storage: Storage) -> JobEvent:
+    async with storage.cancel_requests() as requests:
+        return await requests.get()
+
+
+@case(guarantees=(7, 11), needs=(CUTS,))
+async def no_cancel_request_is_lost_in_silence(harness: Harness) -> None:
+    """A worker whose connections are cut hears of a request made meanwhile, or that it may have missed one."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("running"))
+    await claim_one(storage)
+    async with storage.cancel_requests() as requests:
+        await harness.cut_connections()
+        await _in_time(lambda: other.cancel("running"))
+        async with asyncio.timeout(PATIENCE):
+            with suppress(StorageUnavailable):
+                assert (await requests.get()).job_id == "running"
 
 
 @case(guarantees=(1, 11), needs=(RESTARTS,))

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from tests.workers.storage.bullmq.steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job, until
 from workers import JobState, StorageError
-from workers.errors import LossReason, Unsupported
+from workers.errors import LossReason, StorageUnavailable, Unsupported
 from workers.jobs import (
     DROP,
     Claim,
@@ -29,8 +29,11 @@ from workers.jobs import (
     Settlement,
     SettleStatus,
 )
+from workers.storage.base import Subscription
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.claims import code_outcome
+from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT
+from workers.storage.bullmq.jobs import REQUESTS_KEPT
 
 # Settling: every code of the scripts, made by the state that causes it
 
@@ -359,6 +362,23 @@ async def test_a_scheduled_job_is_not_failing(storage: BullMQStorage) -> None:
         kinds = [(await events.get()).kind for _ in range(4)]
     expected = [JobEventKind.QUEUED, JobEventKind.ACTIVE, JobEventKind.FAILING, JobEventKind.CANCELLED]
     assert kinds == expected
+
+
+async def test_a_trimmed_stream_of_cancel_requests_is_told(storage: BullMQStorage, client: Any) -> None:
+    """A worker learns that it may have missed requests when more were made in one step than the stream keeps."""
+    async with storage.cancel_requests() as requests, asyncio.timeout(PATIENCE):
+        many = client.pipeline(transaction=True)
+        for number in range(REQUESTS_KEPT + 200):
+            event = {"event": CANCEL_REQUESTED_EVENT, "jobId": f"job-{number}"}
+            many.xadd(storage._cancels._stream, event, maxlen=REQUESTS_KEPT)
+        await many.execute()
+        with pytest.raises(StorageUnavailable, match="the stream keeps"):
+            await _read_on(requests)
+
+
+async def _read_on(requests: Subscription) -> None:
+    while True:
+        await requests.get()
 
 
 async def test_a_tombstone_ends_with_a_new_generation(storage: BullMQStorage) -> None:

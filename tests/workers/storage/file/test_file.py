@@ -565,6 +565,26 @@ async def test_a_copy_left_behind_hears_of_the_ends(tmp_path: Path, monkeypatch:
     await there.disconnect()
 
 
+async def test_a_copy_left_behind_hears_of_cancel_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that missed several journals still learns which of its jobs are not wanted any more."""
+    monkeypatch.setattr(file_journal, "SLACK_BYTES", 1_000)
+    here, there = FileStorage(tmp_path), FileStorage(tmp_path, fsync=False)
+    await here.connect()
+    await there.connect()
+    await here.enqueue([job("wanted"), job("cancelled"), job("removed"), job("completed")])
+    await there.claim("w", leases=LEASES, limit=4)
+    await here.cancel("cancelled")
+    await here.remove(["removed"], running=True)
+    await here.complete("completed", b"")
+    for number in range(50):
+        await here.enqueue([job(f"filler-{number}", b"p" * 2_000)])
+    async with asyncio.timeout(20), there.cancel_requests() as requests:
+        heard = {(await requests.get()).job_id for _ in range(3)}
+    assert heard == {"cancelled", "removed", "completed"}
+    await here.disconnect()
+    await there.disconnect()
+
+
 # Other processes
 
 

@@ -204,14 +204,16 @@ async def test_a_subscription_survives_the_listener(storage: SqlStorage, admin: 
 async def test_cancel_requests_are_heard_after_the_listener_was_dropped(
     storage: SqlStorage, admin: psycopg.Connection
 ) -> None:
-    """After a reconnection requests arrive as before, and nobody is registered for other events."""
+    """Who listened is told of the gap and listens anew; requests arrive then, and nobody is registered for others."""
     await storage.enqueue([job("a")])
     await claim(storage)
     async with storage.cancel_requests() as requests:
         await drop_listener(admin)
-        async with storage.cancel_requests():  # confirmed, so the listener is back
+        with pytest.raises(StorageUnavailable, match="the connection that listens"):
+            await asyncio.wait_for(requests.get(), PATIENCE)
+        async with storage.cancel_requests() as anew:  # confirmed, so the listener is back
             await storage.cancel("a")
-            assert (await asyncio.wait_for(requests.get(), PATIENCE)).job_id == "a"
+            assert (await asyncio.wait_for(anew.get(), PATIENCE)).job_id == "a"
     assert admin.execute("SELECT count(*) FROM workers_listeners").fetchone() == (0,)
 
 

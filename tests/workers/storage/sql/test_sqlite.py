@@ -350,6 +350,22 @@ async def test_another_processs_cancel_request_is_told(storage: SqlStorage, url:
     database.close()
 
 
+async def test_an_event_of_a_newer_version_hides_no_cancel_request(storage: SqlStorage, url: str) -> None:
+    """What cannot be read is passed over, and what comes after it is read without waiting for another commit."""
+    await storage.enqueue([job("a")])
+    await claim(storage)
+    async with storage.cancel_requests() as requests:
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+            database.executemany(
+                "INSERT INTO workers_events (queue, process, kind, job_id, at) SELECT id, 'other', ?, 'a', 0"
+                " FROM workers_queues",
+                [("of tomorrow",), (JobEventKind.CANCEL_REQUESTED.value,)],
+            )
+        database.close()
+        heard = await asyncio.wait_for(requests.get(), PATIENCE)
+    assert (heard.kind, heard.job_id) == (JobEventKind.CANCEL_REQUESTED, "a")
+
+
 async def test_events_are_written_down_for_other_processes_only(storage: SqlStorage, url: str) -> None:
     """With no other process listening, events cost no row."""
     async with storage.events():

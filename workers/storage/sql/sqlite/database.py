@@ -310,9 +310,9 @@ class SqliteDatabase:
     def _watch(self, connection: Connection) -> None:
         version = pragma(connection, "data_version")
         if version != self._data_version:
-            # Set first: a commit between the two is then seen at the next look.
-            self._data_version = version
             self.events.read(connection)
+            # Set last, to what it was before: what could not be read, or was committed since, is seen at the next look.
+            self._data_version = version
             self.notices.wake_all()
         self.events.keep_listening()
 
