@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from federation.siblings import refuse_foreign
+
 if TYPE_CHECKING:
     from federation.errors import ConfigurationError
     from federation.http.threat_policy import get_threat_policy
@@ -93,6 +95,8 @@ _HOMES = {
     "HealthCheckJob": "federation.queues",
 }
 
+refuse_foreign()
+
 
 if not TYPE_CHECKING:
 
@@ -100,6 +104,7 @@ if not TYPE_CHECKING:
         """Names are imported when they are first used: the `federation` command must start fast, to complete words."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        refuse_foreign()  # again: sys.path may have changed since
         value = getattr(import_module(_HOMES.get(name, _SERVICE)), name)
         globals()[name] = value
         return value

@@ -1,0 +1,70 @@
+"""Tell the packages `db` and `workers` that are installed with this one from an application's own of the same name."""
+
+from __future__ import annotations
+
+import os.path
+import sys
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
+from typing import Final
+
+_MARKS: Final = {"db": ("deliveries", "follows", "scheduling"), "workers": ("kv", "middlewares", "storage")}
+"""What our packages contain, and a stranger's does not contain all of.
+
+Not where they lie: that may be another folder than ours, a zip file, or nowhere that a path could name. And not what
+`__init__.py` says: to read it is to import all of SQLAlchemy.
+"""
+
+
+def refuse_foreign() -> None:
+    """Return if `db` and `workers`, which are not imported for that, are ours, or are not there at all.
+
+    Raises:
+        ImportError: an application's own module has one of the names. The `federation` command ends with one line.
+    """
+    foreign = {name: place for name in _MARKS if (place := _foreign(name)) is not None}
+    if not foreign:
+        return
+    found = " and ".join(f"`{name}` is {place}" for name, place in foreign.items())
+    problem = (
+        f"{found}, in the place of federation's own package of that name: rename what the application calls so, or owe "
+        "deliveries from a process of its own that does not have it on sys.path"
+    )
+    if _is_command():
+        from federation.cli.problems import fail  # here, because an application that is refused has no use for it
+
+        fail(problem)
+    raise ImportError(problem)
+
+
+def _foreign(name: str) -> str | None:
+    """Where what `import name` would give lies, None if that is ours."""
+    module = sys.modules.get(name)
+    if module is not None:
+        place, inside = getattr(module, "__file__", None), getattr(module, "__path__", None)
+    else:
+        spec = _find(name)
+        if spec is None:
+            return None
+        place, inside = spec.origin, spec.submodule_search_locations
+    if inside is not None and all(_find(f"{name}.{mark}", inside) for mark in _MARKS[name]):
+        return None
+    return str(place or next(iter(inside or ()), "a module without a file"))
+
+
+def _find(name: str, path: Iterable[str] | None = None) -> ModuleSpec | None:
+    """Ask as `import` does; `importlib.util.find_spec` would import the package around `name` first."""
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)  # `import` passes over a finder without it, too
+        spec: ModuleSpec | None = find_spec(name, path) if find_spec else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _is_command() -> bool:
+    """Whether this process is `federation` or `python -m federation...`: nobody else is to be ended."""
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m":  # as long as Python looks for the module, and imports the packages around it
+        return sys.orig_argv[-len(sys.argv)].partition(".")[0] == "federation"
+    return os.path.splitext(os.path.basename(program))[0] == "federation"
