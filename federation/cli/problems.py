@@ -13,6 +13,7 @@ _EXTRAS: Final = {
     "fastapi": "node",
     "uvicorn": "node",
     "prometheus_client": "metrics",
+    "msgpack": "redis",
     "redis": "bullmq",
     "bullmq": "bullmq",
     "psycopg": "postgres",

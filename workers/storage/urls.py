@@ -43,17 +43,29 @@ def _without_queue(url: str) -> tuple[str, str | None]:
     return f"{target}?{others}" if others else target, dict(parameters).get("queue")
 
 
+_EXTRAS: Final = {
+    "sqlite": "sqlite",
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "redis": "redis",
+    "rediss": "redis",
+    "bull": "redis",
+    "bullmq": "bullmq",
+}
+"""What brings the packages that a storage needs, by its schemes without what follows a plus sign."""
+
+
 def _of(module: str, name: str) -> Opener:
     """Opens `workers.storage.<module>.<name>(url, queue)`, imported with the packages it needs when first asked for."""
 
     def opened(url: str, queue: str) -> Storage:
         try:
-            found = getattr(import_module(f"workers.storage.{module}"), name)
+            storage: Storage = getattr(import_module(f"workers.storage.{module}"), name)(url, queue)
         except ModuleNotFoundError as error:
+            extra = _EXTRAS[url.partition("://")[0].partition("+")[0]]
             raise StorageError(
-                f"{name} needs the package {error.name!r}: install this package's extra for it"
+                f"{name} needs the package {error.name!r}: pip install 'federation-delivery[{extra}]'"
             ) from error
-        storage: Storage = found(url, queue)
         return storage
 
     return opened

@@ -19,6 +19,16 @@ from federation.cli import main
 main(sys.argv[1:])
 print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
 """
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{package}":
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+from federation.cli import main
+main(["upgrade"])
+"""
 NOUNS = ["servers", "deliveries", "blacklist", "queues", "scheduler", "workers", "node", "db", "keys"]
 
 
@@ -55,3 +65,29 @@ def test_every_noun_lists_its_commands(command: Command, noun: str) -> None:
     commands = [line for line in listed.splitlines() if line.strip()]
     assert commands
     assert not [line for line in commands if line.endswith("...")]
+
+
+@pytest.mark.parametrize(
+    ("package", "queues", "extra"),
+    [
+        ("redis", {"REDIS_URL": "redis://127.0.0.1:1"}, "bullmq"),
+        ("bullmq", {"QUEUE_URL": "bullmq+redis://127.0.0.1:1"}, "bullmq"),
+        ("redis", {"QUEUE_URL": "bull+redis://127.0.0.1:1"}, "bullmq"),
+        ("msgpack", {"QUEUE_URL": "bull+redis://127.0.0.1:1"}, "redis"),
+        ("msgpack", {"QUEUE_URL": "redis://127.0.0.1:1"}, "redis"),
+        ("psycopg", {"QUEUE_URL": "postgresql://127.0.0.1:1/queues"}, "postgres"),
+        ("psycopg", {"DATABASE_URL": "postgresql://127.0.0.1:1/node"}, "postgres"),
+    ],
+)
+def test_a_missing_extra_is_named(tmp_path: Path, package: str, queues: dict[str, str], extra: str) -> None:
+    """Where a setting asks for a package that is not installed, one line says what to install."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(package=package)],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **queues},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == f"federation: this needs more packages: pip install 'federation-delivery[{extra}]'\n"
+    assert done.returncode == 2

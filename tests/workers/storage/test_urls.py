@@ -62,18 +62,36 @@ async def test_one_memory_url_is_one_space() -> None:
     assert await open_storage("memory://here").status(["job"]) == [None]
 
 
-def test_a_missing_package_is_named() -> None:
-    """Opening a storage whose package is not installed says which one, and other storages need it not."""
+@pytest.mark.parametrize(
+    ("url", "kind", "package", "extra"),
+    [
+        ("sqlite:///x", "SqlStorage", "sqlalchemy", "sqlite"),
+        ("postgresql://localhost/x", "SqlStorage", "sqlalchemy", "postgres"),
+        ("postgresql+psycopg://localhost/x", "SqlStorage", "psycopg", "postgres"),
+        ("redis://localhost", "RedisStorage", "redis", "redis"),
+        ("rediss://localhost", "RedisStorage", "msgpack", "redis"),
+        ("bull+redis://localhost", "BullStorage", "redis", "redis"),
+        ("bull+unix:///x", "BullStorage", "msgpack", "redis"),
+        ("bullmq+redis://localhost", "BullMQStorage", "redis", "bullmq"),
+        ("bullmq+rediss://localhost", "BullMQStorage", "bullmq", "bullmq"),
+    ],
+)
+def test_a_missing_package_is_named(url: str, kind: str, package: str, extra: str) -> None:
+    """Opening a storage whose package is not installed says what to install, and other storages need it not."""
     program = (
-        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "import sys\n"
+        "class Absent:\n"
+        " def find_spec(self, name, path=None, target=None):\n"
+        f"  if name == {package!r}: raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
         "from workers.storage import open_storage\n"
         "open_storage('memory://')\n"
         "from workers import StorageError\n"
-        "try: open_storage('sqlite:///x')\n"
+        f"try: open_storage({url!r})\n"
         "except StorageError as error: print(error)\n"
     )
     root = Path(__file__).resolve().parents[3]
     finished = subprocess.run(
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60, check=True
     )
-    assert "SqlStorage needs the package 'sqlalchemy'" in finished.stdout
+    assert finished.stdout == f"{kind} needs the package {package!r}: pip install 'federation-delivery[{extra}]'\n"
