@@ -1,12 +1,18 @@
-"""A PostgreSQL server for tests that stop it."""
+"""A PostgreSQL server for tests that stop it, and a database that has the tables of queues already."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
+from tests.conftest import postgres_database
 from tests.servers import PostgresProcess, postgres_process
+from workers.storage.sql import SqlStorage
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +26,25 @@ def restartable_postgres(own_postgres: PostgresProcess) -> PostgresProcess:
     """A running server that the test may stop; tests on it share a database."""
     own_postgres.start()
     return own_postgres
+
+
+@pytest.fixture(scope="session")
+def shared_postgres_url(postgres_server: str) -> Iterator[str]:
+    """A database with the tables of queues, one for the run: to make one takes longer than most tests do."""
+    with postgres_database(postgres_server) as url:
+        with ThreadPoolExecutor(1) as apart:  # an asynchronous fixture may have asked: its loop runs in this thread
+            apart.submit(asyncio.run, SqlStorage(url).migrate()).result()
+        yield url
+
+
+@pytest.fixture
+def emptied_postgres_url(shared_postgres_url: str) -> str:
+    """That database, with nothing in its tables."""
+    with psycopg.connect(shared_postgres_url.replace("+psycopg", ""), autocommit=True) as admin:
+        found = admin.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
+            " AND table_name LIKE 'workers\\_%' AND table_name <> 'workers_schema'"
+        ).fetchall()
+        for (table,) in found:
+            admin.execute(SQL("DELETE FROM {}").format(Identifier(table)))
+    return shared_postgres_url

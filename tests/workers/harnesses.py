@@ -249,10 +249,11 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
 
 @asynccontextmanager
 async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    """On a database of the case's own; one that restarts servers uses the one that is there to be restarted."""
+    """On an emptied database; a case that restarts servers uses the one that is there to be restarted."""
     own = request.getfixturevalue("restartable_postgres") if RESTARTS in case.needs else None
-    url = own.url if own else request.getfixturevalue("postgres_url")
-    await SqlStorage(url).migrate()
+    if own:
+        await SqlStorage(own.url).migrate()
+    url = own.url if own else request.getfixturevalue("emptied_postgres_url")
     async with PostgresHarness(url, own) as harness:
         yield harness
 
