@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 import sqlalchemy
@@ -34,6 +37,48 @@ class SparkTogether(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return "spark" if nodeid.startswith("tests/federation/analytics/") else nodeid
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also what is left out of every run: see CONTRIBUTING.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: takes long and rarely breaks; runs with --full only")
+    config.addinivalue_line(
+        "markers", "spread: the same whatever its parameter; without --full it runs with one, each test with another"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are shuffled: every process of a run must choose alike
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without `--full`, leave out tests marked `full`, and all but one variant of those marked `spread`."""
+    if config.getoption("--full"):
+        return
+    left_out = {item for item in items if item.get_closest_marker("full")}
+    variants = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("spread"):
+            variants[_without_parameter(item, *mark.args)].append(item)
+    for name, same in variants.items():
+        chosen = sorted(same, key=lambda item: item.nodeid)[crc32(name.encode()) % len(same)]
+        left_out.update(item for item in same if item is not chosen)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _without_parameter(item: pytest.Item, parameter: str) -> str:
+    """What tells a test from others, but for the value of that parameter, whose text is a part of the test's id."""
+    function, _, variant = item.nodeid.partition("[")
+    value = str(item.callspec.params[parameter]) if isinstance(item, pytest.Function) else ""
+    return function + re.sub(rf"(^|-){re.escape(value)}(-|]$)", "-", variant, count=1)
+
+
+@pytest.fixture
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether this is a run with `--full`, in which what scales may be large."""
+    return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from tests.misbehaving import Canned
 from tests.peer import Answer, Peer, Render, both, inline, json_answer, nested
 from workers import JobState
 
-pytestmark = pytest.mark.usefixtures("queue_settings")
+pytestmark = [pytest.mark.usefixtures("queue_settings"), pytest.mark.spread("queue_settings")]
 
 ABSENT = object()
 STRANGER = generate_own_keys()

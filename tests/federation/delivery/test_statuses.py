@@ -18,7 +18,7 @@ from tests.misbehaving import (
 from tests.peer import Peer, acquaint
 from workers import JobState
 
-pytestmark = pytest.mark.usefixtures("queue_settings")
+pytestmark = [pytest.mark.usefixtures("queue_settings"), pytest.mark.spread("queue_settings")]
 
 REFUSALS = {status: respond(status) for status in (300, 400, 403, 404, 409, 410, 413, 429, 500, 502, 503)}
 
