@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from federation.siblings import refuse_foreign
 
 if TYPE_CHECKING:
-    from federation.errors import ConfigurationError
-    from federation.http.threat_policy import get_threat_policy
-    from federation.protocol.sealing import decrypt_payload, encrypt_payload
-    from federation.protocol.signing import sign_message, verify_signature
-    from federation.queues import (
+    from federation.base.errors import ConfigurationError
+    from federation.base.queues import (
         DELIVERY_QUEUE_NAME,
         HEALTH_CHECK_QUEUE_NAME,
         BullQueue,
         FederationDeliveryJob,
         HealthCheckJob,
     )
+    from federation.http.threat_policy import get_threat_policy
+    from federation.protocol.sealing import decrypt_payload, encrypt_payload
+    from federation.protocol.signing import sign_message, verify_signature
     from federation.service import (
         close_federation,
         discover_and_register,
@@ -82,17 +82,17 @@ __all__ = [
 
 _SERVICE = "federation.service"
 _HOMES = {
-    "ConfigurationError": "federation.errors",
+    "ConfigurationError": "federation.base.errors",
     "get_threat_policy": "federation.http.threat_policy",
     "decrypt_payload": "federation.protocol.sealing",
     "encrypt_payload": "federation.protocol.sealing",
     "sign_message": "federation.protocol.signing",
     "verify_signature": "federation.protocol.signing",
-    "DELIVERY_QUEUE_NAME": "federation.queues",
-    "HEALTH_CHECK_QUEUE_NAME": "federation.queues",
-    "BullQueue": "federation.queues",
-    "FederationDeliveryJob": "federation.queues",
-    "HealthCheckJob": "federation.queues",
+    "DELIVERY_QUEUE_NAME": "federation.base.queues",
+    "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues",
+    "BullQueue": "federation.base.queues",
+    "FederationDeliveryJob": "federation.base.queues",
+    "HealthCheckJob": "federation.base.queues",
 }
 
 refuse_foreign()

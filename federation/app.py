@@ -8,28 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from db import Database
-from federation.delivery.attempts import AttemptLog
-from federation.delivery.ledger import Ledger
-from federation.delivery.outbox import Outbox
-from federation.delivery.payloads import Payloads
-from federation.delivery.process import DeliveryProcessor
-from federation.delivery.producers import Producers
-from federation.delivery.slots import ServerSlots
-from federation.delivery.sweeper import OutboxSweeper
-from federation.errors import ConfigurationError
-from federation.health.long_range import LongRangeProbes, ProbePlan
-from federation.health.probe import Probe
-from federation.health.process import HealthCheckProcessor
-from federation.health.schedule import HealthSchedule
-from federation.http.client import FederationClient
-from federation.http.gates import FederationFetch, Relay
-from federation.http.guard import AddressGuard
-from federation.http.relay import PeerRelay
-from federation.http.transport import PoolLimits, pooled_transport
-from federation.monitoring.endpoints import Endpoints
-from federation.monitoring.meter import NO_METER, Meter, Metrics
-from federation.monitoring.readiness import Readiness, node_checks
-from federation.queues import (
+from federation.base.errors import ConfigurationError
+from federation.base.meter import NO_METER, Meter, Metrics
+from federation.base.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
@@ -42,21 +23,40 @@ from federation.queues import (
     open_storage,
     tasks_queue,
 )
+from federation.base.setting_types import plain
+from federation.base.settings import Settings
+from federation.delivery.attempts import AttemptLog
+from federation.delivery.ledger import Ledger
+from federation.delivery.outbox import Outbox
+from federation.delivery.payloads import Payloads
+from federation.delivery.process import DeliveryProcessor
+from federation.delivery.producers import Producers
+from federation.delivery.slots import ServerSlots
+from federation.delivery.sweeper import OutboxSweeper
+from federation.health.long_range import LongRangeProbes, ProbePlan
+from federation.health.probe import Probe
+from federation.health.process import HealthCheckProcessor
+from federation.health.schedule import HealthSchedule
+from federation.http.client import FederationClient
+from federation.http.gates import FederationFetch, Relay
+from federation.http.guard import AddressGuard
+from federation.http.relay import PeerRelay
+from federation.http.transport import PoolLimits, pooled_transport
+from federation.monitoring.endpoints import Endpoints
+from federation.monitoring.readiness import Readiness, node_checks
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
 from federation.servers.relay_peers import RelayPeers
 from federation.servers.relay_ranking import RelayRanking
-from federation.setting_types import plain
-from federation.settings import Settings
 from workers import Storage
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
-    from federation.task_marks import TaskMarks
+    from federation.base.task_marks import TaskMarks
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
 MARKS_NAME: Final = "federation-tasks-keys"
@@ -203,7 +203,7 @@ class Federation:
         """Where tasks' deduplication keys are kept on BullMQ and Bull; None elsewhere, where the queues keep them."""
         if self.redis is None or keyless_redis_url(self.settings) is None:
             return None
-        from federation.task_marks import TaskMarks  # here, as it needs the Redis package
+        from federation.base.task_marks import TaskMarks  # here, as it needs the Redis package
 
         return TaskMarks(self.redis, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
 

@@ -6,7 +6,7 @@ import gc
 from typing import Final
 
 from federation.app import Federation
-from federation.settings import Settings
+from federation.base.settings import Settings
 
 COLLECT_AFTER: Final = 10_000
 """Objects made and kept; CPython's 700 to 2 000 are a few deliveries."""

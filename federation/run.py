@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 
 from federation.app import Federation
-from federation.errors import ConfigurationError
+from federation.base.errors import ConfigurationError
+from federation.base.reach import require_schema
+from federation.base.settings import Settings
 from federation.monitoring.monitor import monitored
 from federation.process import adopt, release, set_aside_loaded
-from federation.reach import require_schema
-from federation.settings import Settings
 from federation.tasks import declared_tasks
 from federation.worker_pair import NO_TASKS, FederationWorkers
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from federation.base.errors import ConfigurationError
+from federation.base.queues import BullQueue
 from federation.delivery.errors import PermanentFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.producers import Content, PublishedPost, RequestedFollow
-from federation.errors import ConfigurationError
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS
 from federation.http.gates import Fetched
 from federation.process import get_federation, release
 from federation.protocol.acks import Ack
-from federation.queues import BullQueue
 from federation.servers.registry import KnownServer
 from federation.tasks import declared_tasks
 from federation.worker_pair import FederationWorkers, RunningWorker

@@ -14,7 +14,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from federation.errors import ConfigurationError
+from federation.base.errors import ConfigurationError
 from federation.process import get_federation
 from workers import (
     ConditionalKvStore,

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from db import AttemptOutcome, new_id
 from federation.app import Federation
-from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
-from federation.logs import crash
-from federation.queues import (
+from federation.base.logs import crash
+from federation.base.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
@@ -23,6 +22,7 @@ from federation.queues import (
     FederationDeliveryJob,
     delivery_backoff,
 )
+from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
 from federation.scheduler.jobs import recurring_jobs
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, Scheduler

@@ -26,7 +26,7 @@ from bench.node import fresh_places, machine, unwind_when_terminated
 from db import Database
 from db.migrate import upgrade
 from federation.admin import blacklist
-from federation.logs import configure_logging
+from federation.base.logs import configure_logging
 from federation.servers.blacklist import Blacklist, load_rules
 from federation.servers.rules import RuleSet
 

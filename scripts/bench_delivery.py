@@ -221,10 +221,10 @@ def run_worker(options: argparse.Namespace) -> None:
 
 async def deliver_all(profile: Any) -> dict[str, float]:
     from federation.app import Federation
+    from federation.base.logs import configure_logging
+    from federation.base.settings import Settings
     from federation.cli.running import upgrade
-    from federation.logs import configure_logging
     from federation.process import set_aside_loaded
-    from federation.settings import Settings
     from federation.worker_pair import FederationWorkers
     from workers import JobState
 

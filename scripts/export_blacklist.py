@@ -22,8 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import Database, DatabaseUrlError
 from federation.admin.blacklist import export_csv
 from federation.admin.whole_file import whole_file
-from federation.errors import ConfigurationError
-from federation.settings import Settings
+from federation.base.errors import ConfigurationError
+from federation.base.settings import Settings
 
 
 def main() -> None:

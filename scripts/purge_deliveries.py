@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, DatabaseUrlError
-from federation.errors import ConfigurationError, Unreachable
-from federation.reach import require_schema
+from federation.base.errors import ConfigurationError, Unreachable
+from federation.base.reach import require_schema
+from federation.base.settings import Settings
 from federation.scheduler.purge import Purge
-from federation.settings import Settings
 
 
 def main() -> None:

@@ -45,9 +45,9 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob
 from federation.admin.deliveries import DeliveryState, Selection, count
+from federation.base.queues import BullQueue
 from federation.delivery.payloads import release
 from federation.delivery.sweeper import OwedRow
-from federation.queues import BullQueue
 from workers import JobState
 
 BATCH: Final = 5_000

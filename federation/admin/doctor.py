@@ -22,7 +22,9 @@ from db import RunOutcome
 from federation.admin import deliveries, queues
 from federation.admin.deliveries import Selection
 from federation.app import Federation
-from federation.errors import ConfigurationError, Unreachable
+from federation.base.errors import ConfigurationError, Unreachable
+from federation.base.reach import behind, schema_of
+from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
@@ -30,10 +32,8 @@ from federation.http.threat_policy import NetworkErrorCode
 from federation.http.transport import pooled_transport
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
-from federation.reach import behind, schema_of
 from federation.scheduler.jobs import recurring_jobs
 from federation.scheduler.leases import last_runs
-from federation.settings import Settings
 from workers import StorageUnavailable, WorkersError
 
 PATIENCE: Final = timedelta(seconds=8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from federation.reach import connect
+from federation.base.reach import connect
 from workers import JobState, Queue
 
 if TYPE_CHECKING:

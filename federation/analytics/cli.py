@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from federation.analytics.errors import AnalyticsError
-from federation.settings import Settings
+from federation.base.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

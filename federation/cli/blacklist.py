@@ -39,7 +39,7 @@ def add(
 ) -> None:
     """Refuse a server or a domain, in every process within two seconds."""
     from federation.admin import blacklist
-    from federation.setting_types import parse_duration
+    from federation.base.setting_types import parse_duration
 
     try:
         expires_at = datetime.now(UTC) + parse_duration(lasts) if lasts else None

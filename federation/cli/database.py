@@ -22,7 +22,7 @@ app = group("The database's tables: check, upgrade.")
 @app.command("upgrade")
 def upgrade_tables() -> None:
     """Bring the database's tables up to date."""
-    from federation.settings import Settings
+    from federation.base.settings import Settings
 
     upgrade(Settings.load())
     print_lines(["the database is up to date"])
@@ -32,8 +32,8 @@ def upgrade_tables() -> None:
 def check(as_json: AsJson = False) -> None:
     """Tell whether the tables are up to date. Exit status 1 if not."""
     from db import Database
-    from federation.reach import behind, schema_of
-    from federation.settings import Settings
+    from federation.base.reach import behind, schema_of
+    from federation.base.settings import Settings
 
     start_logging(LogLevel.WARNING)
     settings = Settings.load()

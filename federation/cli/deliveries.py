@@ -206,7 +206,7 @@ def _selection(
 ) -> Selection:
     from federation.admin.deliveries import DeliveryState, Selection
     from federation.admin.servers import server_url
-    from federation.setting_types import parse_duration
+    from federation.base.setting_types import parse_duration
 
     return Selection(
         ids=tuple(ids or ()),

@@ -21,7 +21,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the public keys, as others know them."""
-    from federation.settings import Settings
+    from federation.base.settings import Settings
 
     keys = Settings.load().own_keys()
     if keys is None:
@@ -42,8 +42,8 @@ def generate(
     As lines of a .env, in a file that only you can read. For a new node: one that others know must not change its
     keys so, they would take it for an impostor.
     """
+    from federation.base.settings import write_env_file
     from federation.protocol.keys import generate_own_keys
-    from federation.settings import write_env_file
 
     values = generate_own_keys().to_env()
     try:

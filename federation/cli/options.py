@@ -9,7 +9,7 @@ import typer
 
 def _checked(text: str | None) -> str | None:
     """The text of a duration, refused in usage's own words if it is none."""
-    from federation.setting_types import parse_duration
+    from federation.base.setting_types import parse_duration
 
     try:
         if text is not None:

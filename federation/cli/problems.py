@@ -51,7 +51,7 @@ def explain(error: BaseException) -> list[str]:
 
     from db.url import DatabaseUrlError
     from federation.analytics.errors import AnalyticsError
-    from federation.errors import ConfigurationError, Unreachable
+    from federation.base.errors import ConfigurationError, Unreachable
     from federation.protocol.errors import UrlError
     from workers import StorageError, WorkersError
 

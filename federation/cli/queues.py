@@ -86,7 +86,7 @@ def clean(
     the database are not touched: a failed one can still be retried.
     """
     from federation.admin import queues
-    from federation.setting_types import parse_duration
+    from federation.base.setting_types import parse_duration
     from workers import JobState
 
     age = parse_duration(older_than)

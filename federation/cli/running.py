@@ -14,7 +14,7 @@ from federation.cli.queues import list_workers
 from federation.cli.session import LogLevel, start_logging
 
 if TYPE_CHECKING:
-    from federation.settings import Settings
+    from federation.base.settings import Settings
     from workers.storage.sql import SqlStorage
 
 ENV_FILE: Final = Path(".env")
@@ -39,9 +39,9 @@ def init(
     ] = "http://127.0.0.1:8000",
 ) -> None:
     """Write a .env with fresh keys and create the database."""
+    from federation.base.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
     from federation.protocol.keys import generate_own_keys
     from federation.protocol.urls import canonical_origin
-    from federation.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
 
     own_url = canonical_origin(url)
     values = {"BETTER_AUTH_URL": own_url, **generate_own_keys().to_env(), "DATABASE_URL": DEFAULT_DATABASE_URL}
@@ -58,7 +58,7 @@ def init(
 
 def upgrade_tables() -> None:
     """Bring the database's tables up to date."""
-    from federation.settings import Settings
+    from federation.base.settings import Settings
 
     upgrade(Settings.load())
 
@@ -66,7 +66,7 @@ def upgrade_tables() -> None:
 def upgrade(settings: Settings) -> None:
     """The tables of the application and of its queues are those of this version."""
     from db import migrate
-    from federation.queues import QUEUE_NAMES, open_storage
+    from federation.base.queues import QUEUE_NAMES, open_storage
     from workers.storage.sql import SqlStorage
 
     migrate.upgrade(settings.database_url.get_secret_value())
@@ -110,8 +110,8 @@ def serve() -> None:
 
 
 def _run(*, deliver: bool, serve: bool, metrics_port: int | None = None) -> None:
+    from federation.base.settings import Settings
     from federation.run import run
-    from federation.settings import Settings
 
     settings = Settings.load_node()
     start_logging(LogLevel.INFO)

@@ -36,7 +36,7 @@ def set_log_level(level: LogLevel | None) -> None:
 
 def start_logging(default: LogLevel) -> None:
     """This process logs to stderr: stdout is for results."""
-    from federation.logs import configure_logging
+    from federation.base.logs import configure_logging
 
     configure_logging(_Process.log_level or default)
 
@@ -49,13 +49,13 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
         Unreachable: the database does not answer.
     """
     from federation.app import Federation
-    from federation.settings import Settings
+    from federation.base.settings import Settings
 
     start_logging(LogLevel.WARNING)
     settings = Settings.load()
 
     async def session() -> T:
-        from federation.reach import require_schema
+        from federation.base.reach import require_schema
 
         federation = Federation(settings)
         try:

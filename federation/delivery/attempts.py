@@ -13,7 +13,7 @@ from sqlalchemy import insert
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from db import AttemptOutcome, Database, DeliveryAttempt
-from federation.monitoring.meter import NO_METER, Meter
+from federation.base.meter import NO_METER, Meter
 
 log = structlog.get_logger(__name__)
 

@@ -23,9 +23,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from db import Database, DeliveryJob, DeliveryPayload, new_id
+from federation.base.queues import BullQueue, FederationDeliveryJob
 from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
-from federation.queues import BullQueue, FederationDeliveryJob
 from workers import WorkersError
 from workers.ids import check_text
 

@@ -18,6 +18,8 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import AttemptOutcome
+from federation.base.logs import crash
+from federation.base.queues import FOLLOW_JOB, FederationDeliveryJob
 from federation.delivery.attempts import AttemptLog, AttemptRecord
 from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
@@ -28,14 +30,12 @@ from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
 from federation.http.guard import AddressGuard
 from federation.http.response import Response
-from federation.logs import crash
 from federation.protocol.acks import Ack, find_ack, parse_ack_body
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers, parse_method
 from federation.protocol.errors import AckMissing, KeyMaterialError, NotJson, PayloadError, UrlError
 from federation.protocol.keys import OwnKeys, decode_key
 from federation.protocol.sealing import seal
 from federation.protocol.signing import sign_message
-from federation.queues import FOLLOW_JOB, FederationDeliveryJob
 from federation.servers.discovery import Discover, DiscoveryError
 from federation.servers.registry import KnownServer, Registry
 from workers import Job

@@ -13,11 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import Follow, Post, User, new_id
+from federation.base.queues import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
 from federation.delivery.outbox import Outbox
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
 from federation.protocol.models import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
-from federation.queues import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
 from federation.servers.discovery import Discovery
 from federation.servers.registry import Registry
 

@@ -20,8 +20,8 @@ from sqlalchemy import or_, select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob
+from federation.base.queues import BullQueue
 from federation.delivery.outbox import PlannedJob, delivery_job
-from federation.queues import BullQueue
 
 log = structlog.get_logger(__name__)
 

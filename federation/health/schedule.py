@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from federation.queues import HEALTH_CHECK_JOB, BullQueue, HealthCheckJob
+from federation.base.queues import HEALTH_CHECK_JOB, BullQueue, HealthCheckJob
 
 
 class HealthSchedule:

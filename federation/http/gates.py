@@ -10,12 +10,12 @@ from typing import Protocol
 
 import structlog
 
+from federation.base.logs import crash
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS, FederationClient
 from federation.http.errors import NetworkError, RelayFailed
 from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
-from federation.logs import crash
 
 log = structlog.get_logger(__name__)
 

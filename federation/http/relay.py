@@ -17,14 +17,14 @@ from typing import Final, Protocol
 
 import structlog
 
+from federation.base.logs import crash
+from federation.base.meter import NO_METER, Meter
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError, RelayFailed
 from federation.http.gates import Fetched, OutboundRequest
 from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
-from federation.logs import crash
-from federation.monitoring.meter import NO_METER, Meter
 from federation.protocol.acks import find_ack, parse_ack_body
 from federation.protocol.errors import ProtocolError
 from federation.protocol.json_text import parse_json

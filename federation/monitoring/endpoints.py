@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from federation.monitoring.meter import Metrics
+from federation.base.meter import Metrics
 from federation.monitoring.readiness import Readiness
 
 METRICS_PATH: Final = "/metrics"

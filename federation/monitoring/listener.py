@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import structlog
 
-from federation.errors import ConfigurationError
+from federation.base.errors import ConfigurationError
 from federation.monitoring.endpoints import Answer
 
 log = structlog.get_logger(__name__)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import structlog
 from sqlalchemy import text
 
-from federation.reach import schema_of
+from federation.base.reach import schema_of
 from federation.servers.single_flight import SingleFlight
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from db import Database
+from federation.base.meter import NO_METER, Meter
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
-from federation.monitoring.meter import NO_METER, Meter
 from federation.node.admission import (
     DISCOVER_PER_CLIENT,
     RELAY_PER_CLIENT,

@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from federation.logs import crash
-from federation.monitoring.meter import NO_METER, Meter
+from federation.base.logs import crash
+from federation.base.meter import NO_METER, Meter
 from federation.node.admission import Admit, everybody
 from federation.node.blacklist import BlacklistGate
 from federation.node.bodies import BodyReader, TooLarge, framework_too_large

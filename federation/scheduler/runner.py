@@ -15,8 +15,8 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import RunOutcome
-from federation.logs import crash
-from federation.monitoring.meter import NO_METER, Meter
+from federation.base.logs import crash
+from federation.base.meter import NO_METER, Meter
 from federation.scheduler.leases import Lease, Leases
 
 log = structlog.get_logger(__name__)

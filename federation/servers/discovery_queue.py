@@ -13,8 +13,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from federation.base.queues import DISCOVERY_JOB, DiscoveryJob
 from federation.http.errors import BlockedUrl
-from federation.queues import DISCOVERY_JOB, DiscoveryJob
 from federation.servers.discovery import Discover, DiscoveryError
 from federation.servers.registry import KnownServer, Registry
 from federation.servers.single_flight import SingleFlight

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
-from federation.logs import crash
+from federation.base.logs import crash
 from federation.servers.blacklist import Blacklist
 from federation.servers.cache import LoadingCache
 from workers.gathering import Gathering

@@ -11,12 +11,12 @@ from typing import Final
 from redis.asyncio import Redis
 
 from federation.app import Federation
+from federation.base.logs import configure_logging
+from federation.base.queues import POST_JOB
+from federation.base.settings import Settings
 from federation.cli.running import upgrade
-from federation.logs import configure_logging
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
-from federation.queues import POST_JOB
-from federation.settings import Settings
 
 PAYLOAD_BYTES: Final = 2_400
 MB: Final = 1_000_000

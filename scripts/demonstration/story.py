@@ -13,7 +13,7 @@ from tally import Owed, Tally, count, delivered_to
 
 from db import Follow, User, create_host_tables
 from federation.app import Federation
-from federation.settings import Settings
+from federation.base.settings import Settings
 
 POSTS = 200
 POSTS_BEFORE_OUTAGE = 100

@@ -9,9 +9,9 @@ import asyncio
 import sys
 
 import federation
+from federation.base.queues import POST_JOB
+from federation.base.settings import Settings
 from federation.node.posts import POSTS_PATH
-from federation.queues import POST_JOB
-from federation.settings import Settings
 from tests.acceptance.site import numbered, post
 
 

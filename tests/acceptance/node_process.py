@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from federation.base.settings import Settings
 from federation.protocol.keys import OwnKeys
-from federation.settings import Settings
 from tests.servers import free_port
 from tests.workers.manual import ROOT
 

@@ -15,9 +15,9 @@ from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, Post, Server
 from federation.app import Federation
+from federation.base.queues import POST_JOB
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
-from federation.queues import POST_JOB
 from tests.acceptance.node_process import NodeProcess
 
 PATIENCE_SECONDS = 60

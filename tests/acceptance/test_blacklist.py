@@ -14,9 +14,9 @@ from sqlmodel import col
 from db import DeliveryAttempt, DeliveryJob
 from federation.admin import blacklist
 from federation.app import Federation
+from federation.base.queues import POST_JOB
+from federation.base.settings import Settings
 from federation.protocol.activities import post_activity
-from federation.queues import POST_JOB
-from federation.settings import Settings
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import respond

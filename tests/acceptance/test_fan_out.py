@@ -18,9 +18,9 @@ from sqlmodel import col
 
 from db import DeliveryJob, DeliveryPayload
 from federation.app import Federation
+from federation.base.queues import DELIVERY_QUEUE_NAME
+from federation.base.settings import Settings
 from federation.delivery.sweeper import OutboxSweeper
-from federation.queues import DELIVERY_QUEUE_NAME
-from federation.settings import Settings
 from tests.federation.protocol.vectors import A
 
 RECIPIENTS = 50_000

@@ -17,9 +17,9 @@ from sqlmodel import col
 
 from db import DeliveryJob
 from federation.app import Federation
+from federation.base.queues import POST_JOB
+from federation.base.settings import Settings
 from federation.protocol.activities import post_activity
-from federation.queues import POST_JOB
-from federation.settings import Settings
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import hang

@@ -16,10 +16,10 @@ from redis.asyncio import Redis
 from db import Database
 from db.migrate import upgrade
 from federation.app import Federation
+from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.transport import pooled_transport
-from federation.settings import Settings
 from tests.conftest import postgres_database
 from tests.federation.protocol.vectors import A
 from tests.peer import Peer

@@ -19,12 +19,12 @@ import httpx
 import pytest
 
 from federation.app import Federation
+from federation.base.errors import ConfigurationError
+from federation.base.queues import QUEUE_NAMES
+from federation.base.settings import Settings, write_env_file
 from federation.cli import main
-from federation.errors import ConfigurationError
 from federation.protocol.keys import generate_own_keys
-from federation.queues import QUEUE_NAMES
 from federation.run import run
-from federation.settings import Settings, write_env_file
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import hang
 from tests.peer import POSTS_PATH, Peer, acquaint

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 import federation.process
 from federation.app import Federation
-from federation.errors import ConfigurationError
+from federation.base.errors import ConfigurationError
 from federation.run import run
 from federation.tasks import declared_tasks, enqueue_task, task
 from federation.worker_pair import FederationWorkers

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from db import DeliveryJob, Server
 from federation.app import Federation
-from federation.settings import Settings
+from federation.base.settings import Settings
 from federation.worker_pair import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A

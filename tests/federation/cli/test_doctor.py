@@ -15,7 +15,7 @@ import pytest
 from db import DeliveryJob, RunOutcome, SchedulerJob
 from federation.admin.doctor import Finding, Verdict, examine, worst
 from federation.app import Federation
-from federation.settings import Settings
+from federation.base.settings import Settings
 from tests.federation.cli.conftest import Command
 from tests.misbehaving import respond
 from tests.peer import Peer

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from federation.app import Federation
-from federation.settings import Settings
+from federation.base.settings import Settings
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.peer import Peer, acquaint

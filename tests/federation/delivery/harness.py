@@ -16,11 +16,11 @@ from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.app import Federation
+from federation.base.queues import DELIVERY_QUEUE_NAME, POST_JOB, FederationDeliveryJob, delivery_backoff
 from federation.delivery.process import DELIVERY_TIMEOUT, DeliveryProcessor
 from federation.delivery.slots import ServerSlots
 from federation.health.schedule import health_check_id
 from federation.protocol.activities import follow_activity, post_activity
-from federation.queues import DELIVERY_QUEUE_NAME, POST_JOB, FederationDeliveryJob, delivery_backoff
 from federation.servers.discovery import Discover
 from federation.worker_pair import log_event
 from tests.peer import POSTS_PATH, Peer

@@ -17,14 +17,14 @@ from sqlmodel import col
 
 from db import Database, Server, create_host_tables
 from federation.app import Federation
+from federation.base.queues import FederationDeliveryJob
+from federation.base.settings import Settings
 from federation.delivery.process import Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.transport import pooled_transport
 from federation.protocol.keys import generate_own_keys
-from federation.queues import FederationDeliveryJob
 from federation.servers.registry import KnownServer
-from federation.settings import Settings
 from tests.federation.delivery.harness import Site, follow_payload, job_data, post_payload
 from tests.federation.http.conftest import ScriptedResolver
 from tests.federation.node.remote_server import RemoteServer

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from db import Database
 from federation.app import Federation
+from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.transport import pooled_transport
@@ -18,7 +19,6 @@ from federation.monitoring.prometheus import ProcessMetrics
 from federation.protocol.keys import generate_own_keys
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob
-from federation.settings import Settings
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.federation.http.conftest import ScriptedResolver
 from tests.federation.monitoring.test_prometheus import samples

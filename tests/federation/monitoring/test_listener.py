@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from federation.app import Federation
-from federation.errors import ConfigurationError
+from federation.base.errors import ConfigurationError
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.listener import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsListener
 from federation.monitoring.monitor import monitored

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from federation.base.settings import write_env_file
 from federation.protocol.keys import generate_own_keys
-from federation.settings import write_env_file
 from tests.federation.test_cli import ROOT, Folder
 from tests.servers import free_port
 

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from db import Database
 from federation.app import Federation
+from federation.base.settings import Settings
 from federation.monitoring.endpoints import READY_PATH, Endpoints
 from federation.monitoring.readiness import Readiness
-from federation.settings import Settings
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import MisbehavingServer, hang
 from tests.servers import free_port

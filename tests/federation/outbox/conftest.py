@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, DeliveryJob, DeliveryPayload
 from federation.app import Federation
+from federation.base.queues import BullQueue
 from federation.delivery.outbox import Outbox
-from federation.queues import BullQueue
 from tests.federation.conftest import MakeSettings
 from workers import JobState
 

@@ -13,11 +13,11 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryPayload
 from federation.app import Federation
+from federation.base.queues import delivery_queue
+from federation.base.settings import Settings
 from federation.delivery.ledger import Ledger
 from federation.delivery.outbox import BATCH, Outbox
-from federation.queues import delivery_queue
 from federation.scheduler.purge import Purge
-from federation.settings import Settings
 from tests.federation.delivery.harness import Site, post_payload
 from tests.federation.outbox.conftest import PAYLOAD, Place
 from tests.peer import POSTS_PATH, Peer, acquaint

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from db import Database
 from db.url import parse_url
 from federation.app import Federation
+from federation.base.queues import delivery_queue
+from federation.base.settings import Settings
 from federation.delivery.outbox import Outbox
-from federation.queues import delivery_queue
-from federation.settings import Settings
 from tests.federation.conftest import MakeSettings
 from tests.federation.outbox.conftest import PAYLOAD, SERVER, TARGET, Place
 from tests.servers import free_port

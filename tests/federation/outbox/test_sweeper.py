@@ -10,11 +10,11 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob
 from federation.app import Federation
+from federation.base.queues import delivery_queue
+from federation.base.settings import Settings
 from federation.delivery import sweeper as module
 from federation.delivery.outbox import Outbox
 from federation.delivery.sweeper import OutboxSweeper, Swept
-from federation.queues import delivery_queue
-from federation.settings import Settings
 from tests.federation.conftest import MakeSettings
 from tests.federation.outbox.conftest import PAYLOAD, Place
 from tests.servers import free_port

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from db import BlacklistedServer, DeliveryJob, DeliveryPayload, Follow, Post, Server, User, create_host_tables, new_id
 from federation.admin import blacklist
 from federation.app import Federation
+from federation.base.errors import ConfigurationError
 from federation.delivery.producers import ServerRefused
-from federation.errors import ConfigurationError
 from federation.http.errors import BlockedUrl
 from federation.servers.discovery import DiscoveryError
 from tests.federation.conftest import OWN_URL, MakeSettings

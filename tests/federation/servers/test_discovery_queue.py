@@ -12,8 +12,8 @@ from sqlalchemy import select
 
 from db import DeliveryJob, Server
 from federation.app import Federation
+from federation.base.queues import DISCOVERY_JOB, DISCOVERY_QUEUE_NAME
 from federation.http.errors import BlockedUrl
-from federation.queues import DISCOVERY_JOB, DISCOVERY_QUEUE_NAME
 from federation.servers.discovery import DiscoveryError
 from federation.servers.discovery_queue import QueuedDiscovery
 from federation.worker_pair import FederationWorkers

@@ -11,7 +11,7 @@ from tests.federation.test_cli import ROOT
 PROGRAM = """
 import logging
 import structlog
-from federation.logs import configure_logging
+from federation.base.logs import configure_logging
 
 configure_logging("debug")
 logging.getLogger("aiosqlite").debug("executing %s", "INSERT the-secret")

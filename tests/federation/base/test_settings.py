@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from federation.errors import ConfigurationError
+from federation.base.errors import ConfigurationError
+from federation.base.setting_types import parse_duration
+from federation.base.settings import Settings, write_env_file
 from federation.protocol.keys import generate_own_keys
-from federation.setting_types import parse_duration
-from federation.settings import Settings, write_env_file
 from tests.federation.protocol.vectors import A, B
 
 pytestmark = pytest.mark.usefixtures("empty_environment")

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database
 from db.migrate import SchemaVersion, schema_version
-from federation.errors import ConfigurationError, Unreachable
+from federation.base.errors import ConfigurationError, Unreachable
 from workers import Queue, StorageUnavailable
 
 PATIENCE: Final = timedelta(seconds=8)

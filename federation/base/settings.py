@@ -15,16 +15,8 @@ from typing import Annotated, Final, Self
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from federation.errors import ConfigurationError
-from federation.protocol.errors import KeyMaterialError
-from federation.protocol.keys import (
-    ENCRYPTION_PUBLIC_VARIABLE,
-    ENCRYPTION_SECRET_VARIABLE,
-    SIGNING_PUBLIC_VARIABLE,
-    SIGNING_SECRET_VARIABLE,
-    OwnKeys,
-)
-from federation.setting_types import (
+from federation.base.errors import ConfigurationError
+from federation.base.setting_types import (
     DatabaseUrl,
     Duration,
     Hostnames,
@@ -34,6 +26,14 @@ from federation.setting_types import (
     QueueUrl,
     RedisUrl,
     plain,
+)
+from federation.protocol.errors import KeyMaterialError
+from federation.protocol.keys import (
+    ENCRYPTION_PUBLIC_VARIABLE,
+    ENCRYPTION_SECRET_VARIABLE,
+    SIGNING_PUBLIC_VARIABLE,
+    SIGNING_SECRET_VARIABLE,
+    OwnKeys,
 )
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///federation.sqlite3"

@@ -11,9 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from federation.app import Federation
-from federation.errors import ConfigurationError
-from federation.health.schedule import HealthSchedule, health_check_id
-from federation.queues import (
+from federation.base.errors import ConfigurationError
+from federation.base.queues import (
     DELIVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
     BullQueue,
@@ -25,7 +24,8 @@ from federation.queues import (
     keyless_redis_url,
     open_storage,
 )
-from federation.settings import Settings
+from federation.base.settings import Settings
+from federation.health.schedule import HealthSchedule, health_check_id
 from workers.bounds import MAX_DELAY
 from workers.jobs import DROP, Claim, EnqueueStatus, NewJob
 from workers.retry import RetryPolicy

@@ -10,10 +10,10 @@ from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, model_validat
 from pydantic.alias_generators import to_camel
 
 from db.url import parse_url
-from federation.errors import ConfigurationError
+from federation.base.errors import ConfigurationError
+from federation.base.setting_types import plain
+from federation.base.settings import Settings
 from federation.protocol.models import MAX_PAYLOAD_BYTES
-from federation.setting_types import plain
-from federation.settings import Settings
 from workers.bounds import MAX_DELAY
 from workers.jobs import DROP, Retention
 from workers.queue import Queue
