@@ -40,7 +40,6 @@ from federation.health.schedule import HealthSchedule
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, Relay
 from federation.http.guard import AddressGuard
-from federation.http.relay import PeerRelay
 from federation.http.transport import PoolLimits, pooled_transport
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks
@@ -48,6 +47,7 @@ from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.registry import Registry
+from federation.servers.relay import PeerRelay
 from federation.servers.relay_peers import RelayPeers
 from federation.servers.relay_ranking import RelayRanking
 from workers import Storage

@@ -16,9 +16,9 @@ from federation.base.errors import ConfigurationError
 from federation.base.reach import require_schema
 from federation.base.settings import Settings
 from federation.monitoring.monitor import monitored
+from federation.node_workers import NO_TASKS, FederationWorkers
 from federation.process import adopt, release, set_aside_loaded
 from federation.tasks import declared_tasks
-from federation.worker_pair import NO_TASKS, FederationWorkers
 
 if TYPE_CHECKING:
     from federation.monitoring.prometheus import ProcessMetrics

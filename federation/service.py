@@ -16,11 +16,11 @@ from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.producers import Content, PublishedPost, RequestedFollow
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS
 from federation.http.gates import Fetched
+from federation.node_workers import FederationWorkers, RunningWorker
 from federation.process import get_federation, release
 from federation.protocol.acks import Ack
 from federation.servers.registry import KnownServer
 from federation.tasks import declared_tasks
-from federation.worker_pair import FederationWorkers, RunningWorker
 from workers import Job
 
 if TYPE_CHECKING:

@@ -224,8 +224,8 @@ async def deliver_all(profile: Any) -> dict[str, float]:
     from federation.base.logs import configure_logging
     from federation.base.settings import Settings
     from federation.cli.running import upgrade
+    from federation.node_workers import FederationWorkers
     from federation.process import set_aside_loaded
-    from federation.worker_pair import FederationWorkers
     from workers import JobState
 
     configure_logging("warning")

@@ -22,7 +22,7 @@ from db import Database, DatabaseUrlError
 from federation.base.errors import ConfigurationError, Unreachable
 from federation.base.reach import require_schema
 from federation.base.settings import Settings
-from federation.scheduler.purge import Purge
+from federation.delivery.purge import Purge
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from federation.http.threat_policy import NetworkErrorCode
 from federation.http.transport import pooled_transport
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
-from federation.scheduler.jobs import recurring_jobs
+from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import last_runs
 from workers import StorageUnavailable, WorkersError
 

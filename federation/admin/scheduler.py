@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from db import RunOutcome, SchedulerJob, new_id
-from federation.scheduler.jobs import recurring_jobs
+from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases, last_runs
 from federation.scheduler.runner import JobRunner, Run
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import federation
 from federation.monitoring.prometheus import ProcessMetrics
-from federation.worker_pair import log_event
+from federation.node_workers import log_event
 from tests.federation.test_cli import ROOT
 from workers import WorkerEvent, WorkerEventKind
 

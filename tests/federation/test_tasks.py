@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 import federation.process
 from federation.app import Federation
 from federation.base.errors import ConfigurationError
+from federation.node_workers import FederationWorkers
 from federation.run import run
 from federation.tasks import declared_tasks, enqueue_task, task
-from federation.worker_pair import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from workers import DeduplicationMode, EnqueueStatus, Job, JobState, Unsupported
 

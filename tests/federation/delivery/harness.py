@@ -20,9 +20,9 @@ from federation.base.queues import DELIVERY_QUEUE_NAME, POST_JOB, FederationDeli
 from federation.delivery.process import DELIVERY_TIMEOUT, DeliveryProcessor
 from federation.delivery.slots import ServerSlots
 from federation.health.schedule import health_check_id
+from federation.node_workers import log_event
 from federation.protocol.activities import follow_activity, post_activity
 from federation.servers.discovery import Discover
-from federation.worker_pair import log_event
 from tests.peer import POSTS_PATH, Peer
 from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from db import Server, ServerHealthEvent
 from federation.app import Federation
-from federation.worker_pair import FederationWorkers
+from federation.node_workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from tests.peer import POSTS_PATH, Peer, acquaint
 

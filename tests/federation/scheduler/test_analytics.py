@@ -14,9 +14,9 @@ import pytest
 
 from federation.app import Federation
 from federation.cli.problems import USAGE_ERROR
+from federation.recurring_jobs import recurring_jobs
 from federation.scheduler import analytics as module
 from federation.scheduler.analytics import AFTER_MIDNIGHT, TOLD, NightlyAnalytics
-from federation.scheduler.jobs import recurring_jobs
 from federation.scheduler.runner import JobFailed
 from tests.federation.conftest import MakeSettings
 

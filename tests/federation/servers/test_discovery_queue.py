@@ -14,9 +14,9 @@ from db import DeliveryJob, Server
 from federation.app import Federation
 from federation.base.queues import DISCOVERY_JOB, DISCOVERY_QUEUE_NAME
 from federation.http.errors import BlockedUrl
+from federation.node_workers import FederationWorkers
 from federation.servers.discovery import DiscoveryError
 from federation.servers.discovery_queue import QueuedDiscovery
-from federation.worker_pair import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import hang, respond
 from tests.peer import DISCOVER_PATH, POSTS_PATH, Peer

@@ -17,9 +17,9 @@ from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
 from federation.delivery.ledger import Ledger
 from federation.delivery.outbox import BATCH, Outbox
-from federation.scheduler.purge import Purge
+from federation.delivery.purge import Purge
 from tests.federation.delivery.harness import Site, post_payload
-from tests.federation.outbox.conftest import PAYLOAD, Place
+from tests.federation.delivery.outbox.conftest import PAYLOAD, Place
 from tests.peer import POSTS_PATH, Peer, acquaint
 from workers import JobState
 from workers.storage.memory import MemoryStorage

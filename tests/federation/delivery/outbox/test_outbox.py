@@ -19,7 +19,7 @@ from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
 from federation.delivery.outbox import Outbox
 from tests.federation.conftest import MakeSettings
-from tests.federation.outbox.conftest import PAYLOAD, SERVER, TARGET, Place
+from tests.federation.delivery.outbox.conftest import PAYLOAD, SERVER, TARGET, Place
 from tests.servers import free_port
 from workers import StorageUnavailable
 from workers.jobs import EnqueueStatus

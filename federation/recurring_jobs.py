@@ -8,8 +8,8 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from federation.delivery.purge import Purge
 from federation.scheduler.analytics import NightlyAnalytics
-from federation.scheduler.purge import Purge
 from federation.scheduler.runner import RecurringJob
 from workers import Queue
 

@@ -23,7 +23,7 @@ from federation.base.queues import (
     delivery_backoff,
 )
 from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
-from federation.scheduler.jobs import recurring_jobs
+from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, Scheduler
 from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError

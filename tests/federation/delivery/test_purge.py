@@ -17,8 +17,8 @@ from db import (
     DeliveryPayload,
     RotateChallengeToken,
 )
-from federation.scheduler import purge as module
-from federation.scheduler.purge import Purge
+from federation.delivery import purge as module
+from federation.delivery.purge import Purge
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from db import DeliveryJob, Server
 from federation.app import Federation
 from federation.base.settings import Settings
-from federation.worker_pair import FederationWorkers, log_event
+from federation.node_workers import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import hang, respond

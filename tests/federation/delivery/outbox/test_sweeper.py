@@ -16,7 +16,7 @@ from federation.delivery import sweeper as module
 from federation.delivery.outbox import Outbox
 from federation.delivery.sweeper import OutboxSweeper, Swept
 from tests.federation.conftest import MakeSettings
-from tests.federation.outbox.conftest import PAYLOAD, Place
+from tests.federation.delivery.outbox.conftest import PAYLOAD, Place
 from tests.servers import free_port
 from workers import StorageUnavailable
 from workers.jobs import DROP, Completed, ErrorInfo, Failed
