@@ -11,9 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from db.url import parse_url
-from federation.http.guard import parse_allowed_hostnames
 from federation.protocol.errors import UrlError
-from federation.protocol.urls import canonical_origin
+from federation.protocol.urls import canonical_origin, host_of
 
 LONGEST_DURATION: Final = timedelta(days=365)
 BULL_DIALECT: Final = "C"
@@ -49,6 +48,27 @@ def _own_origin(value: str) -> str:
         return canonical_origin(value)
     except UrlError as error:
         raise ValueError(f"must be this node's own URL, as https://node.example: {error}") from None
+
+
+def parse_allowed_hostnames(text: str) -> frozenset[str]:
+    """Return the hosts in a comma list of `host`, `host:port` or URLs, possibly quoted; only the host part counts.
+
+    Raises:
+        ValueError: an entry has no host; it is named in the message.
+    """
+    return frozenset(
+        _allowed_host(entry) for part in text.strip().strip("\"'").split(",") if (entry := part.strip(" \t\"'"))
+    )
+
+
+def _allowed_host(entry: str) -> str:
+    authority = urlsplit(entry).netloc.rpartition("@")[2] if "://" in entry else entry.partition("/")[0]
+    if authority.count(":") > 1 and not authority.startswith("["):
+        authority = f"[{authority}]"
+    try:
+        return host_of(canonical_origin(f"http://{authority}"))
+    except UrlError as exc:
+        raise ValueError(f"DEV_ALLOWED_HOSTNAMES: {entry!r} names no host: {exc}") from exc
 
 
 def _hostnames(value: object) -> object:

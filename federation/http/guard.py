@@ -19,8 +19,7 @@ import httpx
 
 from federation.http.addresses import Address, is_globally_routable
 from federation.http.errors import BlockedAddress, BlockedUrl
-from federation.protocol.errors import UrlError
-from federation.protocol.urls import canonical_origin
+from federation.protocol.urls import canonical_origin, host_of
 
 _METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog"})
 
@@ -90,35 +89,8 @@ def parse_target(url: str) -> Target:
         target = httpx.URL(f"{origin}{parts.path or '/'}{query}")
     except (ValueError, httpx.InvalidURL) as exc:  # every error of the parser is a ValueError
         raise BlockedUrl(f"not a URL that can be fetched: {exc}") from exc
-    host = _host_of(origin)
+    host = host_of(origin)
     return Target(url=target, origin=origin, host=host, address=_literal(host))
-
-
-def parse_allowed_hostnames(text: str) -> frozenset[str]:
-    """The hosts named in a comma list of `host`, `host:port` or URLs, possibly quoted; only the host part counts.
-
-    Raises:
-        ValueError: an entry has no host; it is named in the message.
-    """
-    return frozenset(
-        _allowed_host(entry) for part in text.strip().strip("\"'").split(",") if (entry := part.strip(" \t\"'"))
-    )
-
-
-def _allowed_host(entry: str) -> str:
-    authority = urlsplit(entry).netloc.rpartition("@")[2] if "://" in entry else entry.partition("/")[0]
-    if authority.count(":") > 1 and not authority.startswith("["):
-        authority = f"[{authority}]"
-    try:
-        return _host_of(canonical_origin(f"http://{authority}"))
-    except UrlError as exc:
-        raise ValueError(f"DEV_ALLOWED_HOSTNAMES: {entry!r} names no host: {exc}") from exc
-
-
-def _host_of(origin: str) -> str:
-    """The host of a canonical origin, an IPv6 address without its brackets."""
-    authority = origin.partition("://")[2]
-    return authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
 
 
 def _literal(host: str) -> Address | None:

@@ -74,6 +74,12 @@ def peer_registry_url(url: str | None, own_origin: str) -> str | None:
     return None if origin == own_origin else origin
 
 
+def host_of(origin: str) -> str:
+    """Return the host of a canonical origin, an IPv6 address without its brackets."""
+    authority = origin.partition("://")[2]
+    return authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
+
+
 def _canonical_host(host: str) -> str:
     if host.startswith("["):
         return f"[{_canonical_ipv6(host[1:-1])}]"

@@ -12,7 +12,6 @@ import pytest
 from pydantic import SecretStr
 
 from federation.base.errors import ConfigurationError
-from federation.base.setting_types import parse_duration
 from federation.base.settings import Settings, write_env_file
 from federation.protocol.keys import generate_own_keys
 from tests.federation.protocol.vectors import A, B
@@ -311,13 +310,6 @@ def test_no_secret_is_in_the_repr() -> None:
     )
     for text in (repr(settings), str(settings), repr(settings.own_keys())):
         assert not any(secret in text for secret in (*SECRETS, "s3cret"))
-
-
-@pytest.mark.parametrize("text", ["", "s", "5 5s", "1e3s", "5S", "\u0665s", "nan", "inf", "5s;", "0x5s", "1.s", ".5s"])
-def test_other_spellings_are_no_durations(text: str) -> None:
-    """Only digits, an optional fraction and one of five units."""
-    with pytest.raises(ValueError, match="write a duration"):
-        parse_duration(text)
 
 
 def test_an_env_file_is_private_quoted_and_never_overwritten(empty_environment: Path) -> None:

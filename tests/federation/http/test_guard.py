@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.http.errors import BlockedAddress, BlockedUrl
-from federation.http.guard import AddressGuard, parse_allowed_hostnames
+from federation.http.guard import AddressGuard
 from federation.http.threat_policy import NetworkErrorCode
 
 GUARD = AddressGuard()
@@ -203,26 +203,3 @@ def test_allowed_hostname_exempts_that_host_only() -> None:
 def test_allowed_literal_in_any_spelling(url: str) -> None:
     """An exempt literal address is exempt in every spelling of it."""
     assert AddressGuard(frozenset({"127.0.0.1"})).check_url(url).host == "127.0.0.1"
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("", set()),
-        ("localhost", {"localhost"}),
-        ('"localhost, peer-b:8080"', {"localhost", "peer-b"}),
-        ("http://Peer-B:3000/path?q, 'x.test'", {"peer-b", "x.test"}),
-        ("127.0.0.1:99,[::1]:80,::1,[fd00::2]", {"127.0.0.1", "::1", "fd00::2"}),
-        (",, localhost. ,", {"localhost"}),
-    ],
-)
-def test_allowed_hostnames_are_parsed(text: str, hosts: set[str]) -> None:
-    """A comma list of hosts, hosts with ports and URLs, quoted or not, names its hosts."""
-    assert parse_allowed_hostnames(text) == hosts
-
-
-@pytest.mark.parametrize("text", ["good.test,http://", "a b", "*"])
-def test_wrong_allowed_hostname_is_named(text: str) -> None:
-    """An entry without a host is an error that quotes it."""
-    with pytest.raises(ValueError, match="DEV_ALLOWED_HOSTNAMES"):
-        parse_allowed_hostnames(text)
