@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from db import AttemptOutcome, RunOutcome
-from federation.base.meter import code_label, endpoint_label, status_label
+from federation.monitoring.labels import code_label, endpoint_label, status_label
 from federation.monitoring.numbers import DatabaseNumbers
 from workers import JobState, WorkerEvent, WorkerEventKind
 

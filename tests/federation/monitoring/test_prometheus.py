@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 import federation.delivery
 from db import AttemptOutcome, BlacklistedServer, Database, DeliveryJob, RunOutcome, SchedulerJob, Server, new_id
 from federation.app import Federation
-from federation.base.meter import ATTEMPT_CODES, ENDPOINTS, code_label
 from federation.http.threat_policy import NetworkErrorCode
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
+from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, code_label
 from federation.monitoring.numbers import read_numbers
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.monitoring.watch import watch

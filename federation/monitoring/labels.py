@@ -1,0 +1,40 @@
+"""The few labels that codes, paths and statuses are counted under, so that the number of series is bounded."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from federation.http.threat_policy import NetworkErrorCode
+
+ATTEMPT_CODES: Final = frozenset(
+    {
+        *(code.value for code in NetworkErrorCode),
+        *("BLACKLISTED", "BLOCKED_URL", "BODY_TOO_LARGE", "DATABASE", "DISCOVERY", "INTERNAL", "INVALID_ACK"),
+        *("INVALID_ACK_SIGNATURE", "INVALID_JOB", "INVALID_PAYLOAD", "KEY_MATERIAL", "NOT_JSON", "NO_ACK"),
+        *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "PARKED"),
+    }
+)
+ENDPOINTS: Final = frozenset({"/discover", "/api/auth/social/follows", "/api/auth/social/posts", "/proxy"})
+OTHER: Final = "other"
+
+_HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")
+
+
+def code_label(code: str | None) -> str:
+    """One of about thirty: the code, `HTTP_4xx` for all of a class, `other` for what is not ours, `none`."""
+    if code is None:
+        return "none"
+    if match := _HTTP_CODE.fullmatch(code):
+        return f"HTTP_{match[1]}xx"
+    return code if code in ATTEMPT_CODES else OTHER
+
+
+def endpoint_label(path: str) -> str:
+    """One of the endpoints' paths, or `other`."""
+    return path if path in ENDPOINTS else OTHER
+
+
+def status_label(status: int) -> str:
+    """The class of an HTTP status, as `4xx`."""
+    return f"{status // 100}xx" if 100 <= status <= 599 else OTHER
