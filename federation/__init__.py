@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING
 from federation.siblings import refuse_foreign
 
 if TYPE_CHECKING:
+    from federation.base.bull_queue import BullQueue
     from federation.base.errors import ConfigurationError
-    from federation.base.queues import (
-        DELIVERY_QUEUE_NAME,
-        HEALTH_CHECK_QUEUE_NAME,
-        BullQueue,
-        FederationDeliveryJob,
-        HealthCheckJob,
-    )
+    from federation.base.jobs import FederationDeliveryJob, HealthCheckJob
+    from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
     from federation.http.threat_policy import get_threat_policy
     from federation.protocol.sealing import decrypt_payload, encrypt_payload
     from federation.protocol.signing import sign_message, verify_signature
@@ -90,9 +86,9 @@ _HOMES = {
     "verify_signature": "federation.protocol.signing",
     "DELIVERY_QUEUE_NAME": "federation.base.queues",
     "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues",
-    "BullQueue": "federation.base.queues",
-    "FederationDeliveryJob": "federation.base.queues",
-    "HealthCheckJob": "federation.base.queues",
+    "BullQueue": "federation.base.bull_queue",
+    "FederationDeliveryJob": "federation.base.jobs",
+    "HealthCheckJob": "federation.base.jobs",
 }
 
 refuse_foreign()

@@ -15,16 +15,14 @@ from federation.base.queues import (
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
     TASKS_QUEUE_NAME,
-    bullmq_url,
     delivery_queue,
     discovery_queue,
     health_check_queue,
-    keyless_redis_url,
-    open_storage,
     tasks_queue,
 )
 from federation.base.setting_types import plain
 from federation.base.settings import Settings
+from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
 from federation.delivery.attempts import AttemptLog
 from federation.delivery.ledger import Ledger
 from federation.delivery.outbox import Outbox

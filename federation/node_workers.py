@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from db import AttemptOutcome, new_id
 from federation.app import Federation
+from federation.base.jobs import FederationDeliveryJob
 from federation.base.logs import crash
 from federation.base.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
     TASKS_QUEUE_NAME,
-    FederationDeliveryJob,
     delivery_backoff,
 )
 from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure

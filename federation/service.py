@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from federation.base.bull_queue import BullQueue
 from federation.base.errors import ConfigurationError
-from federation.base.queues import BullQueue
 from federation.delivery.errors import PermanentFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.producers import Content, PublishedPost, RequestedFollow

@@ -35,8 +35,8 @@ from federation.admin import deliveries
 from federation.admin.deliveries import Selection
 from federation.admin.deliveries_bulk import BulkDeliveries
 from federation.app import Federation
+from federation.base.jobs import POST_JOB
 from federation.base.logs import configure_logging
-from federation.base.queues import POST_JOB
 from federation.base.settings import Settings
 from federation.cli.running import upgrade
 from federation.delivery.outbox import delivery_job

@@ -45,7 +45,7 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob
 from federation.admin.deliveries import DeliveryState, Selection, count
-from federation.base.queues import BullQueue
+from federation.base.bull_queue import BullQueue
 from federation.delivery.payloads import release
 from federation.delivery.sweeper import OwedRow
 from workers import JobState

@@ -66,7 +66,8 @@ def upgrade_tables() -> None:
 def upgrade(settings: Settings) -> None:
     """The tables of the application and of its queues are those of this version."""
     from db import migrate
-    from federation.base.queues import QUEUE_NAMES, open_storage
+    from federation.base.queues import QUEUE_NAMES
+    from federation.base.storages import open_storage
     from workers.storage.sql import SqlStorage
 
     migrate.upgrade(settings.database_url.get_secret_value())

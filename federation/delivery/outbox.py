@@ -23,7 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from db import Database, DeliveryJob, DeliveryPayload, new_id
-from federation.base.queues import BullQueue, FederationDeliveryJob
+from federation.base.bull_queue import BullQueue
+from federation.base.jobs import FederationDeliveryJob
 from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
 from workers import WorkersError

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryPayload
-from federation.base.queues import FederationDeliveryJob
+from federation.base.jobs import FederationDeliveryJob
 from federation.servers.cache import LoadingCache
 from workers.gathering import Gathering
 

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import AttemptOutcome
+from federation.base.jobs import FOLLOW_JOB, FederationDeliveryJob
 from federation.base.logs import crash
-from federation.base.queues import FOLLOW_JOB, FederationDeliveryJob
 from federation.delivery.attempts import AttemptLog, AttemptRecord
 from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack

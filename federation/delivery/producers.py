@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import Follow, Post, User, new_id
-from federation.base.queues import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
+from federation.base.jobs import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
 from federation.delivery.outbox import Outbox
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
 from federation.protocol.models import parse_model

@@ -20,7 +20,7 @@ from sqlalchemy import or_, select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob
-from federation.base.queues import BullQueue
+from federation.base.bull_queue import BullQueue
 from federation.delivery.outbox import PlannedJob, delivery_job
 
 log = structlog.get_logger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from pydantic import ValidationError
 
-from federation.base.queues import HealthCheckJob
+from federation.base.jobs import HealthCheckJob
 from federation.health.probe import Probe
 from federation.http.threat_policy import get_threat_policy
 from federation.servers.registry import Registry, ScheduleHealthCheck

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from federation.base.queues import HEALTH_CHECK_JOB, BullQueue, HealthCheckJob
+from federation.base.bull_queue import BullQueue
+from federation.base.jobs import HEALTH_CHECK_JOB, HealthCheckJob
 
 
 class HealthSchedule:

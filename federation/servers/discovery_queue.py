@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from federation.base.queues import DISCOVERY_JOB, DiscoveryJob
+from federation.base.jobs import DISCOVERY_JOB, DiscoveryJob
 from federation.http.errors import BlockedUrl
 from federation.servers.discovery import Discover, DiscoveryError
 from federation.servers.registry import KnownServer, Registry

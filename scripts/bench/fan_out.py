@@ -11,8 +11,8 @@ from typing import Final
 from redis.asyncio import Redis
 
 from federation.app import Federation
+from federation.base.jobs import POST_JOB
 from federation.base.logs import configure_logging
-from federation.base.queues import POST_JOB
 from federation.base.settings import Settings
 from federation.cli.running import upgrade
 from federation.node.posts import POSTS_PATH

@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 import federation
-from federation.base.queues import POST_JOB
+from federation.base.jobs import POST_JOB
 from federation.base.settings import Settings
 from federation.node.posts import POSTS_PATH
 from tests.acceptance.site import numbered, post

@@ -15,7 +15,7 @@ from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, Post, Server
 from federation.app import Federation
-from federation.base.queues import POST_JOB
+from federation.base.jobs import POST_JOB
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
 from tests.acceptance.node_process import NodeProcess

@@ -14,7 +14,7 @@ from sqlmodel import col
 from db import DeliveryAttempt, DeliveryJob
 from federation.admin import blacklist
 from federation.app import Federation
-from federation.base.queues import POST_JOB
+from federation.base.jobs import POST_JOB
 from federation.base.settings import Settings
 from federation.protocol.activities import post_activity
 from tests.acceptance.worker_process import WorkerProcess

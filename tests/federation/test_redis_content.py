@@ -8,7 +8,8 @@ from datetime import timedelta
 import redis.asyncio
 
 from federation.app import Federation
-from federation.base.queues import DELIVERY_QUEUE_NAME, FOLLOW_JOB, HEALTH_CHECK_QUEUE_NAME, FederationDeliveryJob
+from federation.base.jobs import FOLLOW_JOB, FederationDeliveryJob
+from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
 from tests.federation.conftest import MakeSettings
 
 CHECK = "health-check_d4b64e4b29f0e3be_0"

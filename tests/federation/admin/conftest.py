@@ -11,7 +11,7 @@ from sqlmodel import col
 
 from db import DeliveryJob, DeliveryPayload
 from federation.app import Federation
-from federation.base.queues import POST_JOB
+from federation.base.jobs import POST_JOB
 from tests.federation.conftest import MakeSettings
 from workers import JobState
 from workers.jobs import Claim, ErrorInfo, Failed, Released

@@ -13,7 +13,7 @@ import pytest
 from db import Database, DeliveryAttempt, Server, ServerScorecard
 from db.deliveries import AttemptOutcome
 from federation.app import Federation
-from federation.base.queues import POST_JOB
+from federation.base.jobs import POST_JOB
 from federation.base.settings import Settings
 from tests.federation.cli.conftest import Command
 from tests.federation.protocol.vectors import A, B

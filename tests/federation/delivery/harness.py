@@ -16,7 +16,8 @@ from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.app import Federation
-from federation.base.queues import DELIVERY_QUEUE_NAME, POST_JOB, FederationDeliveryJob, delivery_backoff
+from federation.base.jobs import POST_JOB, FederationDeliveryJob
+from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_backoff
 from federation.delivery.process import DELIVERY_TIMEOUT, DeliveryProcessor
 from federation.delivery.slots import ServerSlots
 from federation.health.schedule import health_check_id

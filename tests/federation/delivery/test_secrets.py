@@ -17,7 +17,7 @@ from sqlmodel import col
 
 from db import Database, Server, create_host_tables
 from federation.app import Federation
-from federation.base.queues import FederationDeliveryJob
+from federation.base.jobs import FederationDeliveryJob
 from federation.base.settings import Settings
 from federation.delivery.process import Report
 from federation.http.client import FederationClient

@@ -12,13 +12,16 @@ from structlog.testing import capture_logs
 from db import Server, ServerHealthEvent
 from federation.admin import blacklist
 from federation.app import Federation
+from federation.base.queues import health_check_queue
+from federation.base.settings import Settings
 from federation.health.probe import PROBE_TIMEOUT
-from federation.health.schedule import health_check_id
+from federation.health.schedule import HealthSchedule, health_check_id
 from federation.protocol.keys import generate_own_keys
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import Behaviour, garbage, redirect, reset, respond
 from tests.peer import Peer, acquaint
 from workers import Job, JobStatus, UnrecoverableError
+from workers.storage.memory import MemoryStorage
 
 STRANGER = generate_own_keys()
 
@@ -207,3 +210,24 @@ async def test_the_job_of_another_implementation_is_understood(federation: Feder
         Job(id="1", name="health-check", payload=payload, attempt=1, max_attempts=1, created_at=datetime.now(UTC))
     )
     assert (await server(federation)).is_healthy
+
+
+@pytest.mark.parametrize("attempt", range(5))
+async def test_probe_n_is_due_after_five_plus_ten_n_minutes(attempt: int) -> None:
+    """5, 15, 25, 35 and 45 minutes; scheduling the same probe again does nothing."""
+    queue = health_check_queue(Settings.from_values({}), MemoryStorage())
+    schedule = HealthSchedule(queue, first_delay=timedelta(minutes=5), step=timedelta(minutes=10))
+    for _ in range(2):
+        await schedule("https://remote.example.com", attempt)
+    status = await queue.get_status(f"health-check_d4b64e4b29f0e3be_{attempt}")
+    assert status is not None
+    assert status.next_run_at is not None
+    assert status.next_run_at - status.created_at == timedelta(minutes=5 + 10 * attempt)
+    assert (status.name, status.max_attempts) == ("health-check", 1)
+    assert sum((await queue.storage.counts()).values()) == 1
+
+
+def test_a_probe_has_an_id_of_its_own_per_server_and_attempt() -> None:
+    """The check value shared with other implementations, and different ids for different servers."""
+    assert health_check_id("https://remote.example.com", 0) == "health-check_d4b64e4b29f0e3be_0"
+    assert health_check_id("https://remote.example.com/", 0) != health_check_id("https://remote.example.com", 0)

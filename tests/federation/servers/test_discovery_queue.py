@@ -12,7 +12,8 @@ from sqlalchemy import select
 
 from db import DeliveryJob, Server
 from federation.app import Federation
-from federation.base.queues import DISCOVERY_JOB, DISCOVERY_QUEUE_NAME
+from federation.base.jobs import DISCOVERY_JOB
+from federation.base.queues import DISCOVERY_QUEUE_NAME
 from federation.http.errors import BlockedUrl
 from federation.node_workers import FederationWorkers
 from federation.servers.discovery import DiscoveryError

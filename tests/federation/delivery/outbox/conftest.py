@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, DeliveryJob, DeliveryPayload
 from federation.app import Federation
-from federation.base.queues import BullQueue
+from federation.base.bull_queue import BullQueue
 from federation.delivery.outbox import Outbox
 from tests.federation.conftest import MakeSettings
 from workers import JobState

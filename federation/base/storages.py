@@ -1,0 +1,61 @@
+"""Where the queues live: the storage that the settings choose, opened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from db.url import parse_url
+from federation.base.setting_types import plain
+from federation.base.settings import Settings
+from workers.storage import open_storage as storage_from_url
+from workers.storage.base import Storage
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+BULL_SCHEMES: Final = ("bull+redis://", "bull+rediss://")
+
+
+def bullmq_url(settings: Settings) -> str | None:
+    """The Redis the BullMQ queues live on, None if they live elsewhere."""
+    chosen = plain(settings.queue_url)
+    if chosen is None:
+        return plain(settings.redis_url)
+    scheme = chosen.partition("://")[0]
+    return chosen.removeprefix("bullmq+") if scheme in ("bullmq+redis", "bullmq+rediss") else None
+
+
+def keyless_redis_url(settings: Settings) -> str | None:
+    """The Redis of BullMQ's or Bull's queues, which keep no deduplication keys; None if the queues live elsewhere."""
+    chosen = plain(settings.queue_url) or ""
+    if not chosen.startswith(BULL_SCHEMES):
+        return bullmq_url(settings)
+    from workers.storage.bull import server_url
+
+    return server_url(chosen)
+
+
+def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
+    """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's own database.
+
+    `client` is used for BullMQ instead of a connection of its own.
+    """
+    redis_url = bullmq_url(settings)
+    if redis_url is not None:
+        from workers.storage.bullmq import BullMQStorage
+
+        return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
+    url = (settings.queue_url or settings.database_url).get_secret_value()
+    if url.startswith(BULL_SCHEMES):
+        from workers.storage.bull import BullStorage
+
+        return BullStorage(url, queue, prefix=settings.federation_queue_prefix)
+    if url.startswith(("redis://", "rediss://")):
+        from workers.storage.redis import RedisStorage
+
+        return RedisStorage(url, queue, prefix=settings.federation_queue_prefix)
+    if url.startswith("file:"):
+        return storage_from_url(url, queue=queue)
+    from workers.storage.sql import SqlStorage
+
+    return SqlStorage(parse_url(url), queue)

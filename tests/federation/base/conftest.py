@@ -1,0 +1,44 @@
+"""The delivery queue in memory, and queues on BullMQ."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from federation.base.bull_queue import BullQueue
+from federation.base.jobs import FederationDeliveryJob
+from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_queue
+from federation.base.settings import Settings
+from federation.base.storages import open_storage
+from workers.jobs import Claim
+from workers.storage.base import ANY_NAME
+from workers.storage.bullmq import BullMQStorage
+from workers.storage.memory import MemoryStorage
+
+DATA = FederationDeliveryJob(
+    delivery_job_id="d-1",
+    target_url="https://b.example/api/auth/social/follows",
+    server_url="https://b.example",
+    payload='{"method":"FEDERATE"}',
+)
+
+
+@pytest.fixture
+def queue() -> BullQueue:
+    """The delivery queue, in memory."""
+    return delivery_queue(Settings.from_values({}), MemoryStorage(queue=DELIVERY_QUEUE_NAME))
+
+
+async def claimed(queue: BullQueue) -> Claim:
+    """The one job, as a worker gets it."""
+    (claim,) = await queue.storage.claim("w", leases={ANY_NAME: timedelta(seconds=30)}, limit=10)
+    return claim
+
+
+def opened(redis_url: str, prefix: str, name: str) -> tuple[Settings, BullMQStorage]:
+    """Settings that put the queues on BullMQ, and the storage of one of them."""
+    settings = Settings.from_values({"REDIS_URL": redis_url, "FEDERATION_QUEUE_PREFIX": prefix})
+    storage = open_storage(settings, name)
+    assert isinstance(storage, BullMQStorage)
+    return settings, storage

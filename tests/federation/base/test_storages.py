@@ -1,0 +1,100 @@
+"""Which storage the settings choose for the queues, and where it lies."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from federation.base.settings import Settings
+from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
+from workers.jobs import NewJob
+from workers.storage.base import ANY_NAME
+from workers.storage.bull import BullStorage
+from workers.storage.bullmq import BullMQStorage
+from workers.storage.file import FileStorage
+from workers.storage.redis import RedisStorage
+from workers.storage.sql import SqlStorage
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "redis"),
+    [
+        ({}, SqlStorage, None),
+        ({"REDIS_URL": "redis://one:1/0"}, BullMQStorage, "redis://one:1/0"),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "sqlite:///queue.db"}, SqlStorage, None),
+        (
+            {"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "bullmq+redis://two:2/0"},
+            BullMQStorage,
+            "redis://two:2/0",
+        ),
+        ({"QUEUE_URL": "bullmq+rediss://two:2"}, BullMQStorage, "rediss://two:2"),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "redis://two:2/0"}, RedisStorage, None),
+        ({"QUEUE_URL": "rediss://two:2"}, RedisStorage, None),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "bull+redis://two:2/0"}, BullStorage, None),
+        ({"QUEUE_URL": "bull+rediss://two:2"}, BullStorage, None),
+        ({"DATABASE_URL": "postgresql://db/x", "QUEUE_URL": "sqlite:///queue.db"}, SqlStorage, None),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "file:///var/queues"}, FileStorage, None),
+        ({"DATABASE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, BullMQStorage, "redis://one:1"),
+        ({"DATABASE_URL": "postgres://db/x"}, SqlStorage, None),
+        ({"QUEUE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, SqlStorage, None),
+    ],
+)
+def test_the_queue_storage_is_picked_by_scheme(
+    values: dict[str, object], kind: type, redis: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QUEUE_URL wins, then REDIS_URL, then the application's own database."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.from_values(values)
+    storage = open_storage(settings, "some-queue")
+    assert isinstance(storage, kind)
+    assert storage.queue == "some-queue"
+    assert bullmq_url(settings) == redis
+
+
+@pytest.mark.parametrize(
+    ("values", "redis"),
+    [
+        ({}, None),
+        ({"REDIS_URL": "redis://one:1/0"}, "redis://one:1/0"),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "redis://two:2/0"}, None),
+        ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "bull+redis://two:2/0"}, "redis://two:2/0"),
+        ({"QUEUE_URL": "bull+redis://two:2/0?dialect=C"}, "redis://two:2/0"),
+        ({"QUEUE_URL": "bullmq+rediss://two:2"}, "rediss://two:2"),
+    ],
+    ids=["sqlite", "bullmq", "redis", "bull", "bull-dialect", "bullmq-tls"],
+)
+def test_marks_lie_beside_queues_that_keep_no_keys(values: dict[str, object], redis: str | None) -> None:
+    """BullMQ's and Bull's Redis is where tasks are marked, whatever else there is."""
+    assert keyless_redis_url(Settings.from_values(values)) == redis
+
+
+async def test_queues_on_redis_are_apart_by_their_prefix(redis_url: str, queue_prefix: str) -> None:
+    """Two nodes on one Redis do not get each other's jobs."""
+    mine, theirs = (
+        open_storage(Settings.from_values({"QUEUE_URL": redis_url, "FEDERATION_QUEUE_PREFIX": prefix}), "q")
+        for prefix in (queue_prefix, f"{queue_prefix}-2")
+    )
+    for storage in (mine, theirs):
+        await storage.connect()
+    await mine.enqueue([NewJob(id="a", name="n", payload=b"")])
+    leases = {ANY_NAME: timedelta(seconds=30)}
+    assert await theirs.claim("w", leases=leases, limit=1) == []
+    assert len(await mine.claim("w", leases=leases, limit=1)) == 1
+    for storage in (mine, theirs):
+        await storage.disconnect()
+
+
+def test_a_queue_url_names_the_file_of_the_queue(tmp_path: Path) -> None:
+    """Not the application's database."""
+    settings = Settings.from_values(
+        {"DATABASE_URL": f"sqlite:///{tmp_path}/app.db", "QUEUE_URL": f"sqlite:///{tmp_path}/queue.db"}
+    )
+    assert f"{tmp_path}/queue.db" in repr(open_storage(settings, "q"))
+
+
+def test_a_queue_url_names_the_directory_of_the_queue(tmp_path: Path) -> None:
+    """Its escapes are those of URLs."""
+    settings = Settings.from_values({"QUEUE_URL": "file:///var/my%20queues"})
+    assert repr(open_storage(settings, "q")) == "FileStorage('/var/my queues', queue='q')"

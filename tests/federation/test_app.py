@@ -1,0 +1,26 @@
+"""What a node builds from its settings."""
+
+from __future__ import annotations
+
+from federation.app import Federation
+from federation.base.settings import Settings
+
+
+async def test_producers_and_workers_have_two_connections_of_their_own(redis_url: str, settings: Settings) -> None:
+    """Each is made once; without a Redis there is none; beside queues elsewhere it is REDIS_URL's."""
+    node = Federation(
+        settings.model_copy(update={"redis_url": Settings.from_values({"REDIS_URL": redis_url}).redis_url})
+    )
+    try:
+        assert node.redis is not None
+        assert node.worker_redis is not None
+        assert node.redis is node.redis
+        assert node.redis is not node.worker_redis
+        assert await node.redis.ping()
+        assert await node.worker_redis.ping()
+    finally:
+        await node.close()
+    without = Federation(settings)
+    assert without.redis is None
+    assert without.worker_redis is None
+    await without.close()
