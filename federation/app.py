@@ -114,7 +114,9 @@ class Federation:
         self._slots = ServerSlots(settings.federation_per_server)
         self.delivery_processor = self._delivery_processor(self.discovery)
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
-        self.readiness = Readiness(node_checks(self))
+        self.readiness = Readiness(
+            node_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
+        )
         self.probe = Probe(self.registry, self.fetch)
         self.probe_plan = ProbePlan(
             checks=settings.federation_health_checks,

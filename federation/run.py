@@ -19,6 +19,7 @@ from federation.monitoring.monitor import monitored
 from federation.node_workers import NO_TASKS, FederationWorkers
 from federation.process import adopt, release, set_aside_loaded
 from federation.tasks import declared_tasks
+from workers import Queue
 
 if TYPE_CHECKING:
     from federation.monitoring.prometheus import ProcessMetrics
@@ -56,7 +57,14 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
         observers = [metrics] if metrics else []
         federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
         parts: list[Part | None] = [server, federation_workers]
-        async with monitored(federation, metrics, port=metrics_port):
+        async with monitored(
+            metrics,
+            readiness=federation.readiness,
+            database=federation.database,
+            queues=_watched_queues(federation),
+            address=settings.federation_metrics_bind,
+            port=metrics_port,
+        ):
             set_aside_loaded()
             with _stopping_on_signals([part for part in parts if part is not None]):
                 async with asyncio.TaskGroup() as group:
@@ -76,6 +84,13 @@ def _metrics() -> ProcessMetrics:
     from federation.monitoring.prometheus import ProcessMetrics  # here, because only this needs the `metrics` extra
 
     return ProcessMetrics()
+
+
+def _watched_queues(federation: Federation) -> list[Queue]:
+    queues: list[Queue] = [federation.delivery_queue, federation.health_check_queue, federation.discovery_queue]
+    if federation.settings.federation_tasks:
+        queues.append(federation.tasks_queue)
+    return queues
 
 
 @contextmanager

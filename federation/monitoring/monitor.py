@@ -1,25 +1,59 @@
-"""A process while it is watched: its gauges refreshed, its metrics port open."""
+"""A process while it is watched: its metrics port open, and its gauges of queues and database kept right.
+
+The gauges are refreshed without being asked by whoever reads them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Protocol
 
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import Database
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.listener import MetricsListener
-from federation.monitoring.watch import watch
+from federation.monitoring.numbers import DatabaseNumbers, read_numbers
+from federation.monitoring.readiness import Readiness
+from workers import JobState, Queue, WorkersError
 
 if TYPE_CHECKING:
-    from federation.app import Federation
     from federation.monitoring.prometheus import ProcessMetrics
-    from workers import Queue
+
+log = structlog.get_logger(__name__)
+
+INTERVAL: Final = timedelta(seconds=15)
+JITTER: Final = 0.1
+TIMEOUT: Final = timedelta(seconds=10)
+LOOKED_AT: Final = 200
+"""Queued jobs among which the oldest is sought: a storage lists them in no promised order."""
+
+
+class Gauges(Protocol):
+    """Where the numbers go."""
+
+    def set_queue(self, queue: str, counts: Mapping[JobState, int], *, oldest_seconds: float, at: datetime) -> None: ...
+    def set_database(self, numbers: DatabaseNumbers, *, at: datetime) -> None: ...
 
 
 @asynccontextmanager
-async def monitored(federation: Federation, metrics: ProcessMetrics | None, *, port: int | None) -> AsyncIterator[None]:
-    """While the block runs, the gauges are refreshed, and with a port everything is served on it.
+async def monitored(
+    metrics: ProcessMetrics | None,
+    *,
+    readiness: Readiness,
+    database: Database,
+    queues: Sequence[Queue],
+    address: str,
+    port: int | None,
+) -> AsyncIterator[None]:
+    """Refresh the gauges of `queues` and `database` while the block runs. With a `port`, serve everything on it.
+
+    Without `metrics` nothing happens.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -27,10 +61,10 @@ async def monitored(federation: Federation, metrics: ProcessMetrics | None, *, p
     if metrics is None:
         yield
         return
-    listener = MetricsListener(Endpoints(federation.readiness, metrics))
+    listener = MetricsListener(Endpoints(readiness, metrics))
     if port is not None:
-        await listener.start(federation.settings.federation_metrics_bind, port)
-    watching = asyncio.create_task(watch(metrics, federation.database, _queues(federation)), name="watch")
+        await listener.start(address, port)
+    watching = asyncio.create_task(watch(metrics, database, queues), name="watch")
     try:
         yield
     finally:
@@ -39,8 +73,31 @@ async def monitored(federation: Federation, metrics: ProcessMetrics | None, *, p
         await listener.close()
 
 
-def _queues(federation: Federation) -> list[Queue]:
-    queues = [federation.delivery_queue, federation.health_check_queue, federation.discovery_queue]
-    if federation.settings.federation_tasks:
-        queues.append(federation.tasks_queue)
-    return queues
+async def watch(gauges: Gauges, database: Database, queues: Sequence[Queue]) -> None:
+    """The gauges are refreshed every 15 s until cancelled; an outage is logged and leaves the last numbers."""
+    while True:
+        for queue in queues:
+            try:
+                async with asyncio.timeout(TIMEOUT.total_seconds()):
+                    await _refresh_queue(gauges, queue)
+            except (WorkersError, TimeoutError) as error:
+                log.warning("queue_depth_unknown", queue=queue.storage.queue, error=type(error).__name__)
+        try:
+            async with asyncio.timeout(TIMEOUT.total_seconds()):
+                gauges.set_database(await read_numbers(database), at=datetime.now(UTC))
+        except (SQLAlchemyError, OSError) as error:  # which a TimeoutError is, too
+            log.warning("database_numbers_unknown", error=type(error).__name__)
+        await asyncio.sleep(INTERVAL.total_seconds() * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 - spreads load, guards nothing
+
+
+async def _refresh_queue(gauges: Gauges, queue: Queue) -> None:
+    counts = await queue.counts()
+    oldest = await _oldest_ready(queue) if counts[JobState.QUEUED] else None
+    now = datetime.now(UTC)
+    age = 0.0 if oldest is None else max((now - oldest).total_seconds(), 0.0)
+    gauges.set_queue(queue.storage.queue, counts, oldest_seconds=age, at=now)
+
+
+async def _oldest_ready(queue: Queue) -> datetime | None:
+    page = await queue.manage.list(JobState.QUEUED, limit=LOOKED_AT)
+    return min((job.next_run_at or job.created_at for job in page.jobs), default=None)

@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 from sqlalchemy import text
 
+from db import Database
 from federation.base.reach import schema_of
+from federation.servers.blacklist import Blacklist
 from federation.servers.single_flight import SingleFlight
-
-if TYPE_CHECKING:
-    from federation.app import Federation
+from workers import Queue
 
 log = structlog.get_logger(__name__)
 
@@ -114,9 +114,8 @@ def _problem(task: asyncio.Task[object] | None) -> str | None:
     return type(error).__name__ if error is not None else None
 
 
-def node_checks(federation: Federation) -> Mapping[str, Check]:
-    """What a node needs in order to deliver and to serve."""
-    database = federation.database
+def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
+    """Return a check of each thing that a node needs in order to deliver and to serve."""
 
     async def answers() -> None:
         async with database.read() as session:
@@ -127,10 +126,10 @@ def node_checks(federation: Federation) -> Mapping[str, Check]:
             raise NotReady("the database lacks this version's tables; run `federation upgrade`")
 
     async def queue_answers() -> None:
-        await federation.delivery_queue.get_status("readiness")
+        await queue.get_status("readiness")
 
     async def blacklist_is_loaded() -> None:
-        await federation.blacklist.covering("https://readiness.invalid")
+        await blacklist.covering("https://readiness.invalid")
 
     return {
         "database": answers,

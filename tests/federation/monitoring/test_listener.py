@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
 import httpx
@@ -98,18 +99,30 @@ async def test_connections_are_counted(federation: Federation) -> None:
     await listener.close()
 
 
+def watched(federation: Federation, metrics: ProcessMetrics, *, port: int) -> AbstractAsyncContextManager[None]:
+    """The node's delivery queue and its database, watched on this port."""
+    return monitored(
+        metrics,
+        readiness=federation.readiness,
+        database=federation.database,
+        queues=[federation.delivery_queue],
+        address="127.0.0.1",
+        port=port,
+    )
+
+
 async def test_a_taken_port_is_told(federation: Federation) -> None:
     """The command line says which option to change; nothing is left running."""
     refused = pytest.raises(ConfigurationError, match="--metrics-port, FEDERATION_METRICS_BIND: cannot listen")
     with socket.create_server(("127.0.0.1", 0)) as taken, refused:
-        async with monitored(federation, ProcessMetrics(), port=taken.getsockname()[1]):
+        async with watched(federation, ProcessMetrics(), port=taken.getsockname()[1]):
             raise AssertionError("it listens")
 
 
 async def test_a_process_is_monitored_while_the_block_runs(federation: Federation) -> None:
     """With gauges of its queues and its database; afterwards the port is free."""
     port, metrics = free_port(), ProcessMetrics()
-    async with monitored(federation, metrics, port=port), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as own:
+    async with watched(federation, metrics, port=port), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as own:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while 'source="database"' not in (text := (await own.get("/metrics")).text):
                 await asyncio.sleep(0.01)

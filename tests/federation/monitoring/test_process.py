@@ -70,8 +70,9 @@ async def test_both_ports_of_a_process_tell_how_it_is(folder: Folder) -> None:
     assert discovered.is_success
     for url in (own, apart):
         await command.until(partial(is_ready, url))
-        wanted = ('endpoint="/discover"', "federation_worker_events_total{", "federation_jobs{", "federation_servers{")
-        await command.until(partial(exposes, url, *wanted))
+        wanted = ('endpoint="/discover"', "federation_worker_events_total{", "federation_servers{")
+        queues = [f'federation_jobs{{queue="federation-{name}"' for name in ("delivery", "health-check", "discovery")]
+        await command.until(partial(exposes, url, *wanted, *queues))
         assert (alive := answer(f"{url}/healthz")) is not None
         assert alive.json() == {"status": "ok"}
     command.process.terminate()

@@ -17,9 +17,9 @@ from federation.app import Federation
 from federation.http.threat_policy import NetworkErrorCode
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
 from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, code_label
+from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import read_numbers
 from federation.monitoring.prometheus import ProcessMetrics
-from federation.monitoring.watch import watch
 from workers import Claim, Job, Queue, WorkerEvent, WorkerEventKind
 from workers.jobs import DROP
 from workers.storage.memory import MemoryStorage
