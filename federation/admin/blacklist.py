@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import IO
 
-from sqlalchemy import delete, or_
+from sqlalchemy import or_
 from sqlmodel import col
 
 from db import BlacklistedServer, Database
@@ -33,6 +33,7 @@ from federation.admin.blacklist_rows import (
     replace,
 )
 from federation.protocol.errors import UrlError
+from federation.servers.blacklist import purge_expired
 from federation.servers.rules import canonical_rule, rules_covering
 
 __all__ = [
@@ -150,17 +151,6 @@ async def export_csv(database: Database, file: IO[str], *, expired: bool = False
         if page.after is None:
             return count
         after = page.after
-
-
-async def purge_expired(database: Database, *, before: datetime | None = None) -> int:
-    """Rows that expired before *before*, by default now, are gone; how many.
-
-    Processes of the original know no expiry: for them a rule ends when its row goes.
-    """
-    expired = col(BlacklistedServer.expires_at) < (before or datetime.now(UTC))
-    async with database.transaction() as session:
-        rows = delete(BlacklistedServer).where(expired).returning(col(BlacklistedServer.id))
-        return len((await session.execute(rows)).all())
 
 
 def _name_of(rule: str) -> str:

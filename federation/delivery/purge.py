@@ -10,8 +10,8 @@ from sqlalchemy import ColumnElement, Connection, delete, null, select
 from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
-from federation.admin import blacklist
 from federation.delivery.payloads import release
+from federation.servers.blacklist import purge_expired
 
 KEEP_SETTLED_ROWS: Final = timedelta(days=7)
 KEEP_ATTEMPTS: Final = timedelta(days=30)
@@ -40,7 +40,7 @@ class Purge:
             "deliveries": await self._delete(DeliveryJob, col(DeliveryJob.settled_at) < now - KEEP_SETTLED_ROWS),
             "attempts": await self._delete(DeliveryAttempt, col(DeliveryAttempt.started_at) < now - KEEP_ATTEMPTS),
             "rotations": await self._delete(RotateChallengeToken, col(RotateChallengeToken.expires_at) < now),
-            "rules": await blacklist.purge_expired(self._database),
+            "rules": await purge_expired(self._database),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
         }
 

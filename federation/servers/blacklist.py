@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 import structlog
-from sqlalchemy import Executable, Text, cast, func, select
+from sqlalchemy import Executable, Text, cast, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlmodel import col
@@ -164,6 +164,17 @@ async def load_rules(database: Database, *, known: RuleSet | None = None) -> Rul
         for text, end in zip(json.loads(texts), json.loads(ends), strict=True):
             rules.add(text, None if end is None else _end(end), known=known)
         await asyncio.sleep(0)
+
+
+async def purge_expired(database: Database, *, before: datetime | None = None) -> int:
+    """Delete the rows that expired before *before*, by default now, and return how many.
+
+    Processes of the original know no expiry: for them a rule ends when its row goes.
+    """
+    expired = col(BlacklistedServer.expires_at) < (before or datetime.now(UTC))
+    async with database.transaction() as session:
+        rows = delete(BlacklistedServer).where(expired).returning(col(BlacklistedServer.id))
+        return len((await session.execute(rows)).all())
 
 
 def _page(last: str | None, *, is_sqlite: bool) -> Executable:
