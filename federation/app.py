@@ -31,10 +31,9 @@ from federation.delivery.process import DeliveryProcessor
 from federation.delivery.producers import Producers
 from federation.delivery.slots import ServerSlots
 from federation.delivery.sweeper import OutboxSweeper
+from federation.health.checks import HealthCheckProcessor, HealthSchedule
 from federation.health.long_range import LongRangeProbes, ProbePlan
 from federation.health.probe import Probe
-from federation.health.process import HealthCheckProcessor
-from federation.health.schedule import HealthSchedule
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, Relay
 from federation.http.guard import AddressGuard

@@ -12,7 +12,7 @@ from federation.admin.blacklist import Entry
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
 from federation.admin.servers import HealthEvent, Scorecard, ServerRow
 from federation.base.reach import connect
-from federation.health.schedule import health_check_id
+from federation.health.checks import health_check_id
 from federation.http.threat_policy import get_threat_policy
 from workers import JobState
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from federation.base.bull_queue import BullQueue
 from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, delivery_queue, health_check_queue
 from federation.base.settings import Settings
-from federation.health.schedule import HealthSchedule
+from federation.health.checks import HealthSchedule
 from tests.federation.base.conftest import DATA, claimed, opened
 from workers.bounds import MAX_DELAY
 from workers.retry import RetryPolicy

@@ -20,7 +20,7 @@ from federation.base.jobs import POST_JOB, FederationDeliveryJob
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_backoff
 from federation.delivery.process import DELIVERY_TIMEOUT, DeliveryProcessor
 from federation.delivery.slots import ServerSlots
-from federation.health.schedule import health_check_id
+from federation.health.checks import health_check_id
 from federation.node_workers import log_event
 from federation.protocol.activities import follow_activity, post_activity
 from federation.servers.discovery import Discover

@@ -1,4 +1,4 @@
-"""One probe: whom it heals, whom it leaves alone, and what follows a failed one."""
+"""Probes of sick servers: when each is due, whom it heals, whom it leaves alone, and what follows a failed one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from federation.admin import blacklist
 from federation.app import Federation
 from federation.base.queues import health_check_queue
 from federation.base.settings import Settings
+from federation.health.checks import HealthSchedule, health_check_id
 from federation.health.probe import PROBE_TIMEOUT
-from federation.health.schedule import HealthSchedule, health_check_id
 from federation.protocol.keys import generate_own_keys
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import Behaviour, garbage, redirect, reset, respond
