@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +115,11 @@ def test_the_alerts_in_the_manual_use_metrics_there_are() -> None:
     used = set(re.findall(r"\bfederation_[a-z_]+", rules))
     assert used
     assert used <= metric_names()
+
+
+def test_the_plan_shows_every_floor() -> None:
+    """The table of what lies where has the layers of the import contract, from the top to the bottom."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract.get("containers") == ["federation"]]
+    rows = re.findall(r"^\| (`.*?`) \|", section("The plan"), re.MULTILINE)
+    assert [re.findall(r"\w+", row) for row in rows] == [layer.split(" | ") for layer in layers]
