@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 import federation
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.node_workers import log_event
-from tests.federation.test_cli import ROOT
+from tests.federation.test_run import ROOT
 from workers import WorkerEvent, WorkerEventKind
 
 MANUAL = (ROOT / "federation" / "README.md").read_text()

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from tests.federation.test_cli import ROOT
+from tests.federation.test_run import ROOT
 
 PROGRAM = """
 import logging

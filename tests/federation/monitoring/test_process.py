@@ -14,7 +14,7 @@ import pytest
 
 from federation.base.settings import write_env_file
 from federation.protocol.keys import generate_own_keys
-from tests.federation.test_cli import ROOT, Folder
+from tests.federation.test_run import ROOT, Folder
 from tests.servers import free_port
 
 IMPORTS = """
