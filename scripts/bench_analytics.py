@@ -117,11 +117,11 @@ def show(row: dict[str, Any]) -> None:
 
 def run_spark(exports: Path, results: Path) -> dict[str, float]:
     """All outputs, each written as Parquet."""
-    from federation.analytics.compute import compute
+    from federation.analytics.data.inputs import read_exports
+    from federation.analytics.data.sinks import write_outputs
+    from federation.analytics.figures.compute import compute
     from federation.analytics.frames import Window
-    from federation.analytics.read import read_exports
     from federation.analytics.session import open_session
-    from federation.analytics.sinks import write_outputs
 
     spark = open_session("local[2]", name="bench", settings={"spark.driver.memory": HEAP})
     window = Window(since=UNTIL - timedelta(days=DAYS), until=UNTIL)

@@ -48,8 +48,8 @@ def parse() -> argparse.Namespace:
 
 def generate(options: argparse.Namespace) -> None:
     from federation.analytics.cli import tell
-    from federation.analytics.generate import generate as make
-    from federation.analytics.made_servers import History
+    from federation.analytics.sample.generate import generate as make
+    from federation.analytics.sample.servers import History
     from federation.analytics.session import open_session
 
     names = ("attempts", "servers", "days", "until", "seed", "hot_share")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from federation.analytics.export import Export, Tables
+    from federation.analytics.data.export import Export, Tables
 
 EXPORTS: Final = "exports"
 """Where in OUT a run exports the database to."""
@@ -116,9 +116,9 @@ def _day(text: str) -> date:
 
 def _run(options: argparse.Namespace) -> None:
     from federation.analytics import pipeline
-    from federation.analytics.export import export
-    from federation.analytics.publish import require_publishable
-    from federation.analytics.read import require_exports
+    from federation.analytics.data.export import export
+    from federation.analytics.data.inputs import require_exports
+    from federation.analytics.data.publish import require_publishable
 
     _check_order(options)
     if options.input is not None:
@@ -135,7 +135,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from federation.analytics.export import export
+    from federation.analytics.data.export import export
 
     _check_order(options)
     database = _database(options)
@@ -169,7 +169,7 @@ def _session(
     options: argparse.Namespace, database: str | None, *, ready: Callable[[str], None] = lambda _: None
 ) -> Iterator[SparkSession]:
     """What can be told at once is told before the seconds that Spark takes to start."""
-    from federation.analytics.database import check_database
+    from federation.analytics.data.database import check_database
     from federation.analytics.session import open_session
 
     jar = getattr(options, "jdbc", None)
@@ -187,8 +187,8 @@ def _session(
 
 
 def _tables(options: argparse.Namespace, spark: SparkSession, database: str) -> Tables:
-    from federation.analytics.jdbc import JdbcTables
-    from federation.analytics.source import SourceTables
+    from federation.analytics.data.jdbc import JdbcTables
+    from federation.analytics.data.source import SourceTables
 
     made = SourceTables if options.jdbc is None else JdbcTables
     return made(spark=spark, url=database)

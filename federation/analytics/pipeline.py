@@ -12,18 +12,18 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.analytics.compute import compute
+from federation.analytics.data.export import exported_days
+from federation.analytics.data.inputs import read_exports
+from federation.analytics.data.publish import Published, publish
+from federation.analytics.data.results import SERVER_DAILY, SERVER_SCORECARD, read_days
+from federation.analytics.data.sinks import write_outputs
 from federation.analytics.days import MONTH
 from federation.analytics.errors import AnalyticsError, first_cause
-from federation.analytics.export import exported_days
-from federation.analytics.find import find
+from federation.analytics.figures.compute import compute
 from federation.analytics.frames import Inputs, Window
-from federation.analytics.publish import Published, publish
-from federation.analytics.read import read_exports
-from federation.analytics.report import render, write_page
-from federation.analytics.results import SERVER_DAILY, SERVER_SCORECARD, read_days
-from federation.analytics.sinks import write_outputs
-from federation.analytics.summary import summary_of, write_summary
+from federation.analytics.report.find import find
+from federation.analytics.report.page import render, write_page
+from federation.analytics.report.summary import summary_of, write_summary
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from federation.analytics.data.sinks import write_outputs
 from federation.analytics.errors import JavaNotFound
 from federation.analytics.session import open_session
-from federation.analytics.sinks import write_outputs
 from tests.federation.analytics.history import THREE_DAYS, fill
 from tests.federation.analytics.script_run import ScriptRun
 from tests.federation.analytics.story import WINDOW, make_outputs

@@ -14,11 +14,11 @@ from sqlalchemy import create_engine, text
 
 from db.url import parse_url
 from federation.analytics import pipeline
+from federation.analytics.data.export import export
+from federation.analytics.data.results import DAILY, DATED, KEY_ANOMALIES, NETWORK_SUMMARY, SERVER_DAILY
+from federation.analytics.data.source import SourceTables
 from federation.analytics.errors import AnalyticsError
-from federation.analytics.export import export
 from federation.analytics.frames import Window
-from federation.analytics.results import DAILY, DATED, KEY_ANOMALIES, NETWORK_SUMMARY, SERVER_DAILY
-from federation.analytics.source import SourceTables
 from tests.federation.analytics.history import DAY, THREE_DAYS, fill, moment
 from tests.federation.analytics.script_run import ScriptRun
 from tests.servers import free_port

@@ -85,8 +85,8 @@ async def test_a_day_is_over_a_little_after_midnight(interpreter: Path, monkeypa
 async def test_the_day_is_read_from_the_summary_that_a_run_writes(interpreter: Path) -> None:
     """Its name and its form are those of the analytics."""
     pytest.importorskip("pyspark", reason="the summary's module needs the extra `analytics`")
-    from federation.analytics.findings import Findings
-    from federation.analytics.summary import summary_of, write_summary
+    from federation.analytics.report.findings import Findings
+    from federation.analytics.report.summary import summary_of, write_summary
 
     nothing = {each.name: () for each in fields(Findings)}
     counts = {"relay_count": 0, "quarantined": 0, "error_totals": {}, "actions": {}, "anomaly_counts": {}}

@@ -1,0 +1,103 @@
+"""The inputs of a run, from exports; each file is looked at before Spark reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow
+import pyarrow.parquet
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from federation.analytics import frames
+from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, UNDATED
+from federation.analytics.data.results import local
+from federation.analytics.errors import DamagedExport, DirectoryUnusable
+from federation.analytics.frames import Inputs, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_attempts.py make them"
+
+
+def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs:
+    """The attempts of the days of `window`, those without a day, and the registry, blacklist and health events.
+
+    What is not there is empty, as long as anything is: an empty database exports no attempts.
+
+    Raises:
+        DirectoryUnusable: there are no exports in `directory`.
+        DamagedExport: a file is cut short or is not of the schema; the message names it.
+    """
+    require_exports(directory)
+    root = directory / ATTEMPTS
+    days = [root / f"day={day.isoformat()}" for day in window.days]
+    earlier = directory / EARLIER_SERVERS
+    return Inputs(
+        attempts=_read(spark, frames.ATTEMPTS, *days, root / UNDATED),
+        servers=_read(spark, frames.SERVERS, directory / "servers"),
+        blacklist=_read(spark, frames.BLACKLIST, directory / "blacklist"),
+        health_events=_read(spark, frames.HEALTH_EVENTS, directory / "health_events"),
+        earlier_servers=_read(spark, frames.SERVERS, earlier) if earlier.is_dir() else None,
+    )
+
+
+def require_exports(directory: Path) -> None:
+    """There are exports in `directory`.
+
+    Raises:
+        DirectoryUnusable: there are none.
+    """
+    if not (directory / "servers").is_dir() and not (directory / ATTEMPTS).is_dir():
+        raise DirectoryUnusable(f"there are no exports in {directory}: {_WHAT_MAKES_THEM}")
+
+
+def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFrame:
+    files = [file for directory in directories for file in _files(directory)]
+    if not files:
+        return frames.no_rows(spark, schema)
+    expected = to_arrow_schema(schema)
+    for file in files:
+        _check(file, expected)
+    return spark.read.schema(schema).parquet(*(local(file) for file in files))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Those that Spark would read: it passes over names of a write under way, `_temporary` and `.part-…`."""
+    if (directory / "_temporary").exists():
+        raise DamagedExport(
+            f"{directory / '_temporary'} was left by a run that did not end; remove {directory} and export it again"
+        )
+    return (file for file in sorted(directory.glob("*.parquet")) if not file.name.startswith((".", "_")))
+
+
+def _check(file: Path, expected: pyarrow.Schema) -> None:
+    try:
+        found = pyarrow.parquet.read_schema(file)
+    except pyarrow.ArrowException:
+        raise DamagedExport(
+            f"{file} is no complete Parquet file (a killed run may have left it); remove it and export its day again"
+        ) from None
+    except OSError as error:
+        raise DamagedExport(f"{file} cannot be read: {error.strerror or error}") from None
+    for field in expected:
+        if field.name not in found.names:
+            raise DamagedExport(f"{file} has no column {field.name!r}; it is not an export of these tables")
+        if not _fits(found.field(field.name).type, field.type):
+            raise DamagedExport(f"{file}: column {field.name!r} is {found.field(field.name).type}, not {field.type}")
+
+
+def _fits(found: pyarrow.DataType, expected: pyarrow.DataType) -> bool:
+    """Whether Spark reads the one as the other."""
+    kinds = pyarrow.types
+    if kinds.is_signed_integer(expected):
+        return bool(kinds.is_signed_integer(found) and found.bit_width <= expected.bit_width)
+    if kinds.is_string(expected):
+        return bool(kinds.is_string(found) or kinds.is_large_string(found))
+    if kinds.is_timestamp(expected):
+        return bool(kinds.is_timestamp(found))
+    return bool(found == expected)

@@ -1,0 +1,122 @@
+"""The same tables through JDBC, where the operator has the database's driver: `--jdbc path/to/driver.jar`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
+
+from db.url import parse_url
+from federation.analytics.data.results import local
+from federation.analytics.data.source import DEFAULT_PARTITIONS, TABLES
+from federation.analytics.errors import DatabaseUnavailable, DriverNotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlalchemy import URL
+
+DRIVERS: Final = {"postgresql": "org.postgresql.Driver", "sqlite": "org.sqlite.JDBC"}
+
+_FETCHED_ROWS: Final = "10000"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JdbcTables:
+    """Reads tables through `spark.read.format("jdbc")`."""
+
+    spark: SparkSession
+    url: str
+
+    def read(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
+        """As `read_table`: the table's schema in `frames`.
+
+        Raises:
+            DriverNotFound: Spark has no driver for the database.
+            DatabaseUnavailable: the driver cannot reach it.
+        """
+        options = jdbc_options(self.url, table, since=since, until=until)
+        try:
+            loaded = self.spark.read.format("jdbc").options(**options).load()
+        except Py4JJavaError as error:
+            raise _translated(error, options["driver"]) from None
+        columns = [F.col(field.name).cast(field.dataType) for field in TABLES[table].schema.fields]
+        return loaded.select(*columns)
+
+    def snapshot(self, table: str, target: Path) -> None:
+        self.read(table).coalesce(1).write.parquet(local(target))
+
+
+def jdbc_options(
+    url: str, table: str, *, since: datetime | None = None, until: datetime | None = None
+) -> dict[str, str]:
+    """What Spark's JDBC source is told. A bounded table with a time is read in parts of it, others whole.
+
+    Times come as text or without a zone, and are cast in the session's UTC: the driver would take them for local ones.
+    """
+    parsed = parse_url(url)
+    backend = parsed.get_backend_name()
+    options = {
+        "url": _jdbc_url(parsed),
+        "driver": DRIVERS[backend],
+        "dbtable": _query(backend, table, since, until),
+        "fetchsize": _FETCHED_ROWS,
+        "preferTimestampNTZ": "true",
+    }
+    if parsed.username is not None:
+        options["user"] = parsed.username
+    if parsed.password is not None:
+        options["password"] = str(parsed.password)
+    time = TABLES[table].time
+    if backend == "postgresql" and time is not None and since is not None and until is not None:
+        options |= {
+            "partitionColumn": time,
+            "lowerBound": _text(since),
+            "upperBound": _text(until),
+            "numPartitions": str(DEFAULT_PARTITIONS),
+        }
+    return options
+
+
+def _jdbc_url(url: URL) -> str:
+    if url.get_backend_name() == "sqlite":
+        return f"jdbc:sqlite:{url.database}"
+    port = f":{url.port}" if url.port else ""
+    query = f"?{urlencode(url.query, doseq=True)}" if url.query else ""
+    return f"jdbc:postgresql://{url.host or 'localhost'}{port}/{url.database or ''}{query}"
+
+
+def _query(backend: str, table: str, since: datetime | None, until: datetime | None) -> str:
+    described = TABLES[table]
+    columns = [
+        f"CAST({field.name} AS TEXT) AS {field.name}"
+        if backend == "sqlite" and field.dataType.typeName() == "timestamp"
+        else field.name
+        for field in described.schema.fields
+    ]
+    bounds = [(">=", since), ("<", until)]
+    conditions = [f"{described.time} {sign} '{_text(moment)}'" for sign, moment in bounds if moment is not None]
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"(SELECT {', '.join(columns)} FROM {table}{where}) AS read_table"  # noqa: S608 - names and times of ours
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).replace(tzinfo=None, microsecond=0).isoformat(sep=" ")
+
+
+def _translated(error: Py4JJavaError, driver: str) -> DriverNotFound | DatabaseUnavailable:
+    """One line. The driver's own message is not in it: what it quotes is not ours to know."""
+    kind = error.java_exception.getClass().getName()
+    if kind.endswith("ClassNotFoundException"):
+        return DriverNotFound(
+            f"Spark has no JDBC driver {driver}; name its jar with --jdbc /path/to/driver.jar (spark-submit: --jars),"
+            " or leave --jdbc away"
+        )
+    return DatabaseUnavailable(
+        f"the database cannot be read through JDBC ({kind}); is the URL right, and the server up?"
+    )

@@ -1,0 +1,109 @@
+"""Writing the results: every day is replaced whole, or stays as it was.
+
+Theory of operation. All six frames are first computed into `OUT/.staging`, a name that no reader looks at; only then is
+one file after the other renamed over its predecessor. A run that fails or is killed before the renames leaves OUT as it
+was; one killed between two renames leaves some days old and some replaced, each of them whole, and running it again
+replaces the rest. A lock on OUT, which ends with its process, keeps a second run out, so whatever lies in `.staging`
+when a run begins is a dead one's and is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from federation.analytics.data.directories import replace_file, staging_in
+from federation.analytics.data.results import DAILY, DATED, Result, local
+from federation.analytics.frames import no_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import date
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from federation.analytics.frames import Outputs, Window
+
+
+def write_outputs(
+    outputs: Outputs, directory: Path, window: Window, *, told: Callable[[str], None] = lambda _: None
+) -> None:
+    """The days of `window` and what is dated its `as_of` hold exactly the rows of `outputs`; other days are untouched.
+
+    Rows of days outside the window are not written. A day without rows gets an empty file: it was looked at. `told`
+    hears what is being computed.
+
+    `server_daily` and `server_scorecard` are kept in memory (on disk where that is short) until all is written, because
+    other frames are computed from them, and then released. They hold a row per server and day or window, never one per
+    attempt; nothing that grows with the attempts is kept.
+
+    Raises:
+        DirectoryUnusable: another run is writing to `directory`, or it cannot be written to; nothing has changed.
+        OSError: the disk refuses; every day is whole.
+    """
+    with staging_in(directory) as staging, _kept(outputs.server_daily, outputs.server_scorecard):
+        renames: list[tuple[Path, Path]] = []
+        for result in DAILY:
+            told(f"computing {result.name}")
+            frame: DataFrame = getattr(outputs, result.name)
+            staged = _stage_days(frame, result, window, staging / result.name)
+            renames += [(staged[day], result.file(directory, day)) for day in window.days]
+        for result in DATED:
+            told(f"computing {result.name}")
+            frame = getattr(outputs, result.name)
+            renames.append((_stage_dated(frame, result, staging), result.file(directory, window.as_of)))
+        told("putting the results in place")
+        for source, target in renames:
+            replace_file(source, target)
+
+
+def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) -> dict[date, Path]:
+    inside = frame.to(result.schema).where(sf.col("day").between(sf.lit(window.since), sf.lit(window.as_of)))
+    by_day = inside.repartition(sf.col("day")).sortWithinPartitions(*result.order)
+    by_day.write.partitionBy("day").parquet(local(target))
+    written = {day: target / f"day={day.isoformat()}" for day in window.days}
+    staged = {day: _only_file(path) for day, path in written.items() if path.exists()}
+    missing = [day for day in window.days if day not in staged]
+    empty = _empty_files(frame.sparkSession, result, target, len(missing))
+    return staged | dict(zip(missing, empty, strict=True))
+
+
+def _stage_dated(frame: DataFrame, result: Result, staging: Path) -> Path:
+    target = staging / result.name
+    # Not coalesce(1), which would have one task compute all that comes before.
+    whole = frame.to(result.schema).drop(result.partition).repartition(1).sortWithinPartitions(*result.order)
+    whole.write.parquet(local(target))
+    return _only_file(target)
+
+
+def _empty_files(spark: SparkSession, result: Result, target: Path, count: int) -> Sequence[Path]:
+    if count == 0:
+        return []
+    schema = StructType([field for field in result.schema if field.name != result.partition])
+    directory = target / "empty"
+    no_rows(spark, schema).write.parquet(local(directory))
+    original = _only_file(directory)
+    return [shutil.copyfile(original, directory / f"{number}.parquet") for number in range(count)]
+
+
+def _only_file(directory: Path) -> Path:
+    [file] = directory.glob("*.parquet")
+    return file
+
+
+@contextlib.contextmanager
+def _kept(*frames: DataFrame) -> Iterator[None]:
+    """These frames are computed once, even where others are made of them."""
+    for frame in frames:
+        frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield
+    finally:
+        for frame in frames:
+            frame.unpersist()

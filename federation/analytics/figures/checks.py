@@ -1,0 +1,172 @@
+"""Input rows judged: every row is good, or it is in quarantine under the first reason that holds."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
+
+from db import AttemptOutcome, ServerHealth
+from federation.analytics.days import is_within, utc_day
+from federation.analytics.figures.duplicates import find_duplicates
+from federation.analytics.figures.quarantine import Checked, Fault, Reason, first_reason, set_aside, without_copies
+from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS, Window
+from federation.delivery.codes import ERROR_CODES, HTTP_CODE
+from federation.protocol.urls import MAX_URL_CHARACTERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+CLOCK_TOLERANCE: Final = timedelta(hours=1)
+"""How far ahead of ours another machine's clock may be before its times count as being in the future."""
+
+URL: Final = (
+    r"(?i)https?://"
+    r"(?:\[[0-9a-f:.]{2,45}\]|(?=.{1,253}(?:[:/]|\z))[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?)"
+    r"(?::[0-9]{1,5})?(?:/[!-~]*)?"
+)
+"""An http or https URL with a host, in ASCII, without user name or white space: whatever may name a server."""
+
+COUNTED: Final = (
+    "id",
+    "server_url",
+    "started_at",
+    "duration_ms",
+    "outcome",
+    "error_code",
+    "http_status",
+    "relayed_by",
+    "request_bytes",
+    "response_bytes",
+)
+"""The columns of an attempt that are judged or counted; the others are read for quarantined rows alone."""
+
+_OTHERS: Final = tuple(name for name in ATTEMPTS.fieldNames() if name not in COUNTED)
+
+
+def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> Checked:
+    """Every attempt of the window is in `good`, once and with its UTC `day`, or in `bad`.
+
+    Attempts of other times are in neither, nobody asked for them; those without a time, or with one in the future,
+    belong to no window and are in `bad`. Of good rows that share an id on one day the smallest stays.
+    """
+    rows = attempts.select(*ATTEMPTS.fieldNames()).withColumn("day", utc_day("started_at"))
+    rows_asked_for = rows.where(is_within("started_at", window))
+    reason = first_reason(_attempt_faults(now))
+    duplicates = find_duplicates(rows_asked_for.select("id", "day"))
+    sound = rows_asked_for.where(reason.isNull())
+    homeless = F.col("started_at").isNull() | _is_future("started_at", now)
+    faulty = rows.where(is_within("started_at", window) | homeless).withColumn("reason", reason)
+    copies = duplicates.other_copies(sound, order=(*COUNTED, *_OTHERS)).withColumn(
+        "reason", F.lit(Reason.DUPLICATED_ID.value)
+    )
+    bad = faulty.where(F.col("reason").isNotNull()).unionByName(copies)
+    return Checked(
+        good=duplicates.first_copies(sound.select(*COUNTED, "day"), order=COUNTED),
+        bad=set_aside("attempts", bad, ATTEMPTS, reason="reason", time="started_at"),
+    )
+
+
+def check_servers(servers: DataFrame, *, now: datetime) -> Checked:
+    """Every registry row is in `good`, with a URL of its own, or in `bad`. Its keys are judged elsewhere.
+
+    Of rows that share a URL the one written last stays.
+    """
+    faults = (
+        Fault(reason=Reason.MALFORMED_URL, holds=_malformed("url")),
+        Fault(reason=Reason.NO_STATE, holds=F.col("is_healthy").isNull()),
+        *_time_faults("created_at", now),
+        *_time_faults("last_seen", now),
+    )
+    newest: list[str | Column] = [F.col("updated_at").desc_nulls_last(), *SERVERS.fieldNames()]
+    reason = without_copies(first_reason(faults), key="url", order=newest, copy=Reason.DUPLICATED_URL)
+    return _checked("servers", servers, SERVERS, reason=reason, time="created_at")
+
+
+def check_blacklist(blacklist: DataFrame) -> Checked:
+    """Every decision is in `good` or in `bad`. One without a time holds all the same: only the URL is judged."""
+    reason = first_reason([Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url"))])
+    return _checked("blacklist", blacklist, BLACKLIST, reason=reason, time="created_at")
+
+
+def check_health_events(events: DataFrame, *, now: datetime) -> Checked:
+    """Every event is in `good`, once, or in `bad`. One that repeats a change under an id of its own is good."""
+    states = [state.value for state in ServerHealth]
+    faults = (
+        Fault(reason=Reason.NO_ID, holds=F.col("id").isNull()),
+        *_time_faults("at", now),
+        Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url")),
+        Fault(reason=Reason.UNKNOWN_STATE, holds=~(_is_one_of("from_state", states) & _is_one_of("to_state", states))),
+        Fault(reason=Reason.NO_CHANGE, holds=F.col("from_state") == F.col("to_state")),
+    )
+    order = HEALTH_EVENTS.fieldNames()
+    reason = without_copies(first_reason(faults), key="id", order=order, copy=Reason.DUPLICATED_ID)
+    return _checked("health_events", events, HEALTH_EVENTS, reason=reason, time="at")
+
+
+def _checked(source: str, frame: DataFrame, schema: StructType, *, reason: Column, time: str) -> Checked:
+    rows = frame.select(*schema.fieldNames()).withColumn("_reason", reason)
+    bad = rows.where(F.col("_reason").isNotNull())
+    return Checked(
+        good=rows.where(F.col("_reason").isNull()).drop("_reason"),
+        bad=set_aside(source, bad, schema, reason="_reason", time=time),
+    )
+
+
+def _attempt_faults(now: datetime) -> Iterator[Fault]:
+    yield Fault(reason=Reason.NO_ID, holds=F.col("id").isNull())
+    yield from _time_faults("started_at", now)
+    yield Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url"))
+    relay = F.col("relayed_by")
+    yield Fault(reason=Reason.MALFORMED_RELAY_URL, holds=relay.isNotNull() & _malformed("relayed_by"))
+    yield Fault(reason=Reason.NO_DURATION, holds=F.col("duration_ms").isNull())
+    yield Fault(reason=Reason.NEGATIVE_DURATION, holds=F.col("duration_ms") < 0)
+    yield Fault(reason=Reason.NEGATIVE_SIZE, holds=(F.col("request_bytes") < 0) | (F.col("response_bytes") < 0))
+    outcomes = [outcome.value for outcome in AttemptOutcome]
+    yield Fault(reason=Reason.UNKNOWN_OUTCOME, holds=~_is_one_of("outcome", outcomes))
+    yield from _code_faults()
+
+
+def _code_faults() -> Iterator[Fault]:
+    code, status = F.col("error_code"), F.col("http_status")
+    known = sorted(frozenset[str]().union(*ERROR_CODES.values()))
+    names_status = code.rlike(rf"^{HTTP_CODE}\z")
+    yield Fault(reason=Reason.UNKNOWN_CODE, holds=~(code.isin(known) | names_status))
+    yield Fault(reason=Reason.CODE_CONTRADICTS, holds=~_code_agrees(names_status))
+    is_delivered = F.col("outcome") == AttemptOutcome.DELIVERED.value
+    differs = names_status & (code != F.concat(F.lit("HTTP_"), status.cast("string")))
+    yield Fault(reason=Reason.STATUS_CONTRADICTS, holds=(is_delivered & ~status.between(200, 299)) | differs)
+
+
+def _code_agrees(names_status: Column) -> Column:
+    """A delivered attempt has no code, every other one of its outcome's."""
+    outcome, code = F.col("outcome"), F.col("error_code")
+    agrees = (outcome == AttemptOutcome.DELIVERED.value) & code.isNull()
+    for each, codes in ERROR_CODES.items():
+        if codes:
+            agrees |= (outcome == each.value) & code.isNotNull() & code.isin(sorted(codes))
+    agrees |= (outcome == AttemptOutcome.RETRYABLE.value) & code.isNotNull() & names_status
+    return F.coalesce(agrees, F.lit(False))
+
+
+def _time_faults(column: str, now: datetime) -> Iterator[Fault]:
+    yield Fault(reason=Reason.NO_TIME, holds=F.col(column).isNull())
+    yield Fault(reason=Reason.FUTURE_TIME, holds=_is_future(column, now))
+
+
+def _is_future(column: str, now: datetime) -> Column:
+    return F.col(column) > F.lit(now + CLOCK_TOLERANCE)
+
+
+def _malformed(column: str) -> Column:
+    # The length first: a regular expression takes its time over megabytes.
+    sound = (F.length(column) <= MAX_URL_CHARACTERS) & F.col(column).rlike(rf"^(?:{URL})\z")
+    return ~F.coalesce(sound, F.lit(False))
+
+
+def _is_one_of(column: str, values: Sequence[str]) -> Column:
+    return F.coalesce(F.col(column).isin(list(values)), F.lit(False))

@@ -1,0 +1,71 @@
+"""All outputs from all inputs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
+
+from federation.analytics.days import end_of
+from federation.analytics.figures.checks import check_attempts, check_blacklist, check_health_events, check_servers
+from federation.analytics.figures.daily import server_daily
+from federation.analytics.figures.keys import key_anomalies
+from federation.analytics.figures.network import network_summary
+from federation.analytics.figures.outages import find_outages
+from federation.analytics.figures.relays import relay_candidates
+from federation.analytics.figures.scorecard import server_scorecard
+from federation.analytics.frames import Inputs, Outputs, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> Outputs:
+    """Every output, lazily: Spark works when they are written. `now`, by default this moment, tells future times.
+
+    `server_daily` holds the days of `window` that the attempts cover. Scorecards and relay candidates look back 30 days
+    from the window's end: at the days computed, and at `inputs.server_daily` for those before. A day among both is
+    taken from the attempts. Several outputs read daily rows and scorecards: `write_outputs` computes these once.
+    """
+    now = now or datetime.now(UTC)
+    until = end_of(window, now=now)
+    attempts = check_attempts(inputs.attempts, window=window, now=now)
+    servers = check_servers(inputs.servers, now=now)
+    blacklist = check_blacklist(inputs.blacklist)
+    events = check_health_events(inputs.health_events, now=now)
+
+    daily = server_daily(attempts.good)
+    known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
+    outages = find_outages(events.good, servers.good, until=until)
+    anomalies = key_anomalies(servers.good, earlier=inputs.earlier_servers, window=window)
+    scorecard = server_scorecard(
+        known_days,
+        servers=servers.good,
+        blacklist=blacklist.good,
+        outages=outages,
+        anomalies=anomalies,
+        window=window,
+        until=until,
+    )
+    return Outputs(
+        server_daily=daily,
+        server_scorecard=scorecard,
+        network_summary=network_summary(
+            attempts.good, known_days, servers=servers.good, outages=outages, window=window
+        ),
+        key_anomalies=anomalies,
+        relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, window=window),
+        quarantine=_together(each.bad for each in (attempts, servers, blacklist, events)),
+    )
+
+
+def _with_stored(daily: DataFrame, stored: DataFrame) -> DataFrame:
+    days = daily.select("day").distinct()
+    return daily.unionByName(stored.join(F.broadcast(days), "day", "left_anti").select(*daily.columns))
+
+
+def _together(frames: Iterable[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, frames)

@@ -1,0 +1,221 @@
+"""Scorecards: every known server over the last 7 and the last 30 days, from its daily rows and its outages.
+
+By definition, over the days of a window, with `blamed` for the attempts whose failure is not our own (see
+`OWN_FAULTS`):
+
+- reliability = delivered / blamed attempts;
+- latency = 1 up to a p95 of 1 s, falling in proportion to 0 at 15 s, which is a delivery's deadline;
+- score = 100 · (0.6 · reliability + 0.3 · uptime + 0.1 · latency). What is unknown (no attempts, nothing delivered) is
+  left out and the other weights grow in proportion;
+- p95 = the median of the daily p95s, each weighted by that day's deliveries: a typical day's, which one bad day does
+  not move. Percentiles of days cannot be merged into that of the window;
+- trend = reliability of the window's later half (the last 3 of 7 days, the last 15 of 30) minus that of the days
+  before; less than 5 points up or down is stable, and fewer than 10 blamed attempts on either side tell nothing.
+
+`availability` is delivered / attempts, our own faults included, as in the daily rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
+
+from db import ServerHealth
+from federation.analytics.days import DAY, MONTH, WEEK, midnight
+from federation.analytics.figures.actions import BLACKLISTED, advise
+from federation.analytics.figures.daily import share
+from federation.analytics.figures.outages import outage_figures
+from federation.analytics.frames import SERVER_SCORECARD, AnomalyKind, Trend, Window
+from federation.delivery.codes import FORGERIES, OWN_FAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from pyspark.sql import Column, DataFrame
+
+WINDOW_DAYS: Final = (WEEK, MONTH)
+WEIGHTS: Final = {"reliability": 0.6, "uptime": 0.3, "latency": 0.1}
+FAST_MS: Final = 1_000
+SLOWEST_MS: Final = 15_000
+TREND_THRESHOLD: Final = 0.05
+TREND_ATTEMPTS: Final = 10
+
+
+def server_scorecard(
+    daily: DataFrame,
+    *,
+    servers: DataFrame,
+    blacklist: DataFrame,
+    outages: DataFrame,
+    anomalies: DataFrame,
+    window: Window,
+    until: datetime,
+) -> DataFrame:
+    """One row per server known before `until` and per `WINDOW_DAYS`; see `SERVER_SCORECARD`.
+
+    `daily` holds every day of the longest of them, stored or fresh; days without a row are days without attempts.
+    `until` is when the window ends, or the present where that is earlier.
+    """
+    known = servers.where(F.col("created_at") < F.lit(until)).withColumnRenamed("url", "server_url")
+    windows = known.select("server_url", "created_at", _each_of(WINDOW_DAYS).alias("window_days")).select(
+        "server_url",
+        "window_days",
+        F.greatest("created_at", _window_begin("window_days", window)).alias("begins_at"),
+        F.lit(until).alias("ends_at"),
+    )
+    in_windows = daily_in_windows(daily, window)
+    key = ["server_url", "window_days"]
+    figures = (
+        outage_figures(windows, outages)
+        .join(_traffic(in_windows), key, "left")
+        .join(_top_errors(in_windows), key, "left")
+        .join(_standing(known, blacklist, outages), "server_url")
+        .join(_key_findings(anomalies), "server_url", "left")
+        .withColumns({name: F.coalesce(name, F.lit(0)) for name in ("attempts", "delivered", "blamed", "forged")})
+        .withColumns({"availability": share("delivered", "attempts"), "reliability": share("delivered", "blamed")})
+        .withColumns({"latency": _latency(), "trend_change": _trend_change(), "as_of": F.lit(window.as_of)})
+        .withColumns({"score": score(), "trend": _trend()})
+    )
+    return advise(figures, until=until).to(SERVER_SCORECARD)
+
+
+def daily_in_windows(daily: DataFrame, window: Window, lengths: Iterable[int] = WINDOW_DAYS) -> DataFrame:
+    """Each daily row once for every window, so many days long up to and including `as_of`, that it lies in."""
+    age = F.datediff(F.lit(window.as_of), F.col("day"))
+    rows = daily.withColumn("_age", age).where(F.col("_age") >= 0)
+    return rows.withColumn("window_days", _each_of(lengths)).where(F.col("_age") < F.col("window_days"))
+
+
+def _each_of(numbers: Iterable[int]) -> Column:
+    return F.explode(F.array(*(F.lit(number) for number in numbers)))
+
+
+def blamed() -> Column:
+    """How many of a daily row's attempts did not fail through our own fault."""
+    return F.col("attempts") - _rows_with(OWN_FAULTS)
+
+
+def relayed() -> Column:
+    """How many of a daily row's deliveries went through relays."""
+    return F.round(F.col("delivered") * F.coalesce("relayed_share", F.lit(0.0)))
+
+
+def typical_p95() -> Column:
+    """The median of daily p95s, weighted by deliveries."""
+    # Only days with deliveries have one, and a weight of 0 is refused.
+    weight = F.when(F.col("p95_ms").isNotNull(), F.col("delivered")).otherwise(1)
+    return F.round(F.percentile("p95_ms", 0.5, weight)).cast("int")
+
+
+def _traffic(in_windows: DataFrame) -> DataFrame:
+    later = F.col("_age") < F.floor(F.col("window_days") / 2)
+    rows = in_windows.withColumn("blamed", blamed())
+    return rows.groupBy("server_url", "window_days").agg(
+        F.sum("attempts").alias("attempts"),
+        F.sum("delivered").alias("delivered"),
+        F.sum("blamed").alias("blamed"),
+        F.sum(relayed()).alias("relayed"),
+        F.sum(_rows_with(FORGERIES)).alias("forged"),
+        *(
+            F.sum(F.when(half, F.col(name)).otherwise(0)).alias(f"{name}_{label}")
+            for label, half in (("later", later), ("before", ~later))
+            for name in ("delivered", "blamed")
+        ),
+        typical_p95().alias("p95_ms"),
+    )
+
+
+def _top_errors(in_windows: DataFrame) -> DataFrame:
+    """The commonest error code; of equally common ones the last by name."""
+    counts = in_windows.select("server_url", "window_days", F.explode("errors").alias("code", "rows"))
+    by_code = counts.groupBy("server_url", "window_days", "code").agg(F.sum("rows").alias("rows"))
+    return by_code.groupBy("server_url", "window_days").agg(
+        F.max_by("code", F.struct("rows", "code")).alias("top_error")
+    )
+
+
+def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> DataFrame:
+    """Per server its state, since when, and what the registry says of it."""
+    refused = blacklist.groupBy("server_url").agg(
+        F.min("created_at").alias("blacklisted_at"),
+        F.max_by("reason", "created_at").alias("blacklist_reason"),
+        F.lit(True).alias("is_blacklisted"),
+    )
+    last = outages.groupBy("server_url").agg(
+        F.max(F.when(F.col("ended_at").isNull(), F.col("began_at"))).alias("down_since"),
+        F.max("ended_at").alias("up_since"),
+        F.max(F.col("ended_at").isNull()).alias("is_down"),
+    )
+    is_down = F.coalesce("is_down", F.lit(False))
+    return (
+        known.join(refused, "server_url", "left")
+        .join(last, "server_url", "left")
+        .select(
+            "server_url",
+            "unhealthy_reason",
+            "blacklist_reason",
+            F.when(F.col("is_blacklisted"), BLACKLISTED)
+            .when(is_down, ServerHealth.UNHEALTHY.value)
+            .otherwise(ServerHealth.HEALTHY.value)
+            .alias("state"),
+            F.when(F.col("is_blacklisted"), F.col("blacklisted_at"))
+            .when(is_down, F.col("down_since"))
+            .otherwise(F.coalesce("up_since", "created_at"))
+            .alias("state_since"),
+        )
+    )
+
+
+def _key_findings(anomalies: DataFrame) -> DataFrame:
+    """Per server what is said of its keys: `suspicious_keys`, and `malformed_keys`."""
+    malformed = F.col("kind") == AnomalyKind.MALFORMED.value
+    return (
+        anomalies.select("kind", "detail", F.explode("server_urls").alias("server_url"))
+        .groupBy("server_url")
+        .agg(
+            F.sort_array(F.collect_set(F.when(~malformed, F.col("detail")))).alias("suspicious_keys"),
+            F.sort_array(F.collect_set(F.when(malformed, F.col("detail")))).alias("malformed_keys"),
+        )
+    )
+
+
+def _rows_with(codes: Iterable[str]) -> Column:
+    counts = F.map_values(F.map_filter("errors", lambda code, _: code.isin(sorted(codes))))
+    return F.aggregate(counts, F.lit(0).cast("long"), lambda total, rows: total + rows)
+
+
+def _latency() -> Column:
+    p95, span = F.col("p95_ms"), SLOWEST_MS - FAST_MS
+    # `least` and `greatest` pass over nulls, but an unknown latency is not a good one.
+    return F.when(p95.isNotNull(), F.greatest(F.least((SLOWEST_MS - p95) / span, F.lit(1.0)), F.lit(0.0)))
+
+
+def score() -> Column:
+    """0 to 100 from `reliability`, `uptime` and `latency`, null where none is known."""
+    reached, possible = F.lit(0.0), F.lit(0.0)
+    for name, weight in WEIGHTS.items():
+        reached += F.coalesce(F.col(name) * weight, F.lit(0.0))
+        possible += F.when(F.col(name).isNotNull(), weight).otherwise(0.0)
+    return F.when(possible > 0, 100 * reached / possible)
+
+
+def _trend() -> Column:
+    change = F.col("trend_change")
+    return (
+        F.when(change.isNull(), Trend.UNKNOWN.value)
+        .when(change >= TREND_THRESHOLD, Trend.IMPROVING.value)
+        .when(change <= -TREND_THRESHOLD, Trend.WORSENING.value)
+        .otherwise(Trend.STABLE.value)
+    )
+
+
+def _trend_change() -> Column:
+    enough = (F.col("blamed_later") >= TREND_ATTEMPTS) & (F.col("blamed_before") >= TREND_ATTEMPTS)
+    change = F.col("delivered_later") / F.col("blamed_later") - F.col("delivered_before") / F.col("blamed_before")
+    return F.when(enough, change)
+
+
+def _window_begin(days: str, window: Window) -> Column:
+    return F.timestamp_seconds(F.lit(int(midnight(window.until).timestamp())) - F.col(days) * int(DAY.total_seconds()))

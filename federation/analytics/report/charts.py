@@ -1,0 +1,220 @@
+"""Charts as plain SVG: no scripts, colours from the page's style sheet, each with a title that says what it shows.
+
+Sizes are in the pixels a chart takes on a wide page, so that text in it is as large as the text around it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from federation.analytics.report.markup import Markup, join, tag
+from federation.analytics.report.wording import day, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import date
+
+_LEFT: Final = 46
+_TOP: Final = 12
+_BOTTOM: Final = 22
+_LABEL_HEIGHT: Final = 15
+_CHARACTER: Final = 7
+_STRIP_STEP: Final = 6
+_STRIP_HEIGHT: Final = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line or one layer of bars; `style` is its class in the style sheet, None a day without a value."""
+
+    name: str
+    values: Sequence[float | None]
+    style: str = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Where a chart draws: days from left to right, values from `low` at the bottom to `high` at the top."""
+
+    width: int
+    height: int
+    right: int
+    days: Sequence[date]
+    low: float
+    high: float
+
+    def x(self, place: float) -> float:
+        """The middle of a day's column."""
+        return _LEFT + (place + 0.5) * self.step
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return self.height - _BOTTOM - share * (self.height - _TOP - _BOTTOM)
+
+    @property
+    def step(self) -> float:
+        return (self.width - _LEFT - self.right) / max(len(self.days), 1)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.width, self.height
+
+
+def lines(
+    title: str,
+    days: Sequence[date],
+    series: Sequence[Series],
+    *,
+    write: Callable[[float], str],
+    scale: Callable[[float], str] | None = None,
+    low: float | None = 0,
+    high: float | None = None,
+    width: int = 520,
+    height: int = 170,
+) -> Markup:
+    """Lines over days, named and valued at their right end. `low` or `high` None: as the values need it.
+
+    `write` words the values, `scale` those of the grid (None: the same).
+    """
+    ticks = _ticks([value for each in series for value in each.values if value is not None], low, high)
+    ends = [f"{each.name} {write(value)}" for each in series for value in each.values if value is not None]
+    right = 20 + _CHARACTER * max((len(end.strip()) for end in ends), default=0)
+    frame = Frame(width=width, height=height, right=right, days=days, low=ticks[0], high=ticks[-1])
+    paths = (tag("path", d=_path(frame, each.values), class_=f"line {each.style}") for each in series)
+    return _svg(title, frame.size, _grid(frame, ticks, scale or write), *paths, _end_labels(frame, series, write))
+
+
+def bars(
+    title: str,
+    days: Sequence[date],
+    layers: Sequence[Series],
+    *,
+    write: Callable[[float], str],
+    high: float | None = None,
+    width: int = 520,
+    height: int = 170,
+) -> Markup:
+    """A column per day, the layers on top of each other from zero. `high` makes several charts comparable."""
+    totals = [sum(layer.values[place] or 0 for layer in layers) for place in range(len(days))]
+    ticks = _ticks(list(totals), 0, high)
+    frame = Frame(width=width, height=height, right=20, days=days, low=0, high=ticks[-1])
+    columns = [_column(frame, layers, place) for place in range(len(days))]
+    return _svg(title, frame.size, _grid(frame, ticks, write), *columns)
+
+
+def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write: Callable[[float], str]) -> Markup:
+    """A bar per group, from left to right, its number at its end."""
+    row, left, width = 24, 130, 520
+    longest = max([*counts, 1])
+    rows = []
+    for place, (label, number) in enumerate(zip(labels, counts, strict=True)):
+        y = place * row
+        length = (width - left - 70) * number / longest
+        rows += [
+            tag("text", label, x=left - 10, y=y + 16, class_="tick end"),
+            tag("rect", x=left, y=y + 4, width=float(length), height=row - 8, class_="bar main"),
+            tag("text", write(number), x=float(left + length + 6), y=y + 16, class_="label"),
+        ]
+    return _svg(title, (width, row * len(counts)), *rows)
+
+
+def strip(title: str, ratios: Sequence[float | None]) -> Markup:
+    """A column per day: what got through from below, what did not from above, a dot where nothing was tried."""
+    columns: list[Markup] = []
+    for place, ratio in enumerate(ratios):
+        x, width = place * _STRIP_STEP, _STRIP_STEP - 1
+        if ratio is None:
+            columns.append(tag("rect", x=x, y=_STRIP_HEIGHT - 2, width=width, height=2, class_="none"))
+            continue
+        lost = _STRIP_HEIGHT * (1 - ratio)
+        columns.append(tag("rect", x=x, y=float(lost), width=width, height=float(_STRIP_HEIGHT - lost), class_="main"))
+        if lost > 0:
+            columns.append(tag("rect", x=x, y=0, width=width, height=float(lost), class_="bad"))
+    return _svg(title, (len(ratios) * _STRIP_STEP, _STRIP_HEIGHT), *columns, style="strip")
+
+
+def strip_title(ratios: Sequence[float | None]) -> str:
+    """What a strip shows, for those who do not see it."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known:
+        return "nothing was attempted"
+    return f"got through per day: at worst {percent(min(known))}, most recently {percent(known[-1])}"
+
+
+def _svg(title: str, size: tuple[int, int], *content: Markup, style: str = "chart") -> Markup:
+    box = f"0 0 {size[0]} {size[1]}"
+    return tag("svg", tag("title", title), *content, viewBox=box, role="img", aria_label=title, class_=style)
+
+
+def _grid(frame: Frame, ticks: Sequence[float], write: Callable[[float], str]) -> Markup:
+    rows = [
+        join(
+            tag("line", x1=_LEFT, x2=frame.width - frame.right, y1=frame.y(tick), y2=frame.y(tick), class_="grid"),
+            tag("text", write(tick), x=_LEFT - 8, y=frame.y(tick) + 4, class_="tick end"),
+        )
+        for tick in ticks
+    ]
+    last = len(frame.days) - 1
+    places = sorted({0, last // 2, last}) if last >= 0 else []
+    dates = [tag("text", day(frame.days[at]), x=frame.x(at), y=frame.height - 5, class_="tick middle") for at in places]
+    return join(*rows, *dates)
+
+
+def _path(frame: Frame, values: Sequence[float | None]) -> str:
+    """A line through the values, broken where there are none; a lonely value is a short dash."""
+    commands: list[str] = []
+    for place, value in enumerate(values):
+        if value is None:
+            continue
+        point = f"{frame.x(place):.1f} {frame.y(value):.1f}"
+        before = values[place - 1] if place else None
+        commands.append(f"L{point}" if before is not None else f"M{point}h0.1")
+    return "".join(commands)
+
+
+def _end_labels(frame: Frame, series: Sequence[Series], write: Callable[[float], str]) -> Markup:
+    ends = []
+    for each in series:
+        place = max((at for at, value in enumerate(each.values) if value is not None), default=None)
+        if place is not None:
+            last = each.values[place]
+            assert last is not None
+            ends.append((frame.y(last), frame.x(place), each, write(last)))
+    labels = []
+    lowest_free = -math.inf
+    for y, x, each, written in sorted(ends, key=lambda end: end[0]):
+        text_y = max(y + 4, lowest_free)
+        lowest_free = text_y + _LABEL_HEIGHT
+        labels += [
+            tag("circle", cx=x, cy=y, r=3, class_=f"dot {each.style}"),
+            tag("text", f"{each.name} {written}".strip(), x=x + 8, y=text_y, class_=f"label {each.style}"),
+        ]
+    return join(*labels)
+
+
+def _column(frame: Frame, layers: Sequence[Series], place: int) -> Markup:
+    bottom, parts = 0.0, []
+    for layer in layers:
+        value = layer.values[place]
+        if value:
+            top, base = frame.y(bottom + value), frame.y(bottom)
+            x, width = frame.x(place) - frame.step / 2, max(frame.step - 2, 0.5)
+            parts.append(tag("rect", x=x, y=top, width=width, height=base - top, class_=f"bar {layer.style}"))
+            bottom += value
+    return join(*parts)
+
+
+def _ticks(values: Sequence[float], low: float | None, high: float | None) -> list[float]:
+    """Two to five round numbers that the values lie between."""
+    bottom = low if low is not None else min(values, default=0)
+    top = high if high is not None else max(values, default=bottom)
+    if top <= bottom:
+        top = bottom + 1 if low is not None else bottom + 0.01
+    rough = (top - bottom) / 3
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough)
+    first = math.floor(bottom / step + 1e-9)
+    last = math.ceil(top / step - 1e-9)
+    return [round(step * number, 10) for number in range(first, last + 1)]

@@ -1,0 +1,68 @@
+"""How the report's numbers are defined, for its readers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from federation.analytics.report.findings import BAD_DAY, FEWEST_ATTEMPTS
+from federation.analytics.report.markup import Markup, join, tag
+from federation.analytics.report.wording import percent
+
+_DEFINITIONS: Final = (
+    (
+        "Attempt",
+        "One request to a server that carried a delivery. A delivery that was given back because the server was busy"
+        " (parked) was not attempted. A delivery may take up to five attempts.",
+    ),
+    ("Got through", "Attempts that were acknowledged, divided by all attempts. Also called availability."),
+    (
+        "Healthy",
+        "What the health history says: a server is unhealthy from a network failure until a probe or a delivery gets"
+        " through. A day's number is that of its end. Servers that were removed from the registry count on no day.",
+    ),
+    (
+        "Since",
+        "For an unhealthy server, when it became so. For any other, the first of the days on end, up to its last day"
+        f" with attempts, on which less than {percent(BAD_DAY)} got through; where its last day was a good one,"
+        " how many of its days were not.",
+    ),
+    (
+        "p50, p95",
+        "How long half, or all but one in twenty, of the attempts that got through took; how long a failure takes says"
+        " only what our deadline is. Percentiles are approximate. Over several days they are the median of the daily"
+        " ones, because percentiles cannot be added up.",
+    ),
+    (
+        "Change",
+        "The last 7 days against the 7 before; against half of the days where fewer than 14 have been computed."
+        " A point is a hundredth of all attempts.",
+    ),
+    (
+        "Score",
+        "From 0 to 100: mostly the share of attempts that got through, failures of our own left out, then the time the"
+        " server was up, then its latency; federation/analytics/figures/scorecard.py has the formula. The rankings here"
+        f" leave out servers with fewer than {FEWEST_ATTEMPTS} attempts in 30 days.",
+    ),
+    (
+        "Advice",
+        "The more urgent of what the 7 and the 30 days suggest: review for blacklist (its keys or answers are not its"
+        " own), prune (down for a month), park (down for days), watch (getting worse, slow or often down), keep."
+        " It is advice; nothing acts on it by itself.",
+    ),
+    (
+        "Relay ranking",
+        "Healthy servers that took direct deliveries in the last 7 days: availability times latency times how recently"
+        " they were seen, each from 0 to 1.",
+    ),
+    (
+        "Suspicious key",
+        "Shared: several servers have it, or one has it for both uses. Changed: it is another than in the registry of"
+        " an earlier run, and no rotation explains it. Malformed: it is not the base64 of 32 bytes.",
+    ),
+    ("Rows set aside", "Rows of the inputs that cannot be true or cannot be read. They are kept, with the reason."),
+)
+
+
+def definitions() -> Markup:
+    """A list of terms."""
+    return tag("dl", *(join(tag("dt", term), tag("dd", text)) for term, text in _DEFINITIONS), class_="defined")

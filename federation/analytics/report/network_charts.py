@@ -1,0 +1,176 @@
+"""The report's charts of the whole network, each with its numbers in a table beneath."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from federation.analytics.report import wording
+from federation.analytics.report.advice import meaning
+from federation.analytics.report.charts import Series, bars, histogram, lines
+from federation.analytics.report.comparison import compare
+from federation.analytics.report.findings import LATENCY_BOUNDS_MS, SCORE_BOUNDS
+from federation.analytics.report.markup import Markup, join, short, tag
+from federation.analytics.report.tables import Column, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import date
+
+    from federation.analytics.report.findings import ErrorCode, Findings
+
+
+def network(findings: Findings) -> Markup:
+    days = findings.days
+    if not days:
+        return tag("p", "No day has been computed.", class_="intro")
+    dates = [each.day for each in days]
+    success = [each.success_rate for each in days]
+    known, healthy = [each.servers_known for each in days], [each.servers_healthy for each in days]
+    delivered = [each.delivered for each in days]
+    failed = [each.attempts - each.delivered for each in days]
+    p50, p95 = [each.p50_ms for each in days], [each.p95_ms for each in days]
+    figures = [
+        _figure(
+            "Attempts that got through",
+            "Share of each day's attempts.",
+            lines(
+                "Share of attempts that got through, per day",
+                dates,
+                [Series(name="", values=success)],
+                write=wording.percent,
+                low=None,
+                high=1,
+            ),
+            _numbers(dates, {"got through": success}, wording.percent),
+        ),
+        _figure(
+            "Servers",
+            "Healthy ones, of all we know.",
+            lines(
+                "Servers known and healthy, per day",
+                dates,
+                [Series(name="known", values=known, style="second"), Series(name="healthy", values=healthy)],
+                write=_whole,
+            ),
+            _numbers(dates, {"known": known, "healthy": healthy}, _whole),
+        ),
+        _figure(
+            "Attempts",
+            "Blue got through, red did not.",
+            bars(
+                "Attempts per day, those that got through and those that failed",
+                dates,
+                [Series(name="got through", values=delivered), Series(name="failed", values=failed, style="bad")],
+                write=_compact,
+            ),
+            _numbers(dates, {"got through": delivered, "failed": failed}, _whole),
+        ),
+        _figure(
+            "Latency",
+            "Half of the deliveries were quicker than p50, all but one in twenty quicker than p95.",
+            lines(
+                "Latency per day: p50 and p95",
+                dates,
+                [Series(name="p95", values=p95), Series(name="p50", values=p50, style="second")],
+                write=wording.milliseconds,
+            ),
+            _numbers(dates, {"p50": p50, "p95": p95}, wording.milliseconds),
+        ),
+    ]
+    return tag("div", *figures, class_="charts")
+
+
+def errors(findings: Findings) -> Markup:
+    """One small chart per code, all on one scale, the most frequent first."""
+    if not findings.errors:
+        return tag("p", "No attempt failed.", class_="intro")
+    dates = [each.day for each in findings.days]
+    highest = max(max(each.daily, default=0) for each in findings.errors)
+    length = compare(findings.days).now.days
+    figures = [
+        _figure(
+            short(each.code, 40),
+            _told(each, length),
+            bars(
+                f"Attempts that failed with {short(each.code, 40)}, per day",
+                dates,
+                [Series(name=each.code, values=each.daily)],
+                write=_compact,
+                high=highest,
+                width=340,
+                height=120,
+            ),
+            _numbers(dates, {"attempts": each.daily}, _whole),
+        )
+        for each in findings.errors
+    ]
+    shown = sum(each.total for each in findings.errors)
+    rest = sum(findings.error_totals.values()) - shown
+    others = f" {wording.count(rest)} failures have other codes." if rest else ""
+    intro = f"Failed attempts per day by error code, all charts on one scale.{others}"
+    return join(tag("p", intro, class_="intro"), tag("div", *figures, class_="charts three"))
+
+
+def spread(findings: Findings) -> Markup:
+    """How many servers are quick, and how many reliable."""
+    bounds = [wording.milliseconds(bound) for bound in LATENCY_BOUNDS_MS]
+    latencies = [*(f"up to {bound}" for bound in bounds), f"over {bounds[-1]}"]
+    highest = f"{SCORE_BOUNDS[-1]} to 100"
+    scores = [f"below {SCORE_BOUNDS[0]}", *(f"{low} to {high}" for low, high in pairwise(SCORE_BOUNDS)), highest]
+    return tag(
+        "div",
+        _servers_by("Latency", "Servers by their p95 in the last 7 days.", latencies, findings.latencies),
+        _servers_by("Score", "Servers by their score over 30 days; 100 is best.", scores, findings.scores),
+        class_="charts",
+    )
+
+
+def _servers_by(title: str, told: str, labels: Sequence[str], counts: Sequence[int]) -> Markup:
+    columns: list[Column[tuple[str, int]]] = [
+        Column(title, lambda row: row[0]),
+        Column("servers", lambda row: _whole(row[1]), number=True),
+    ]
+    rows = list(zip(labels, counts, strict=True))
+    return _figure(title, told, histogram(told, labels, counts, write=_whole), table(None, columns, rows))
+
+
+def _told(error: ErrorCode, length: int) -> str:
+    now, before = sum(error.daily[-length:]), sum(error.daily[-2 * length : -length])
+    spell = f"{wording.count(now)} in the last {wording.plural(length, 'day')}, {wording.growth(now, before)}"
+    return f"{wording.sentence(meaning(error.code).text)}. {spell}."
+
+
+def _figure(title: str, told: str, chart: Markup, numbers: Markup) -> Markup:
+    return tag(
+        "figure",
+        tag("figcaption", tag("h3", title), tag("p", told)),
+        chart,
+        tag("details", tag("summary", "Numbers"), tag("div", numbers, class_="data")),
+    )
+
+
+def _numbers(
+    days: Sequence[date], columns: dict[str, Sequence[float | None]], write: Callable[[float | None], str]
+) -> Markup:
+    rows = [(day.isoformat(), *values) for day, *values in zip(days, *columns.values(), strict=True)]
+    heads = [tag("th", name, scope="col", class_="number") for name in columns]
+    body = [
+        tag("tr", tag("td", name), *(tag("td", write(value), class_="number") for value in values))
+        for name, *values in rows
+    ]
+    return tag("table", tag("thead", tag("tr", tag("th", "day", scope="col"), *heads)), tag("tbody", *body))
+
+
+def _whole(value: float | None) -> str:
+    return wording.NOTHING if value is None else wording.count(round(value))
+
+
+def _compact(value: float | None) -> str:
+    """Short enough for an axis."""
+    if value is None:
+        return wording.NOTHING
+    for size, unit in ((1_000_000, "M"), (1000, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

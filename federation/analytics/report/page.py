@@ -1,0 +1,65 @@
+"""The report: one HTML file that needs nothing else, no network, no scripts, and says first who is sick."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from federation.analytics.data.directories import write_file
+from federation.analytics.report import sections
+from federation.analytics.report.findings import DAYS
+from federation.analytics.report.markup import Markup, join, tag
+from federation.analytics.report.wording import day_and_year, moment
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from federation.analytics.report.findings import Findings
+
+REPORT_FILE: Final = "report.html"
+
+# Should a stranger's text ever get past the escaping, a browser still runs and fetches nothing.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def write_page(page: str, out: Path) -> Path:
+    """`out`/report.html is `page`, whole or not at all."""
+    return write_file(page, out / REPORT_FILE)
+
+
+def render(findings: Findings, *, made_at: datetime) -> str:
+    """The page."""
+    style = files("federation.analytics.report").joinpath("report.css").read_text(encoding="utf-8")
+    title = f"Federation health as of {day_and_year(findings.as_of)}"
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+        tag("style", Markup(style)),
+    )
+    body = tag(
+        "body",
+        tag("header", tag("h1", "Federation health"), tag("p", _window(findings), class_="soft small")),
+        tag("main", *sections.everything(findings)),
+        tag("footer", _origin(findings, made_at)),
+    )
+    return join(Markup("<!doctype html>\n"), tag("html", head, body, lang="en"), "\n")
+
+
+def _window(findings: Findings) -> str:
+    if not findings.days:
+        return f"as of {day_and_year(findings.as_of)}, no day computed"
+    return f"{day_and_year(findings.days[0].day)} to {day_and_year(findings.as_of)}, days in UTC"
+
+
+def _origin(findings: Findings, made_at: datetime) -> str:
+    missing = DAYS - len(findings.days)
+    gap = f" {missing} of these days have not been computed and are left out." if missing else ""
+    return (
+        f"Made on {moment(made_at.astimezone(UTC))} UTC from the {DAYS} days up to and including"
+        f" {day_and_year(findings.as_of)}.{gap}"
+    )

@@ -1,0 +1,95 @@
+"""The findings as JSON, for whoever reads them by program: the same results make the same summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from federation.analytics.data.directories import write_file
+from federation.analytics.report.comparison import Stretch, compare
+from federation.analytics.report.markup import short
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from federation.analytics.report.findings import Findings, Relay, Server
+
+SUMMARY_FILE: Final = "summary.json"
+
+_MOST_SERVERS: Final = 10
+_DIGITS: Final = 6
+
+
+def write_summary(summary: dict[str, object], out: Path) -> Path:
+    """`out`/summary.json is the summary, whole or not at all."""
+    return write_file(f"{json.dumps(summary, indent=2, allow_nan=False)}\n", out / SUMMARY_FILE)
+
+
+def summary_of(findings: Findings) -> dict[str, object]:
+    """What they say, in values JSON has."""
+    comparison = compare(findings.days)
+    return {
+        "as_of": findings.as_of.isoformat(),
+        "window": _window(findings),
+        "totals": _totals(findings),
+        "recent": _stretch(comparison.now),
+        "before": None if comparison.before is None else _stretch(comparison.before),
+        "errors": dict(findings.error_totals),
+        "actions": {action.value: number for action, number in findings.actions.items()},
+        "attention": [_server(server) for server in findings.attention[:_MOST_SERVERS]],
+        "worst_servers": [_server(server) for server in findings.worst],
+        "relay_candidates": {"count": findings.relay_count, "best": [_relay(relay) for relay in findings.relays]},
+        "key_anomalies": dict(sorted(findings.anomaly_counts.items())),
+        "quarantine": {"rows": findings.quarantined, "reasons": [asdict(each) for each in findings.quarantine]},
+    }
+
+
+def _window(findings: Findings) -> dict[str, object]:
+    days = findings.days
+    return {
+        "first_day": days[0].day.isoformat() if days else None,
+        "last_day": days[-1].day.isoformat() if days else None,
+        "days": len(days),
+        "days_with_attempts": sum(1 for each in days if each.attempts),
+    }
+
+
+def _totals(findings: Findings) -> dict[str, object]:
+    attempts = sum(day.attempts for day in findings.days)
+    delivered = sum(day.delivered for day in findings.days)
+    last = findings.days[-1] if findings.days else None
+    return {
+        "servers": sum(findings.actions.values()),
+        "servers_healthy": last.servers_healthy if last else None,
+        "attempts": attempts,
+        "delivered": delivered,
+        "success_rate": _rounded(delivered / attempts) if attempts else None,
+    }
+
+
+def _stretch(stretch: Stretch) -> dict[str, object]:
+    return {**asdict(stretch), "success_rate": _rounded(stretch.success_rate)}
+
+
+def _server(server: Server) -> dict[str, object]:
+    return {
+        "server_url": short(server.url, 2048),
+        "action": server.action.value,
+        "reasons": list(server.reasons),
+        "since": server.since.at.isoformat() if server.since else None,
+        "top_error": server.top_error,
+        "trend": server.trend,
+        "attempts_7_days": server.week.attempts,
+        "availability_7_days": _rounded(server.week.availability),
+        "score_7_days": _rounded(server.week.score),
+        "score_30_days": _rounded(server.month.score),
+    }
+
+
+def _relay(relay: Relay) -> dict[str, object]:
+    return {"rank": relay.rank, "server_url": short(relay.url, 2048), "score": _rounded(relay.score)}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)

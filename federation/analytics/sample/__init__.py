@@ -1,0 +1,1 @@
+"""A made-up history, for whoever has no database to look at."""

@@ -1,0 +1,263 @@
+"""Exports: each day whole, once, and again when it is exported again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from pyspark.sql import SparkSession
+
+from db import DeliveryAttempt
+from federation.analytics.data import directories
+from federation.analytics.data.database import check_database
+from federation.analytics.data.directories import STAGING, staging_in
+from federation.analytics.data.export import Export, export, exported_days
+from federation.analytics.data.inputs import read_exports
+from federation.analytics.data.source import SourceTables
+from federation.analytics.errors import AnalyticsError, DatabaseUnavailable, DirectoryUnusable
+from federation.analytics.frames import Window
+from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attempts, execute, fill, moment
+from tests.servers import free_port
+
+NOW = moment(2, 15)
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def days(*numbers: int) -> list[date]:
+    return [DAY + timedelta(days=number) for number in numbers]
+
+
+def run(spark: SparkSession, url: str, directory: Path, *, now: datetime = NOW, **bounds: date) -> Export:
+    return export(SourceTables(spark=spark, url=url), directory, now=now, **bounds)
+
+
+def read_ids(spark: SparkSession, directory: Path, first: int = 0, count: int = 10) -> list[int]:
+    since, until = days(first, first + count)
+    rows = read_exports(spark, directory, Window(since=since, until=until)).attempts.select("id").collect()
+    return sorted(row.id for row in rows)
+
+
+def test_all_tables_are_exported_by_day(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
+    """The first export begins with the first attempt and ends with today; what is read back is what was there."""
+    fill(database_url, attempts(10, 3))
+    told = run(spark, database_url, tmp_path)
+    assert told.window == Window(since=DAY, until=days(3)[0])
+    assert told.attempts == dict.fromkeys(days(0, 1, 2), 10)
+    assert (told.snapshots, told.kept, told.undated) == ({"servers": 3, "blacklist": 1, "health_events": 2}, (), 0)
+    inputs = read_exports(spark, tmp_path, Window(since=days(1)[0], until=days(2)[0]))
+    rows = inputs.attempts.orderBy("id").collect()
+    assert [row.id for row in rows] == list(range(11, 21))
+    assert {row.started_at.date() for row in rows} == set(days(1))
+    assert inputs.earlier_servers is None
+    assert sorted(row.url for row in inputs.servers.collect()) == SERVERS
+    assert not (tmp_path / STAGING).exists()
+
+
+def test_going_on_reads_the_last_two_days_again(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
+    """What came late for older days waits for `since`, which recomputes that day and no other."""
+    fill(database_url, attempts(10, 3))
+    run(spark, database_url, tmp_path)
+    late = [attempt(100 + number, moment(number, 3)) for number in range(4)]
+    add(database_url, DeliveryAttempt, late)
+    told = run(spark, database_url, tmp_path, now=moment(3))
+    assert told.attempts == dict(zip(days(1, 2, 3), [11, 11, 1], strict=True))
+    assert read_ids(spark, tmp_path) == [*range(1, 31), 101, 102, 103]
+    assert run(spark, database_url, tmp_path, since=DAY, until=days(1)[0]).attempts == {DAY: 11}
+    assert read_ids(spark, tmp_path) == [*range(1, 31), 100, 101, 102, 103]
+
+
+def test_repeating_an_export_changes_nothing(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """The same rows, the same registry, and no other earlier registry."""
+    fill(sqlite_only, attempts(10, 2))
+    first = run(spark, sqlite_only, tmp_path)
+    before = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_dir()}
+    assert run(spark, sqlite_only, tmp_path, since=DAY) == first
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_dir()} == before
+    assert read_ids(spark, tmp_path) == list(range(1, 21))
+
+
+def test_what_the_database_has_purged_stays_exported(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """A day of which it holds less is kept and named; one of which it holds nothing too."""
+    fill(sqlite_only, attempts(10, 3))
+    run(spark, sqlite_only, tmp_path)
+    execute(sqlite_only, sqlalchemy.text("DELETE FROM delivery_attempts WHERE id <= 15"))
+    told = run(spark, sqlite_only, tmp_path, since=DAY)
+    assert told.kept == tuple(days(0, 1))
+    assert read_ids(spark, tmp_path) == list(range(1, 31))
+
+
+def test_the_registry_of_an_earlier_day_is_kept(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """A second export on the same day leaves it; the next day's replaces it."""
+    fill(sqlite_only)
+
+    def keys() -> tuple[str, str | None]:
+        inputs = read_exports(spark, tmp_path, Window(since=DAY, until=days(1)[0]))
+        earlier = inputs.earlier_servers
+        frames = [inputs.servers, earlier] if earlier is not None else [inputs.servers]
+        found = [frame.where(frame.id == "server-0").collect()[0].public_key for frame in frames]
+        return found[0], found[1] if earlier is not None else None
+
+    def change(key: str) -> None:
+        execute(sqlite_only, sqlalchemy.text(f"UPDATE server_registry SET public_key = '{key}' WHERE id = 'server-0'"))
+
+    run(spark, sqlite_only, tmp_path, now=moment(0, 1))
+    change("second")
+    run(spark, sqlite_only, tmp_path, now=moment(1, 1))
+    assert keys() == ("second", "signing-0")
+    change("third")
+    run(spark, sqlite_only, tmp_path, now=moment(1, 2))
+    assert keys() == ("third", "signing-0")
+    run(spark, sqlite_only, tmp_path, now=moment(2, 1))
+    assert keys() == ("third", "third")
+
+
+def test_times_of_nobody_are_exported_apart(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """Attempts of the far future or of no time are in no day, and in every window's input; nothing is dropped."""
+    odd = [attempt(50, moment(400)), attempt(51, datetime(1970, 1, 1, tzinfo=UTC))]
+    fill(sqlite_only, [*attempts(5, 1), *odd])
+    execute(sqlite_only, sqlalchemy.text("UPDATE delivery_attempts SET started_at = 'noon' WHERE id = 5"))
+    told = run(spark, sqlite_only, tmp_path, now=moment(0, 20))
+    assert (told.attempts, told.undated) == ({DAY: 4}, 3)
+    assert read_ids(spark, tmp_path, count=1) == [1, 2, 3, 4, 5, 50, 51]
+    assert exported_days(tmp_path) == [DAY]
+
+
+def test_an_empty_database_exports_nothing_and_says_so(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
+    """Empty inputs of the right columns."""
+    told = run(spark, database_url, tmp_path)
+    assert sum(told.attempts.values()) == 0
+    assert set(told.snapshots.values()) == {0}
+    inputs = read_exports(spark, tmp_path, told.window)
+    assert [frame.count() for frame in (inputs.attempts, inputs.servers, inputs.health_events)] == [0, 0, 0]
+
+
+def test_a_database_that_dies_leaves_the_exports_alone(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
+    """One line, without the password, and every day as it was."""
+    fill(database_url, attempts(10, 2))
+    run(spark, database_url, tmp_path)
+    execute(database_url, sqlalchemy.text("ALTER TABLE server_health_events RENAME TO gone"))
+    add(database_url, DeliveryAttempt, [attempt(100, moment(1, 1))])
+    with pytest.raises(AnalyticsError, match="all exports stay as they were") as error:
+        run(spark, database_url, tmp_path)
+    assert "server_health_events" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert read_ids(spark, tmp_path) == list(range(1, 21))
+    assert not (tmp_path / STAGING).exists()
+
+
+def test_two_exports_do_not_meet(tmp_path: Path) -> None:
+    """The second is refused before it reads anything."""
+    with staging_in(tmp_path), pytest.raises(DirectoryUnusable, match="another run is writing"), staging_in(tmp_path):
+        pass
+
+
+def test_a_place_that_is_no_directory_is_told(tmp_path: Path) -> None:
+    """With its name."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DirectoryUnusable, match=r"cannot write to .*file"), staging_in(tmp_path / "file" / "out"):
+        pass
+
+
+@pytest.mark.parametrize("exchanging", [True, False], ids=["exchange", "two-renames"])
+def test_a_directory_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanging: bool) -> None:
+    """What lay there before is gone, not mixed in; what a dead run had put aside comes back."""
+    if not exchanging:
+        monkeypatch.setattr(directories, "_exchange", lambda _one, _other: False)
+    for generation in ("first", "second"):
+        with staging_in(tmp_path) as staging:
+            (staging / "a").mkdir()
+            (staging / "a" / generation).write_text(generation)
+            directories.replace_directory(staging / "a", tmp_path / "a")
+        assert [path.name for path in (tmp_path / "a").iterdir()] == [generation]
+    (tmp_path / STAGING).mkdir()
+    (tmp_path / "a").rename(tmp_path / STAGING / "a.old")
+    with staging_in(tmp_path):
+        assert (tmp_path / "a" / "second").exists()
+
+
+KILLED_AT_EVERY_STEP = """
+import os, signal, sys
+from pathlib import Path
+from federation.analytics.data.directories import replace_directory, staging_in
+
+root, left = Path(sys.argv[1]), 0
+days = [root / "attempts" / name for name in ("day=1", "day=2")]
+
+def count_down(event, _arguments):
+    global left
+    if left and event.startswith(("os.", "open", "shutil.", "ctypes.dlsym")):
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def export(generation):
+    with staging_in(root) as staging:
+        for day in days:
+            fresh = staging / "attempts" / day.name
+            fresh.mkdir(parents=True)
+            for number in range(3):
+                (fresh / f"{number}-{generation}").write_text("")
+        for day in days:
+            replace_directory(staging / "attempts" / day.name, day)
+
+def generation_of(day):
+    numbers, generations = zip(*(name.split("-") for name in sorted(os.listdir(day))))
+    assert numbers == ("0", "1", "2") and len(set(generations)) == 1, sorted(os.listdir(day))
+    return int(generations[0])
+
+sys.addaudithook(count_down)
+export(0)
+for step in range(1, 1000):
+    child = os.fork()
+    if not child:
+        left = step
+        export(step)
+        os._exit(0)
+    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    for day in days:
+        assert not day.exists() or generation_of(day) in (step - 1, step), step
+    with staging_in(root) as staging:
+        assert not list(staging.iterdir())
+    assert all(day.exists() for day in days), step
+    export(step)
+    if not killed:
+        break
+print(step)
+"""
+
+
+def test_a_killed_run_leaves_no_half_day(tmp_path: Path) -> None:
+    """`kill -9` before each of its steps: every day is of one generation, and the next run clears what is left."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
+
+
+def test_an_unreachable_database_is_told_at_once(tmp_path: Path) -> None:
+    """Before Spark is started: refused connections, missing files, databases without our tables; never a password."""
+    wrong = {
+        f"postgresql://u:s3cret@127.0.0.1:{free_port()}/app": r"postgresql://127.0.0.1:\d+/app cannot be read",
+        f"sqlite:///{tmp_path}/none.db": "there is no database .*none.db",
+    }
+    for url, problem in wrong.items():
+        with pytest.raises(DatabaseUnavailable, match=problem) as error:
+            check_database(url)
+        assert "s3cret" not in str(error.value)
+        assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_without_our_tables_is_told(tmp_path: Path, postgres_url: str) -> None:
+    """With what makes them."""
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for url in (f"sqlite:///{empty}", postgres_url):
+        with pytest.raises(DatabaseUnavailable, match="lacks tables of ours; `federation upgrade`"):
+            check_database(url)

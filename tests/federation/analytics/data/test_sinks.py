@@ -1,0 +1,225 @@
+"""Written results: each day whole, replaced or untouched, whatever happens to the run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from federation.analytics import frames
+from federation.analytics.data.results import (
+    DAILY,
+    DATED,
+    NETWORK_SUMMARY,
+    QUARANTINE,
+    SERVER_DAILY,
+    Result,
+    read_dated,
+    read_days,
+)
+from federation.analytics.data.sinks import write_outputs
+from federation.analytics.errors import DirectoryUnusable
+from federation.analytics.frames import Window
+from tests.federation.analytics.story import AS_OF, SICK, make_outputs
+
+ROOT = Path(__file__).parents[4]
+LAST_DAYS = Window(since=AS_OF - timedelta(days=1), until=AS_OF + timedelta(days=1))
+EARLIER = AS_OF - timedelta(days=2)
+
+
+def content(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every file's rows in their order, by its path."""
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    return {str(file.relative_to(out)): pyarrow.parquet.ParquetFile(file).read().to_pylist() for file in files}
+
+
+def daily_row(url: str, day: date) -> tuple[object, ...]:
+    return (url, day, 10, 9, 1, 0, 0, {"TIMEOUT": 1}, 0.0, 1, 1, 0.9, 1, 2, 3)
+
+
+def test_what_is_read_back_is_what_was_computed(spark: SparkSession, tmp_path: Path) -> None:
+    """All six frames, each row of the window's days, with its types; a file each, sorted, and nothing else."""
+    outputs = make_outputs(spark, SICK)
+    write_outputs(outputs, tmp_path, LAST_DAYS)
+    for result in DAILY:
+        computed = getattr(outputs, result.name).where(sf.col("day") >= LAST_DAYS.since).collect()
+        read = read_days(spark, tmp_path, result, LAST_DAYS.days)
+        assert sorted(read.collect()) == sorted(computed), result.name
+        assert read.dtypes == [(field.name, field.dataType.simpleString()) for field in result.schema]
+    for result in DATED:
+        read = read_dated(spark, tmp_path, result, AS_OF)
+        assert sorted(map(repr, read.collect())) == sorted(map(repr, getattr(outputs, result.name).collect()))
+    written = content(tmp_path)
+    files = [result.file(tmp_path, day) for result in DAILY for day in LAST_DAYS.days]
+    files += [result.file(tmp_path, AS_OF) for result in DATED]
+    assert set(written) == {str(file.relative_to(tmp_path)) for file in files}
+    urls = [row["server_url"] for row in written[str(SERVER_DAILY.file(tmp_path, AS_OF).relative_to(tmp_path))]]
+    assert urls == sorted(character.url for character in SICK)
+
+
+def test_a_day_is_replaced_and_the_others_are_not_touched(spark: SparkSession, tmp_path: Path) -> None:
+    """Late data change the days of the window, byte for byte nothing else; writing the same twice changes no row."""
+    three = Window(since=EARLIER, until=LAST_DAYS.until)
+    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, three)
+    before = content(tmp_path)
+    kept = [result.file(tmp_path, EARLIER) for result in DAILY]
+    identity = [(file.stat().st_ino, file.read_bytes()) for file in kept]
+
+    late = [daily_row("https://late.example", day) for day in three.days]
+    write_outputs(make_outputs(spark, SICK[:1], server_daily=late), tmp_path, LAST_DAYS)
+    assert [(file.stat().st_ino, file.read_bytes()) for file in kept] == identity
+    read = read_days(spark, tmp_path, SERVER_DAILY, three.days).orderBy("day").collect()
+    assert [row.server_url for row in read] == [SICK[0].url, "https://late.example", "https://late.example"]
+
+    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
+    assert content(tmp_path) == before
+
+
+def test_a_day_and_a_frame_without_rows_take_the_place_of_those_with_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing found is a result: the files are there, with their columns, and empty."""
+    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
+    only_last = [daily_row("https://a.example", AS_OF)]
+    nothing = make_outputs(spark, SICK[:1], server_daily=only_last, network_summary=[], quarantine=[])
+    write_outputs(nothing, tmp_path, LAST_DAYS)
+    assert [row.day for row in read_days(spark, tmp_path, SERVER_DAILY, LAST_DAYS.days).collect()] == [AS_OF]
+    assert read_days(spark, tmp_path, NETWORK_SUMMARY, LAST_DAYS.days).count() == 0
+    assert read_dated(spark, tmp_path, QUARANTINE, AS_OF).count() == 0
+    empty = pyarrow.parquet.ParquetFile(SERVER_DAILY.file(tmp_path, LAST_DAYS.since))
+    assert empty.metadata.num_rows == 0
+    assert empty.schema_arrow.names == [name for name in frames.SERVER_DAILY.names if name != "day"]
+
+
+def test_results_that_were_never_written_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Dated results that are missing are an error that says what to run; days that are missing have no rows."""
+    with pytest.raises(FileNotFoundError, match=r"quarantine/as_of=2026-03-30.*federation analytics run"):
+        read_dated(spark, tmp_path, QUARANTINE, AS_OF)
+    assert read_days(spark, tmp_path, SERVER_DAILY, LAST_DAYS.days).collect() == []
+
+
+def test_a_run_that_fails_leaves_everything_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """Even where it fails at the last frame; nothing of it stays, and no frame is kept in memory."""
+    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
+    before = content(tmp_path)
+    late = [daily_row("https://late.example", AS_OF)]
+    good = make_outputs(spark, SICK[:1], server_daily=late)
+    broken = good.quarantine.withColumn("reason", sf.raise_error(sf.lit("a broken disk")).cast("string"))
+    failing = frames.Outputs(**{name: getattr(good, name) for name in good.__slots__} | {"quarantine": broken})
+    with pytest.raises(PySparkException, match="a broken disk"):
+        write_outputs(failing, tmp_path, LAST_DAYS)
+    assert content(tmp_path) == before
+    assert not (tmp_path / ".staging").exists()
+    assert not failing.server_daily.is_cached
+
+
+def test_frames_that_others_are_made_of_are_computed_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Each row of the daily frame is made once, though the scorecards and the network's days are made of it as well."""
+    made = spark.sparkContext.accumulator(0)
+
+    def count(row: tuple[object, ...]) -> tuple[object, ...]:
+        made.add(1)
+        return row
+
+    rows = [daily_row(f"https://{number}.example", AS_OF) for number in range(20)]
+    daily = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2).map(count), frames.SERVER_DAILY)
+    other = make_outputs(spark, SICK[:1])
+    scores = daily.select(
+        *(sf.col(n) if n in daily.columns else sf.lit(None).alias(n) for n in frames.SERVER_SCORECARD.names)
+    )
+    days = daily.groupBy("day").agg(sf.sum("attempts").alias("attempts"))
+    summary = days.select(
+        *(sf.col(n) if n in days.columns else sf.lit(None).alias(n) for n in frames.NETWORK_SUMMARY.names)
+    )
+    derived = {"server_daily": daily, "server_scorecard": scores, "network_summary": summary}
+    write_outputs(
+        frames.Outputs(**{name: getattr(other, name) for name in other.__slots__} | derived), tmp_path, LAST_DAYS
+    )
+    assert made.value == len(rows)
+    assert not daily.is_cached
+    [read] = read_days(spark, tmp_path, NETWORK_SUMMARY, [AS_OF]).collect()
+    assert read.attempts == 200
+
+
+def test_a_second_run_at_the_same_time_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """It says that another one writes there, and the other's files stay."""
+    mine = tmp_path / ".staging"
+    mine.mkdir()
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(DirectoryUnusable, match="another run is writing"):
+            write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
+    finally:
+        os.close(descriptor)
+    assert list(tmp_path.iterdir()) == [mine]
+
+
+CHILD = """
+import os, pathlib, signal, sys
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+from federation.analytics.data.sinks import write_outputs
+from tests.federation.analytics.story import SICK, make_outputs
+from tests.federation.analytics.data.test_sinks import LAST_DAYS, daily_row
+
+replace, left = pathlib.Path.replace, int(sys.argv[2])
+
+def replace_or_die(source, target):
+    global left
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return replace(source, target)
+
+pathlib.Path.replace = replace_or_die
+gateway = launch_gateway()
+session = gateway.jvm.SparkSession.getDefaultSession().get()
+java = gateway.jvm.JavaSparkContext.fromSparkContext(session.sparkContext())
+spark = SparkSession(SparkContext(gateway=gateway, jsc=java, conf=SparkConf(_jconf=java.getConf())), session)
+late = [daily_row("https://late.example", day) for day in LAST_DAYS.days]
+write_outputs(make_outputs(spark, SICK[:1], server_daily=late, quarantine=[]), pathlib.Path(sys.argv[1]), LAST_DAYS)
+"""
+"""Its Spark is that of the tests, which survives it: another JVM would take longer to start than all of this."""
+
+
+def write_and_die(spark: SparkSession, out: Path, *, after: int) -> subprocess.CompletedProcess[str]:
+    """How a process ended that writes `out` and is killed after that many files."""
+    java = spark.sparkContext._gateway.java_parameters  # type: ignore[union-attr] # a running session has one
+    variables = {"PYSPARK_GATEWAY_PORT": str(java.port), "PYSPARK_GATEWAY_SECRET": java.auth_token}
+    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", CHILD, str(out), str(after)]
+    try:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    finally:
+        spark.catalog.clearCache()  # it could not release what it kept
+
+
+def test_killed_between_two_files_every_day_is_the_old_or_the_new_one(spark: SparkSession, tmp_path: Path) -> None:
+    """The first day is replaced, the second not, neither is half; the next run tidies and completes it."""
+    out = tmp_path / "out"
+    write_outputs(make_outputs(spark, SICK[:1]), out, LAST_DAYS)
+    died = write_and_die(spark, out, after=1)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    first, second = (urls(spark, out, SERVER_DAILY, day) for day in LAST_DAYS.days)
+    assert (first, second) == (["https://late.example"], [SICK[0].url])
+    assert read_dated(spark, out, QUARANTINE, AS_OF).count() == 5
+    assert (out / ".staging").is_dir()
+
+    write_outputs(make_outputs(spark, SICK[:1]), out, LAST_DAYS)
+    assert [urls(spark, out, SERVER_DAILY, day) for day in LAST_DAYS.days] == [[SICK[0].url]] * 2
+    assert not (out / ".staging").exists()
+
+
+def urls(spark: SparkSession, out: Path, result: Result, day: date) -> list[str]:
+    return [row.server_url for row in read_days(spark, out, result, [day]).collect()]

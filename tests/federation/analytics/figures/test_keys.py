@@ -1,0 +1,128 @@
+"""Which keys are suspicious."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row, SparkSession
+
+from federation.analytics.figures.keys import KEY, key_anomalies
+from federation.analytics.frames import KEY_ANOMALIES, SERVERS
+from federation.protocol.base64_text import decode_base64_sized
+from tests.federation.analytics.rows import WINDOW, columns, frame, key, server
+
+
+def _url(name: str) -> str:
+    return f"https://{name}.example"
+
+
+BEFORE: Final = [
+    server(_url("steady")),
+    server(_url("rotated")),
+    server(_url("one-changed")),
+    server(_url("encryption-changed")),
+    server(_url("replaced")),
+    server(_url("returned")),
+    server(_url("victim"), public_key=key("wanted")),
+    server(_url("gone")),
+    server(_url("mended"), public_key="nonsense"),
+]
+TODAY: Final = [
+    server(_url("steady")),
+    server(_url("rotated"), public_key=key("fresh 1"), encryption_public_key=key("fresh 2")),
+    server(_url("one-changed"), public_key=key("fresh 3")),
+    server(_url("encryption-changed"), encryption_public_key=key("fresh 4")),
+    server(_url("replaced"), id="another", public_key=key("fresh 5"), encryption_public_key=key("fresh 6")),
+    server(_url("returned"), id="another"),
+    server(_url("victim"), public_key=key("fresh 7"), encryption_public_key=key("fresh 8")),
+    server(_url("thief"), public_key=key("wanted")),
+    server(_url("mended"), encryption_public_key=key("fresh 9")),
+    server(_url("new")),
+    server(_url("twin-1"), public_key=key("common")),
+    server(_url("twin-2"), encryption_public_key=key("common")),
+    server(_url("both"), public_key=key("one for both"), encryption_public_key=key("one for both")),
+    server(_url("short"), public_key="AAAA"),
+    server(_url("keyless"), encryption_public_key=None),
+    server(_url("keyless-too"), encryption_public_key=None),
+]
+
+
+@pytest.fixture(scope="module")
+def anomalies(spark: SparkSession) -> list[Row]:
+    """What is found in today's registry, with the earlier one beside it."""
+    result = key_anomalies(frame(spark, SERVERS, TODAY), earlier=frame(spark, SERVERS, BEFORE), window=WINDOW)
+    assert columns(result.schema) == columns(KEY_ANOMALIES)
+    return result.collect()
+
+
+def about(anomalies: list[Row], name: str) -> list[tuple[str, str, str]]:
+    return [(row["kind"], row["key_kind"], row["detail"]) for row in anomalies if _url(name) in row["server_urls"]]
+
+
+@pytest.mark.parametrize("name", ["steady", "rotated", "mended", "returned", "gone", "new"])
+def test_keys_in_order_are_not_mentioned(anomalies: list[Row], name: str) -> None:
+    """Unchanged, rotated, also from a malformed key, registered again with the same keys, removed, new: all is well."""
+    assert about(anomalies, name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "one-changed": ("changed", "signing", "its signing key changed alone: a rotation changes both"),
+        "encryption-changed": ("changed", "encryption", "its encryption key changed alone: a rotation changes both"),
+        "replaced": (
+            "changed",
+            "signing and encryption",
+            "its registry row was replaced by another with other keys: a rotation keeps the row",
+        ),
+        "victim": ("changed", "signing", f"a key of {_url('victim')} became the signing key of {_url('thief')}"),
+        "both": ("shared", "signing and encryption", "one key serves for signing and for encryption"),
+        "short": ("malformed", "signing", "its signing key is not the base64 of 32 bytes"),
+        "keyless": ("malformed", "encryption", "its encryption key is not the base64 of 32 bytes"),
+        "keyless-too": ("malformed", "encryption", "its encryption key is not the base64 of 32 bytes"),
+    }.items(),
+)
+def test_an_anomaly_says_what_is_wrong(anomalies: list[Row], name: str, expected: tuple[str, str, str]) -> None:
+    """One row, in words."""
+    assert about(anomalies, name) == [expected]
+
+
+def test_servers_that_share_a_key_are_listed_together(anomalies: list[Row]) -> None:
+    """Also where one has it for signing, the other for encryption; the fingerprint is that of the key's bytes."""
+    [row] = [row for row in anomalies if _url("twin-1") in row["server_urls"]]
+    assert (row["kind"], row["key_kind"]) == ("shared", "signing and encryption")
+    assert row["server_urls"] == [_url("twin-1"), _url("twin-2")]
+    assert row["fingerprint"] == hashlib.sha256(base64.b64decode(key("common"))).hexdigest()
+    assert row["as_of"] == WINDOW.as_of
+
+
+def test_a_malformed_key_has_no_fingerprint(anomalies: list[Row]) -> None:
+    """There are no bytes to take one of."""
+    assert {row["fingerprint"] for row in anomalies if row["kind"] == "malformed"} == {None}
+
+
+def test_without_an_earlier_registry_nothing_has_changed(spark: SparkSession) -> None:
+    """The first run cannot know."""
+    rows = key_anomalies(frame(spark, SERVERS, TODAY), earlier=None, window=WINDOW).collect()
+    assert {row["kind"] for row in rows} == {"shared", "malformed"}
+
+
+@given(
+    text=st.binary(min_size=28, max_size=36).map(lambda raw: base64.b64encode(raw).decode())
+    | st.from_regex(r"[A-Za-z0-9+/]{42}.=", fullmatch=True)
+    | st.text()
+)
+def test_the_pattern_of_keys_is_that_of_the_protocol(text: str) -> None:
+    """What Spark takes for a key is what the protocol decodes to 32 bytes."""
+    try:
+        decode_base64_sized(text, 32)
+        sound = True
+    except ValueError:
+        sound = False
+    assert bool(re.fullmatch(KEY, text)) == sound

@@ -1,0 +1,338 @@
+"""The report and the summary: what they say is what was found, and a stranger's text is only ever text."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from federation.analytics import pipeline
+from federation.analytics.data.sinks import write_outputs
+from federation.analytics.frames import Action, Window
+from federation.analytics.report.find import find
+from federation.analytics.report.findings import DAYS, MOST_PER_ACTION, Findings, SetAside, Since
+from federation.analytics.report.page import render
+from federation.analytics.report.summary import summary_of, write_summary
+from tests.federation.analytics.page import Element, read_page
+from tests.federation.analytics.story import AS_OF, Character, at, make_outputs, steady
+
+MADE_AT = datetime(2026, 3, 31, 4, 12, tzinfo=UTC)
+SECTIONS = ["attention", "network", "errors", "spread", "servers", "relays", "keys", "quarantine", "definitions"]
+HOSTILE = "</title></style><script>alert(1)</script><img src=//evil.example onerror='x'>\u202e\"&<!--"
+
+
+@pytest.fixture(scope="session")
+def findings(spark: SparkSession, written: Path) -> Findings:
+    return find(spark, written, AS_OF)
+
+
+@pytest.fixture(scope="session")
+def page(findings: Findings) -> Element:
+    return read_page(render(findings, made_at=MADE_AT))
+
+
+def test_the_servers_that_need_attention_are_found(findings: Findings) -> None:
+    """Each with its advice, since when it is sick, why, and its days; the others are only counted."""
+    found = {server.url.removeprefix("https://"): server for server in findings.attention}
+    assert findings.actions == {
+        Action.REVIEW: 1,
+        Action.PRUNE: 1,
+        Action.PARK: 2,
+        Action.WATCH: 1,
+        Action.KEEP: 20,
+    }
+    assert list(found) == ["spam.example", "old.example", "gone.example", "expired.example:8443", "slow.example"]
+    assert found["gone.example"].since == Since(at=at(3, 27, 3))
+    assert found["spam.example"].since == Since(at=at(3, 25))
+    assert found["slow.example"].since == Since(at=at(3, 26))
+    assert found["gone.example"].reasons[0] == "unhealthy for 4 days"
+    assert found["gone.example"].week.attempts - found["gone.example"].week.delivered == 3600 + 3 * 9
+    assert found["gone.example"].daily[-5:] == (0.99, 0.0, 0.0, 0.0, 0.0)
+    assert [server.url for server in findings.worst][:2] == ["https://old.example", "https://spam.example"]
+    assert all(server.action is Action.KEEP for server in findings.best)
+    assert findings.latencies == (0, 4, 7, 8, 5, 0, 1, 0)
+    assert sum(findings.scores) == 25
+    assert findings.quarantine[0] == SetAside(source="attempts", reason="unknown error code", rows=3)
+
+
+def test_the_page_stands_alone(page: Element, findings: Findings) -> None:
+    """No script, no reference to anything outside it, and a policy that would refuse both."""
+    text = render(findings, made_at=MADE_AT)
+    names = {element.name for element in page.all()}
+    assert not names & {"script", "link", "img", "iframe", "object", "embed", "form", "base", "a", "use", "image"}
+    assert all(not attribute.startswith("on") for element in page.all() for attribute in element.attributes)
+    assert not {a for element in page.all() for a in element.attributes} & {"src", "href", "style", "srcset", "action"}
+    [style] = page.all("style")
+    assert "url(" not in style.text
+    assert "@import" not in style.text
+    policies = [meta.attributes["content"] for meta in page.all("meta") if "http-equiv" in meta.attributes]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert text.startswith("<!doctype html>")
+    assert len(text) < 300_000
+
+
+def test_the_page_can_be_read_without_seeing_it(page: Element) -> None:
+    """A language, one first heading, sections named by their headings, tables with headed columns, charts in words."""
+    [html] = page.all("html")
+    assert html.attributes["lang"] == "en"
+    assert [heading.text for heading in page.all("h1")] == ["Federation health"]
+    sections = list(page.all("section"))
+    assert [section.attributes["aria-labelledby"] for section in sections] == SECTIONS
+    for section in sections:
+        heading = section.one("h2", id_=section.attributes["aria-labelledby"])
+        assert heading.text
+    for table in page.all("table"):
+        heads = list(table.all("th"))
+        assert all(head.attributes["scope"] == "col" for head in heads)
+        assert {len(list(row.all("td"))) for row in table.all("tr")} <= {0, len(heads)}
+    charts = list(page.all("svg"))
+    assert len(charts) > 30
+    for chart in charts:
+        assert chart.attributes["role"] == "img"
+        assert next(chart.all("title")).text == chart.attributes["aria-label"] != ""
+    for figure in page.all("figure"):
+        assert next(figure.all("details")) is not None
+        assert next(figure.all("table")) is not None
+
+
+def test_within_a_minute_a_reader_knows_who_is_sick_since_when_why_and_what_to_do(page: Element) -> None:
+    """It begins with a sentence, headline numbers against the week before, and the sick in groups."""
+    [lede] = page.all("p", style="lede")
+    assert lede.text.startswith("Of 25 known servers 5 need attention. In the last 7 days ")
+    assert "on the days before" in lede.text
+    tiles = [tile.text for tile in page.all("div", style="tile")]
+    assert tiles[0].startswith("Need attention51 to review for blacklist, 2 to park, 1 to watch, 1 to prune")
+    assert tiles[1] == "Healthy servers22of 25 known, \u22122 in 7 days"
+    groups = [badge.text for badge in page.all("span", style="badge")]
+    assert groups == ["review for blacklist", "park", "watch", "prune"]
+    cards = {next(card.all("h4")).text.split(" ")[0]: card for card in page.all("li", style="patient")}
+    gone = cards["gone.example"].text.replace("\u202f", " ")
+    assert "since 27 Mar 2026, 03:00 (3 d 21 h)" in gone
+    assert "Unhealthy for 4 days; none of 3600 attempts got through in that time." in gone
+    assert "CONN_REFUSED: nothing listens at its address." in gone
+    assert next(cards["gone.example"].all("code")).text.endswith("https://gone.example/discover")
+    tls = next(cards["expired.example:8443"].all("code")).text
+    assert tls.startswith("openssl s_client -connect expired.example:8443 -servername expired.example </dev/null")
+    assert next(cards["old.example"].all("code")).text == "getent ahosts old.example"
+    assert "WHERE server_url = 'https://spam.example'" in next(cards["spam.example"].all("code")).text
+
+
+def test_a_server_that_is_sick_on_and_off_shows_how_often(findings: Findings) -> None:
+    """Its last day was a good one, so there is no day since when; days without attempts count neither way."""
+    server = replace(findings.attention[-1], since=None, daily=(None, 0.2, 0.95, 0.89, 1.0))
+    page = read_page(render(replace(findings, attention=(server,)), made_at=MADE_AT))
+    [card] = page.all("li", style="patient")
+    assert next(card.all("h4")).text == "slow.example on 2 of 4 days"
+
+
+def test_a_failure_of_this_node_itself_is_told_first(findings: Findings) -> None:
+    """So is half of the network being sick at once, which is hardly the network's fault."""
+    days = (*findings.days[:-1], replace(findings.days[-1], servers_healthy=12))
+    ill = replace(findings, days=days, error_totals={**findings.error_totals, "DATABASE": 10_000})
+    alerts = [alert.text for alert in read_page(render(ill, made_at=MADE_AT)).all("p", style="alert")]
+    assert alerts[0].startswith("This node itself failed attempts. DATABASE (10\u202f000): this node's database failed")
+    assert alerts[1].startswith("More than half of all servers are sick at once.")
+    few = replace(findings, error_totals={**findings.error_totals, "DATABASE": 7})
+    assert not list(read_page(render(few, made_at=MADE_AT)).all("p", style="alert"))
+
+
+def test_a_strangers_text_stays_text(findings: Findings) -> None:
+    """Tags and quotes in every field that comes from the network are shown, not obeyed; marks of direction replaced."""
+    server = replace(
+        findings.attention[0], url=f"https://x.example/{HOSTILE}", reasons=(HOSTILE,), top_error=HOSTILE, trend=HOSTILE
+    )
+    hostile = replace(
+        findings,
+        attention=tuple(replace(server, action=action) for action in Action for _ in range(8)),
+        actions=dict.fromkeys(Action, 8),
+        worst=(server,),
+        best=(server,),
+        errors=(replace(findings.errors[0], code=HOSTILE),),
+        error_totals={HOSTILE: 9, "DATABASE": 1},
+        relays=(replace(findings.relays[0], url=HOSTILE),),
+        anomalies=(
+            replace(
+                findings.anomalies[0],
+                kind=HOSTILE,
+                key_kind=HOSTILE,
+                fingerprint=HOSTILE,
+                urls=(HOSTILE,),
+                detail=HOSTILE,
+            ),
+        ),
+        anomaly_counts={HOSTILE: 1},
+        quarantine=(SetAside(source=HOSTILE, reason=HOSTILE, rows=1),),
+    )
+    text = render(hostile, made_at=MADE_AT)
+    page = read_page(text)
+    assert not [element.name for element in page.all() if element.name in {"script", "img"}]
+    assert not [element for element in page.all() if "onerror" in element.attributes]
+    assert "\u202e" not in text
+    assert "<!--" not in text
+    visible = page.text
+    assert visible.count("<script>alert(1)") > 20
+    assert "\ufffd" in visible
+    json.dumps(summary_of(hostile), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://x.example/$(reboot)",
+        "https://x.example';DROP TABLE users;--",
+        "https://-oProxyCommand=reboot",
+        "https://x.example`reboot`",
+        "https://x.example\nreboot",
+        "ftp://x.example",
+        "",
+    ],
+    ids=["path", "quote", "option", "backtick", "newline", "scheme", "empty"],
+)
+def test_a_url_that_is_no_plain_origin_gets_into_no_command(findings: Findings, url: str) -> None:
+    """An operator pastes commands; for such a server none is offered, whatever the advice."""
+    servers = tuple(replace(findings.attention[0], url=url, action=action) for action in Action)
+    page = read_page(render(replace(findings, attention=servers), made_at=MADE_AT))
+    cards = list(page.all("li", style="patient"))
+    assert len(cards) == 4
+    for card in cards:
+        assert list(card.all("code")) == []
+        assert "no command is offered" in card.text
+
+
+def test_the_charts_say_what_the_results_say(page: Element, findings: Findings) -> None:
+    """Bars are as long as their numbers, lines pass through theirs, and the tables beneath have the same ones."""
+    figures = {next(figure.all("h3")).text: figure for figure in page.all("figure")}
+    attempts = figures["Attempts"]
+    delivered = [float(bar.attributes["height"]) for bar in attempts.all("rect", style="main")]
+    failed = [float(bar.attributes["height"]) for bar in attempts.all("rect", style="bad")]
+    unit = delivered[0] / findings.days[0].delivered
+    assert delivered == [pytest.approx(day.delivered * unit, abs=0.02) for day in findings.days]
+    assert failed == [pytest.approx((day.attempts - day.delivered) * unit, abs=0.02) for day in findings.days]
+    cells = [cell.text.replace("\u202f", "") for cell in next(attempts.all("table")).all("td")]
+    rows = [[day.day.isoformat(), str(day.delivered), str(day.attempts - day.delivered)] for day in findings.days]
+    assert cells == [cell for row in rows for cell in row]
+
+    [path] = figures["Servers"].all("path", style="main")
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", path.attributes["d"])]
+    healthy = [day.servers_healthy for day in findings.days]
+    per_server = (heights[0] - heights[-1]) / (healthy[0] - healthy[-1])
+    expected = [heights[0] + (number - healthy[0]) * per_server for number in healthy]
+    assert heights == [pytest.approx(height, abs=0.11) for height in expected]
+    assert per_server < 0  # more is higher
+
+    scores = [float(bar.attributes["width"]) for bar in figures["Score"].all("rect")]
+    assert scores == [
+        pytest.approx(number * max(scores) / max(findings.scores), abs=0.02) for number in findings.scores
+    ]
+
+
+def test_the_colours_can_be_told_from_the_paper() -> None:
+    """Text has a contrast of at least 4.5 to 1 in light and in dark, marks of 3 to 1."""
+    style = files("federation.analytics.report").joinpath("report.css").read_text()
+    themes = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)]
+    assert len(themes) == 3
+    for theme in themes:
+        for ground in ("paper", "raised"):
+            for name in ("ink", "soft", "main", "bad", "warn"):
+                assert contrast(theme[name], theme[ground]) >= 4.5, (name, ground, theme)
+        assert contrast(theme["second"], theme["paper"]) >= 3
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.1, contrast ratio."""
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_nothing_found_is_said_and_no_list_grows_with_the_network(spark: SparkSession, tmp_path: Path) -> None:
+    """No servers and no attempts make a whole page; so do hundreds of sick ones, of which a few are shown."""
+    last = Window(since=AS_OF, until=AS_OF + timedelta(days=1))
+    write_outputs(make_outputs(spark, [], key_anomalies=[], quarantine=[]), tmp_path / "empty", last)
+    nothing = find(spark, tmp_path / "empty", AS_OF)
+    empty = read_page(render(nothing, made_at=MADE_AT))
+    assert [section.attributes["aria-labelledby"] for section in empty.all("section")] == SECTIONS
+    assert "No servers are known yet" in empty.text
+    assert "29 of these days have not been computed" in empty.text
+    assert summary_of(nothing)["totals"] == {
+        "servers": 0,
+        "servers_healthy": 0,
+        "attempts": 0,
+        "delivered": 0,
+        "success_rate": None,
+    }
+
+    sick = [
+        Character(
+            url=f"https://{number}.example", traffic=number, availability=steady(0.0), action=action, reasons=["r"] * 50
+        )
+        for number, action in enumerate([Action.PARK, Action.WATCH] * 150, start=1)
+    ]
+    write_outputs(make_outputs(spark, sick, key_anomalies=[]), tmp_path / "sick", last)
+    found = find(spark, tmp_path / "sick", AS_OF)
+    assert len(found.attention) == 2 * MOST_PER_ACTION
+    assert found.attention[0].url == "https://299.example"
+    assert len(found.attention[0].reasons) == 5
+    page = read_page(render(found, made_at=MADE_AT))
+    assert f"And {150 - MOST_PER_ACTION} more servers: in server_scorecard/as_of=2026-03-30." in page.text
+
+
+def test_the_summary_agrees_with_a_calculation_by_hand(
+    spark: SparkSession, findings: Findings, written: Path, tmp_path: Path
+) -> None:
+    """Totals, actions, worst servers, quarantine and window, in JSON; made twice it is the same."""
+    summary = summary_of(findings)
+    file = write_summary(summary, tmp_path)
+    assert json.loads(file.read_text()) == summary
+    assert file.name == "summary.json"
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert summary["window"] == {
+        "first_day": "2026-03-01",
+        "last_day": "2026-03-30",
+        "days": DAYS,
+        "days_with_attempts": DAYS,
+    }
+    assert summary["actions"] == {"review-for-blacklist": 1, "prune": 1, "park": 2, "watch": 1, "keep": 20}
+    assert summary["quarantine"] == {
+        "rows": 5,
+        "reasons": [
+            {"source": "attempts", "reason": "unknown error code", "rows": 3},
+            {"source": "attempts", "reason": "negative duration", "rows": 1},
+            {"source": "servers", "reason": "malformed URL", "rows": 1},
+        ],
+    }
+    assert summary["key_anomalies"] == {"changed": 1, "malformed": 1, "shared": 1}
+    assert isinstance(summary["totals"], dict)
+    traffic = [400, 900, 250, 3, 1200, *(round(4000 / (number + 1)) + 20 for number in range(20))]
+    assert summary["totals"]["attempts"] == 30 * sum(traffic)
+    assert summary["totals"]["servers"] == 25
+    assert isinstance(summary["worst_servers"], list)
+    assert summary["worst_servers"][0]["server_url"] == "https://old.example"
+    assert summary_of(find(spark, written, AS_OF)) == summary
+
+
+def test_the_report_is_one_file_and_results_that_are_missing_are_named(
+    spark: SparkSession, written: Path, tmp_path: Path
+) -> None:
+    """It replaces an earlier one whole; without results of that day there is an error, and the old one stays."""
+    for directory in written.iterdir():
+        (tmp_path / directory.name).symlink_to(directory)
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(FileNotFoundError, match="as_of=2026-03-29"):
+        pipeline.report(spark, tmp_path, date(2026, 3, 29))
+    assert (tmp_path / "report.html").read_text() == "old"
+    pipeline.report(spark, tmp_path, AS_OF)
+    page = read_page((tmp_path / "report.html").read_text())
+    assert "from the 30 days up to and including 30\u202fMar 2026." in page.text
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
