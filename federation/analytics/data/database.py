@@ -14,9 +14,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from db.engines import reading_engine
 from db.url import parse_url
 from federation.analytics.data.pushdown import between
+from federation.analytics.data.tables import TABLES
 from federation.analytics.errors import DatabaseUnavailable
-
-TABLES: Final = ("delivery_attempts", "server_registry", "blacklisted_servers", "server_health_events")
 
 FIRST_DAY: Final = date(2000, 1, 1)
 """A time before it is nobody's attempt."""

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 
 from db.url import parse_url
 from federation.analytics.data.results import local
-from federation.analytics.data.source import DEFAULT_PARTITIONS, TABLES
+from federation.analytics.data.tables import DEFAULT_PARTITIONS, TABLES
 from federation.analytics.errors import DatabaseUnavailable, DriverNotFound
 
 if TYPE_CHECKING:

@@ -10,40 +10,25 @@ psycopg installed. Spark shows neither the option `url` nor a partition's read i
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet
-import sqlalchemy
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
-from sqlalchemy import ColumnElement, Connection, Select, case, column, func, label, type_coerce
-from sqlalchemy.types import NullType
 
-# By name, not by module: what is named travels to the executors, a module would have to be there.
-from db.engines import reading_engine
-from db.url import parse_url
-from federation.analytics.data.arrow_columns import to_batch
-from federation.analytics.data.pushdown import Bound, between, can_push, condition
 from federation.analytics.data.python_workers import SparesWorker, spare_worker
-from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS
+from federation.analytics.data.tables import DEFAULT_PARTITIONS, TABLES, Part, TableReader, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import URL
-
-BATCH_ROWS: Final = 20_000
-"""Rows of one Arrow batch, and the least a task is made for: what a task holds in memory at a time."""
-
-DEFAULT_PARTITIONS: Final = 8
 
 _SHIPPED: Final = (
     "db.engines",
@@ -51,28 +36,10 @@ _SHIPPED: Final = (
     "federation.analytics.data.arrow_columns",
     "federation.analytics.data.pushdown",
     "federation.analytics.data.python_workers",
+    "federation.analytics.data.tables",
     __name__,
 )
 _REGISTERED: Final = "spark.federation.source.registered"
-_EARLIEST: Final = datetime(1, 1, 1)  # noqa: DTZ001 - the database's times are UTC without a zone
-_LATEST: Final = datetime(9999, 12, 31)  # noqa: DTZ001 - as above
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table that can be read: its columns, and what divides it into parts that are read apart."""
-
-    schema: StructType
-    time: str | None = None
-    counts_up: bool = False
-
-
-TABLES: Final = {
-    "delivery_attempts": Table(schema=ATTEMPTS, time="started_at", counts_up=True),
-    "server_registry": Table(schema=SERVERS),
-    "blacklisted_servers": Table(schema=BLACKLIST),
-    "server_health_events": Table(schema=HEALTH_EVENTS, time="at", counts_up=True),
-}
 
 
 class FederationSource(SparesWorker, DataSource):
@@ -87,7 +54,7 @@ class FederationSource(SparesWorker, DataSource):
         return "federation"
 
     def schema(self) -> StructType:
-        return _table(self.options).schema
+        return table_of(self.options).schema
 
     def reader(self, schema: StructType) -> TableReader:
         """Of the columns of `schema` alone.
@@ -96,123 +63,6 @@ class FederationSource(SparesWorker, DataSource):
             ValueError: an option or a column is not what this source knows.
         """
         return TableReader(self.options, schema)
-
-
-@dataclass(frozen=True)
-class Part(InputPartition):
-    """The rows whose `column` is at least `low` and below `high`; None is no bound."""
-
-    column: str | None = None
-    low: Bound | None = None
-    high: Bound | None = None
-
-
-class TableReader(SparesWorker, DataSourceReader):
-    """Reads parts of a table, each in one transaction, in batches as the database yields them.
-
-    Parts see different moments; rows that are only ever added, as attempts are, are still read once each.
-    """
-
-    def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        if "url" not in options:
-            raise ValueError("option `url` is missing: the database, as sqlite:///file.db or postgresql://host/name")
-        self._url: URL = parse_url(options["url"])
-        self._table = _table(options)
-        self._name = options["table"]
-        self._schema = schema
-        unknown = set(schema.names) - set(self._table.schema.names)
-        if unknown:
-            raise ValueError(f"{self._name} has no column {sorted(unknown)[0]!r}")
-        self._partitions = int(options.get("partitions", DEFAULT_PARTITIONS))
-        self._since, self._until = (_moment(options, name) for name in ("since", "until"))
-        if self._table.time is None and (self._since or self._until):
-            raise ValueError(f"{self._name} has no time that `since` and `until` could bound")
-        self._filters: list[Filter] = []
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """The database drops what it can; what Spark has to look at again is given back.
-
-        That is everything on SQLite, whose columns hold what they like: there the database is asked for no less.
-        """
-        for each in filters:
-            pushed = can_push(each, self._schema)
-            if pushed:
-                self._filters.append(each)
-            if not pushed or not self._is_typed:
-                yield each
-
-    def partitions(self) -> Sequence[Part]:
-        by_time = self._since is not None or self._until is not None
-        if not self._table.counts_up:
-            return [Part()]
-        with self._connected() as connection:
-            if by_time:
-                return self._parts_of_time(connection)
-            return self._parts_of_ids(connection)
-
-    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        if not isinstance(partition, Part):
-            raise TypeError(f"{type(partition).__name__} is no part of a table")
-        fields = self._schema.fields
-        with self._connected() as connection:
-            streaming = connection.execution_options(stream_results=True, max_row_buffer=BATCH_ROWS)
-            for rows in streaming.execute(self._select(partition)).partitions(BATCH_ROWS):
-                yield to_batch(rows, fields)
-
-    @property
-    def _is_typed(self) -> bool:
-        return self._url.get_backend_name() != "sqlite"
-
-    def _connected(self) -> Connection:
-        return reading_engine(self._url).connect()
-
-    def _select(self, part: Part) -> Select[*tuple[object, ...]]:
-        chosen = sqlalchemy.table(self._name, *(column(name) for name in self._table.schema.names))
-        wanted = [self._raw(name) for name in self._schema.names]
-        query = sqlalchemy.select(*wanted).select_from(chosen)
-        if part.column is not None:
-            query = query.where(*between(part.column, part.low, part.high, typed=self._is_typed))
-        return query.where(*(condition(each, typed=self._is_typed) for each in self._filters))
-
-    def _raw(self, name: str) -> ColumnElement[object]:
-        """The value as the driver hands it over; a time of PostgreSQL that no datetime can hold is null."""
-        raw: ColumnElement[object] = type_coerce(column(name), NullType())
-        if self._is_typed and self._table.schema[name].dataType.typeName() == "timestamp":
-            held = column(name, sqlalchemy.DateTime()).between(_EARLIEST, _LATEST)
-            raw = case((held, raw))
-        return label(name, raw)
-
-    def _parts_of_ids(self, connection: Connection) -> list[Part]:
-        chosen = sqlalchemy.table(self._name, column("id"))
-        low, high = connection.execute(sqlalchemy.select(func.min(chosen.c.id), func.max(chosen.c.id))).one()
-        if low is None:
-            return [Part()]
-        step = max(BATCH_ROWS, -(-(high + 1 - low) // self._partitions))
-        # The ends are open: what is added meanwhile may be read or not, what has an odd id is.
-        starts = range(low, high + 1, step)
-        return _parts("id", [None, *starts[1:], None])
-
-    def _parts_of_time(self, connection: Connection) -> list[Part]:
-        time = self._table.time
-        assert time is not None
-        since, until = self._since, self._until
-        if since is None or until is None:
-            chosen = sqlalchemy.table(self._name, column(time, sqlalchemy.DateTime()))
-            within = between(time, since, until, typed=self._is_typed)
-            ends = sqlalchemy.select(func.min(chosen.c[time]), func.max(chosen.c[time])).where(*within)
-            try:
-                first, last = connection.execute(ends).one()
-            except (ValueError, sqlalchemy.exc.DataError):
-                first = last = None  # no time a datetime can hold: few rows, in one part
-            if first is None:
-                return [Part(column=time, low=since, high=until)]
-            low, high = since or first, until or last
-        else:
-            low, high = since, until
-        step = max(timedelta(minutes=1), (high - low) / self._partitions)
-        whole_seconds = (low + step * number for number in range(1, self._partitions))
-        inner = [each.replace(microsecond=0) for each in whole_seconds if each < high]
-        return _parts(time, [since, *inner, until])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,26 +115,3 @@ def read_table(
     options = {"url": url, "table": table, "partitions": str(partitions)}
     bounds = {name: moment.isoformat() for name, moment in (("since", since), ("until", until)) if moment is not None}
     return spark.read.format("federation").options(**options, **bounds).schema(schema).load()
-
-
-def _table(options: dict[str, str]) -> Table:
-    name = options.get("table", "")
-    if name not in TABLES:
-        raise ValueError(f"option `table` must be one of {', '.join(TABLES)}, not {name!r}")
-    return TABLES[name]
-
-
-def _moment(options: dict[str, str], name: str) -> datetime | None:
-    """In UTC, without saying so: as the database has it."""
-    text = options.get(name)
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"option `{name}` must be a day or time as 2025-01-31 or 2025-01-31T12:00:00Z") from None
-    return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
-
-
-def _parts(name: str, cuts: Sequence[Bound | None]) -> list[Part]:
-    return [Part(column=name, low=low, high=high) for low, high in itertools.pairwise(cuts)]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 SPARED = """
 import gc, pickle, sys, zipimport
-from federation.analytics.data.source import TABLES, FederationSource, TableReader
+from federation.analytics.data.source import FederationSource
+from federation.analytics.data.tables import TABLES, TableReader
 options = {"url": "sqlite:///x", "table": "server_registry"}
 reader = pickle.dumps(TableReader(options, TABLES["server_registry"].schema))
 sys.path.insert(0, sys.argv[1])

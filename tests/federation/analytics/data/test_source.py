@@ -1,11 +1,10 @@
-"""The data source `federation`: every row once, in parallel, without more than was asked for and without a secret."""
+"""The data source `federation` in Spark: the values it brings, without more than was asked for and without a secret."""
 
 from __future__ import annotations
 
 import pickle
 import subprocess
 import sys
-from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy
@@ -13,24 +12,15 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNotNull, LessThan, Not, StringContains
 from pyspark.sql.types import StructType
 
 from federation.analytics import frames
-from federation.analytics.data import source
-from federation.analytics.data.source import TABLES, FederationSource, Part, TableReader, read_table, register
+from federation.analytics.data.source import FederationSource
+from federation.analytics.data.tables import TABLES, Part, TableReader
+from federation.analytics.source import read_table, register
 from tests.federation.analytics.history import SERVERS, attempt, attempts, execute, fill, moment
 
 ATTEMPTS = "delivery_attempts"
-
-
-def reader(url: str, table: str = ATTEMPTS, schema: StructType | None = None, **options: str) -> TableReader:
-    return TableReader({"url": url, "table": table, **options}, schema or TABLES[table].schema)
-
-
-def rows_of(reader: TableReader) -> list[dict[str, object]]:
-    """What all parts of it hold."""
-    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
 def test_every_table_arrives_with_its_values(spark: SparkSession, database_url: str) -> None:
@@ -50,49 +40,12 @@ def test_every_table_arrives_with_its_values(spark: SparkSession, database_url: 
     assert [event.to_state for event in events] == ["unhealthy", "healthy"]
 
 
-@pytest.mark.parametrize("bounds", [{}, {"since": "2025-03-01", "until": "2025-03-04"}, {"since": "2025-03-01"}])
-def test_parts_hold_every_row_once(database_url: str, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, str]) -> None:
-    """By ids and by time, with one bound or two; the parts are as many as were asked for."""
-    monkeypatch.setattr(source, "BATCH_ROWS", 7)
-    fill(database_url, attempts(50, 3))
-    read = reader(database_url, partitions="5", **bounds)
-    assert len(read.partitions()) == 5
-    assert sorted(row["id"] for row in rows_of(read)) == list(range(1, 151))
-    batches = [batch.num_rows for part in read.partitions() for batch in read.read(part)]
-    assert max(batches) == 7
-
-
-def test_bounds_are_kept_to_the_microsecond(database_url: str) -> None:
-    """The first moment of a day is in, the first of the next is not."""
-    fill(database_url, attempts(10, 3))
-    read = reader(database_url, since="2025-03-02", until="2025-03-03T00:00:00+00:00")
-    assert sorted(row["id"] for row in rows_of(read)) == list(range(11, 21))
-
-
 def test_an_empty_table_is_read_as_nothing(spark: SparkSession, database_url: str) -> None:
     """With its columns."""
     register(spark)
     for table, described in TABLES.items():
         frame = read_table(spark, database_url, table)
         assert (frame.schema, frame.count()) == (described.schema, 0)
-
-
-def test_the_database_drops_what_it_can(database_url: str) -> None:
-    """PostgreSQL leaves Spark what it cannot say; what SQLite lets through Spark looks at once more."""
-    fill(database_url, attempts(10, 3))
-    pushable = [
-        GreaterThanOrEqual(("started_at",), moment(1, 0)),
-        LessThan(("started_at",), moment(2, 0)),
-        In(("server_url",), (SERVERS[0], SERVERS[1])),
-        Not(EqualTo(("server_url",), SERVERS[1])),
-        IsNotNull(("duration_ms",)),
-        LessThan(("id",), 19),
-    ]
-    beyond = StringContains(("server_url",), "s0")
-    read = reader(database_url)
-    left = list(read.pushFilters([*pushable, beyond]))
-    assert left == [beyond] if database_url.startswith("postgresql") else [*pushable, beyond]
-    assert sorted(row["id"] for row in rows_of(read)) == [12, 15, 18]
 
 
 def test_filters_through_spark_mean_what_spark_means(spark: SparkSession, database_url: str) -> None:
@@ -123,7 +76,7 @@ def test_only_the_columns_of_the_schema_are_selected(spark: SparkSession, databa
     register(spark)
     fill(database_url, attempts(2, 1))
     schema = StructType([frames.ATTEMPTS["id"], frames.ATTEMPTS["started_at"]])
-    statement = str(reader(database_url, schema=schema)._select(Part()))
+    statement = str(TableReader({"url": database_url, "table": ATTEMPTS}, schema)._select(Part()))
     assert "started_at" in statement
     assert "server_url" not in statement
     frame = read_table(spark, database_url, ATTEMPTS, columns=["started_at", "id"])
@@ -139,34 +92,6 @@ def test_values_of_no_kind_become_null(spark: SparkSession, sqlite_only: str) ->
     execute(sqlite_only, sqlalchemy.text(f"UPDATE delivery_attempts SET {changes} WHERE id = 2"))
     row = {each.id: each for each in read_table(spark, sqlite_only, ATTEMPTS).collect()}[2]
     assert (row.duration_ms, row.request_bytes, row.started_at, row.attempt) == (None, None, None, 1)
-
-
-def test_other_spellings_of_a_time_are_read(sqlite_only: str) -> None:
-    """Without a fraction, with a T, with a zone; each falls into its own day."""
-    fill(sqlite_only, attempts(4, 1))
-    spellings = ["2025-03-02 00:00:00", "2025-03-02T23:59:59.5", "2025-03-02 10:00:00+00:00", "2025-03-02T10:00:00Z"]
-    for number, text in enumerate(spellings, start=1):
-        change = sqlalchemy.text("UPDATE delivery_attempts SET started_at = :text WHERE id = :id")
-        execute(sqlite_only, change, [{"text": text, "id": number}])
-    rows = rows_of(reader(sqlite_only, since="2025-03-02", until="2025-03-03"))
-    times = {row["id"]: row["started_at"] for row in rows}
-    assert times == {
-        1: moment(1, 0),
-        2: datetime(2025, 3, 2, 23, 59, 59, 500_000, UTC),
-        3: moment(1, 10),
-        4: moment(1, 10),
-    }
-
-
-def test_a_time_without_end_is_null(postgres_only: str) -> None:
-    """PostgreSQL's `infinity` fits no datetime."""
-    fill(postgres_only, attempts(2, 1))
-    execute(postgres_only, sqlalchemy.text("UPDATE delivery_attempts SET started_at = 'infinity' WHERE id = 2"))
-    for options in ({}, {"since": "2025-03-01"}):
-        assert {row["id"]: row["started_at"] for row in rows_of(reader(postgres_only, **options))} == {
-            1: moment(0, 0),
-            2: None,
-        }
 
 
 READS_WITHOUT_US = """
@@ -207,7 +132,7 @@ def test_no_password_is_shown(spark: SparkSession) -> None:
     """Neither in plans nor in reprs, pickles' reprs and errors; an unreachable server is named."""
     register(spark)
     url = "postgresql://reader:s3cret@127.0.0.1:1/app"
-    read = reader(url)
+    read = TableReader({"url": url, "table": ATTEMPTS}, TABLES[ATTEMPTS].schema)
     shown = [repr(read), repr(vars(read)), repr(pickle.loads(pickle.dumps(read))), repr(Part(column="id", low=1))]
     frame = read_table(spark, url, "server_registry")
     shown += [
