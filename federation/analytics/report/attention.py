@@ -10,8 +10,7 @@ from federation.analytics.report import wording
 from federation.analytics.report.advice import command, instruction, meaning
 from federation.analytics.report.charts import strip, strip_title
 from federation.analytics.report.findings import BAD_DAY
-from federation.analytics.report.markup import Markup, join, short, tag
-from federation.analytics.report.tables import Column, table
+from federation.analytics.report.markup import Column, Markup, join, short, table, tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+R = TypeVar("R")
 
 _INVISIBLE: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _VOID: Final = {"meta", "br"}
@@ -45,6 +51,27 @@ def join(*children: Content) -> Markup:
 def short(text: str, limit: int = 90) -> str:
     """The text, cut where it is longer than anybody reads."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[R]):
+    """One column: its heading, and what a row has there."""
+
+    heading: str
+    cell: Callable[[R], Content]
+    number: bool = False
+
+
+def table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R]) -> Markup:
+    """A table that scrolls by itself where the page is too narrow for it."""
+    heads = [tag("th", each.heading, scope="col", class_=_style(each)) for each in columns]
+    body = [tag("tr", *(tag("td", each.cell(row), class_=_style(each)) for each in columns)) for row in rows]
+    inner = (tag("caption", caption) if caption else None, tag("thead", tag("tr", *heads)), tag("tbody", *body))
+    return tag("div", tag("table", *inner), class_="scroll")
+
+
+def _style(column: Column[R]) -> str | None:
+    return "number" if column.number else None
 
 
 def _number(value: str | float | None) -> str:

@@ -10,8 +10,7 @@ from federation.analytics.report.advice import meaning
 from federation.analytics.report.charts import Series, bars, histogram, lines
 from federation.analytics.report.comparison import compare
 from federation.analytics.report.findings import LATENCY_BOUNDS_MS, SCORE_BOUNDS
-from federation.analytics.report.markup import Markup, join, short, tag
-from federation.analytics.report.tables import Column, table
+from federation.analytics.report.markup import Column, Markup, join, short, table, tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,9 +12,8 @@ from federation.analytics.report.charts import strip, strip_title
 from federation.analytics.report.comparison import compare
 from federation.analytics.report.definitions import definitions
 from federation.analytics.report.findings import FEWEST_ATTEMPTS
-from federation.analytics.report.markup import Markup, join, short, tag
+from federation.analytics.report.markup import Column, Markup, join, short, table, tag
 from federation.analytics.report.network_charts import errors, network, spread
-from federation.analytics.report.tables import Column, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
