@@ -1,1 +1,1 @@
-"""What is computed: frames from frames, by Spark's own functions; no file and no database is known here."""
+"""What is computed: frames from frames, by Spark's own functions; no file is opened here, and no database asked."""
