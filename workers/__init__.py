@@ -1,6 +1,7 @@
 """At-least-once background jobs with leases, for idempotent handlers, on a storage of your choice."""
 
 from workers.chains import Chain, Continuation, continue_with
+from workers.checks import new_id
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import (
@@ -24,7 +25,6 @@ from workers.errors import (
     Unsupported,
     WorkersError,
 )
-from workers.ids import new_id
 from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, ErrorInfo, JobOutcome, JobState, JobStatus, NewJob
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.management import Management

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from workers.bounds import MAX_DELAY
-from workers.ids import check_text
+from workers.checks import MAX_DELAY, check_text
 
 
 class DeduplicationMode(StrEnum):

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 
 from workers.chains import Chain
+from workers.checks import new_id
 from workers.errors import JobEndedError, JobGoneError
 from workers.gathering import Gathering
-from workers.ids import new_id
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
 from workers.retry import RetryPolicy

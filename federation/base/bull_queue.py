@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from federation.base.errors import ConfigurationError
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 from workers.jobs import DROP, Retention
 from workers.queue import Queue
 from workers.retry import RetryPolicy

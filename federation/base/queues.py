@@ -8,7 +8,7 @@ from typing import Final
 from federation.base.bull_queue import BullQueue
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.storage.base import Storage

@@ -28,7 +28,7 @@ from federation.base.jobs import FederationDeliveryJob
 from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
 from workers import WorkersError
-from workers.ids import check_text
+from workers.checks import check_text
 
 log = structlog.get_logger(__name__)
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from workers.bounds import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MAX_PROGRESS_BYTES, check_progress
+from workers.checks import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MAX_PROGRESS_BYTES, check_progress, new_id
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Retry
-from workers.ids import new_id
 from workers.jobs import (
     DROP,
     MESSAGE_CHARACTERS,
@@ -135,7 +134,7 @@ def test_ids_sort_by_the_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [0, 1, 255, 256, 1_700_000_000_000, 1_700_000_000_001, 2**47, 2**48 - 1]
     ids = []
     for milliseconds in moments:
-        monkeypatch.setattr("workers.ids.time.time_ns", lambda now=milliseconds: now * 1_000_000)
+        monkeypatch.setattr("workers.checks.time.time_ns", lambda now=milliseconds: now * 1_000_000)
         ids.append(new_id())
     assert ids == sorted(ids)
     assert [int(made.replace("-", "")[:12], 16) for made in ids] == moments

@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 from typing import Final, Literal, TypeAlias
 
-from workers.bounds import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORITY, check_whole
+from workers.checks import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORITY, check_text, check_whole
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
-from workers.ids import check_text
 from workers.retry import RetryPolicy
 
 

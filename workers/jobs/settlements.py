@@ -8,7 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from workers.bounds import check_progress
+from workers.checks import check_progress
 from workers.errors import ErrorInfo, LossReason
 from workers.jobs.job import Claim, NewJob, Retention
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 
 Key: TypeAlias = str | tuple[str, ...]
 

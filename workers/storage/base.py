@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, Protocol
 
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 from workers.jobs import (
     CancelResult,
     Claim,

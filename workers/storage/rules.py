@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Final
 
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY, check_text
 from workers.errors import StorageError, Unsupported
-from workers.ids import check_text
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     Completed,

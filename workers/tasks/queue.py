@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY, check_text
 from workers.deduplication import Deduplication, DeduplicationMode
-from workers.ids import check_text
 from workers.queue import Queue
 from workers.serde import Encoded, Serde
 from workers.specs import JobSpec

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 from workers.jobs import DROP, UNCOUNTED_RETRIES, Claim, Retried
 from workers.retry import RetryPolicy
 from workers.tasks.queue import EnqueueOptions, TaskMessage, TaskQueue

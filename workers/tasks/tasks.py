@@ -10,10 +10,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
-from workers.bounds import MAX_ATTEMPTS, MAX_DELAY
+from workers.checks import MAX_ATTEMPTS, MAX_DELAY, check_text, new_id
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import CorruptPayloadError, Unsupported
-from workers.ids import check_text, new_id
 from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue

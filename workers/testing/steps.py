@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
+from workers.checks import new_id
 from workers.deduplication import Deduplication
-from workers.ids import new_id
 from workers.jobs import (
     DROP,
     Claim,

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from workers.bounds import check_progress
+from workers.checks import check_progress
 from workers.jobs import Claim, ProgressReport
 from workers.serde import JsonSerde
 from workers.storage.base import Storage

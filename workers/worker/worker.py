@@ -23,8 +23,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
+from workers.checks import check_text, new_id
 from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
-from workers.ids import check_text, new_id
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, SettleOutcome, SettleStatus
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde

@@ -11,7 +11,7 @@ from federation.base.bull_queue import BullQueue
 from federation.base.errors import ConfigurationError
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_queue
 from tests.federation.base.conftest import DATA, claimed, opened
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 from workers.jobs import DROP, EnqueueStatus
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME

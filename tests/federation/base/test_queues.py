@@ -13,7 +13,7 @@ from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME,
 from federation.base.settings import Settings
 from federation.health.checks import HealthSchedule
 from tests.federation.base.conftest import DATA, claimed, opened
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 from workers.retry import RetryPolicy
 from workers.storage.memory import MemoryStorage
 

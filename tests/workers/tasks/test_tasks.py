@@ -32,7 +32,7 @@ from workers import (
     UnrecoverableError,
     Unsupported,
 )
-from workers.bounds import MAX_ATTEMPTS
+from workers.checks import MAX_ATTEMPTS
 from workers.jobs import UNCOUNTED_RETRIES, OutcomeKind
 from workers.kv import Key, KvStore
 from workers.kv.redis import RedisKvStore

@@ -22,9 +22,9 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from workers.checks import check_text, new_id
 from workers.errors import StorageError, Unsupported
 from workers.gathering import Gathering
-from workers.ids import check_text, new_id
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,

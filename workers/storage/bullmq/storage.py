@@ -19,8 +19,8 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from workers.checks import check_text
 from workers.errors import Unsupported
-from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,

@@ -56,9 +56,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
 
+from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
-from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,

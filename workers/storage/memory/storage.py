@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Final
 
+from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
-from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY
 from workers.jobs import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
 from workers.storage.rules import bounded
 

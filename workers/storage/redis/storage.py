@@ -32,8 +32,8 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from workers.checks import check_text
 from workers.gathering import Gathering
-from workers.ids import check_text
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,

@@ -14,9 +14,9 @@ from sqlalchemy import URL, Connection, Engine, make_url, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
+from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported, WorkersError
-from workers.ids import check_text
 from workers.jobs import (
     CancelResult,
     Claim,

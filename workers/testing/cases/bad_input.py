@@ -7,9 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from workers.bounds import MAX_DELAY
+from workers.checks import MAX_DELAY, MAX_ID_BYTES
 from workers.errors import StorageError
-from workers.ids import MAX_ID_BYTES
 from workers.jobs import CancelResult, ErrorInfo, Failed, JobState, SettleStatus
 from workers.testing.case import RESULT_TTL_UPDATES, case
 from workers.testing.harness import Harness

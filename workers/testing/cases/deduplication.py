@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
+from workers.checks import MAX_ID_BYTES
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.ids import MAX_ID_BYTES
 from workers.jobs import EnqueueResult, EnqueueStatus, JobState
 from workers.storage.base import Storage
 from workers.testing.case import DEDUPLICATION, MEASURES, OUTSIDE_ENDINGS, case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from workers.bounds import MAX_PRIORITY
+from workers.checks import MAX_PRIORITY
 from workers.testing.case import ORDERING_KEYS, PRIORITY_ORDER, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
