@@ -11,6 +11,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 import federation
+from federation.base.settings import Settings
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.node_workers import log_event
 from tests.federation.test_run import ROOT
@@ -123,3 +124,9 @@ def test_the_plan_shows_every_floor() -> None:
     (layers,) = [contract["layers"] for contract in contracts if contract.get("containers") == ["federation"]]
     rows = re.findall(r"^\| (`.*?`) \|", section("The plan"), re.MULTILINE)
     assert [re.findall(r"\w+", row) for row in rows] == [layer.split(" | ") for layer in layers]
+
+
+def test_every_setting_is_in_the_manual() -> None:
+    """And the manual lists no other."""
+    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", " ".join(re.findall(r"^\| (`[^|]*`) \|", section("Settings"), re.M))))
+    assert listed == {name.upper() for name in Settings.model_fields}
