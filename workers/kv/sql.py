@@ -23,7 +23,7 @@ from workers.errors import StorageUnavailable, Unsupported
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
 from workers.storage.sql.database import Database
 from workers.storage.sql.rows import Transaction, milliseconds
-from workers.storage.sql.storage import parse_target
+from workers.storage.sql.target import parse_target
 
 T = TypeVar("T")
 

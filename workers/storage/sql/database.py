@@ -8,10 +8,8 @@ from datetime import timedelta
 from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
-from workers.storage.base import Limits
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import Notices
 
@@ -86,26 +84,3 @@ class Database(Protocol):
 
     async def release(self) -> None:
         """One user less; with the last one its threads and connections are gone."""
-
-
-class Target(Protocol):
-    """Which database a storage is on, before anybody connects."""
-
-    @property
-    def limits(self) -> Limits: ...
-
-    @property
-    def url(self) -> str:
-        """Its URL without user, password and options."""
-
-    def acquire(self) -> Database:
-        """This process's database, with one user more; each must `release` it."""
-
-    def async_engine(self) -> AsyncEngine:
-        """A new engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
-
-    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
-        """The caller's engine, whose sessions may be cancelled at any moment from now on."""
-
-    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
-        """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""

@@ -10,13 +10,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, make_url, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
-from workers.errors import StorageError, StorageUnavailable, Unsupported, WorkersError
+from workers.errors import StorageUnavailable, Unsupported, WorkersError
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -40,9 +39,9 @@ from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import manage, records, schema
 from workers.storage.sql.caller import Sessions, when_committed
-from workers.storage.sql.database import Database, Target
+from workers.storage.sql.database import Database
 from workers.storage.sql.rows import Transaction, milliseconds
-from workers.storage.sql.sqlite.database import SqliteTarget
+from workers.storage.sql.target import parse_target
 from workers.storage.subscribers import BufferedSubscription
 
 T = TypeVar("T")
@@ -368,25 +367,3 @@ class SqlStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._read(partial(records.page, state=state, cursor=cursor, limit=bounded_count(limit)))
-
-
-def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:
-    """The database that a URL, or an engine's, names.
-
-    Raises:
-        StorageError: the URL is malformed, or names no SQLite file.
-        Unsupported: it is another database than these.
-    """
-    try:
-        url = target.url if isinstance(target, (Engine, AsyncEngine)) else make_url(target)
-    except (ArgumentError, ValueError):
-        # Not chained: SQLAlchemy quotes the whole string, password included.
-        raise StorageError("the storage's URL cannot be parsed; write sqlite:///path/to/jobs.db") from None
-    backend = url.get_backend_name()
-    if backend == "sqlite":
-        return SqliteTarget.of(url, busy_timeout)
-    if backend == "postgresql":
-        from workers.storage.sql.postgres.database import PostgresTarget  # its driver is an extra of its own
-
-        return PostgresTarget(url, busy_timeout)
-    raise Unsupported(f"SqlStorage speaks SQLite (sqlite:///path/to/jobs.db) and postgresql://..., not {backend}")

@@ -49,9 +49,9 @@ from workers.storage.sql import manage as sql_manage
 from workers.storage.sql import records as sql_records
 from workers.storage.sql import schema as sql_schema
 from workers.storage.sql.sqlite import claim as sql_claim
-from workers.storage.sql.sqlite import database as sql_sqlite
 from workers.storage.sql.sqlite import enqueue as sql_enqueue
 from workers.storage.sql.sqlite import events as sql_events
+from workers.storage.sql.sqlite import lane as sql_sqlite
 from workers.storage.sql.sqlite import leases as sql_leases
 from workers.storage.sql.sqlite import settle as sql_settle
 from workers.testing import Case, all_cases, run

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from workers.errors import StorageError, TransactionError
 from workers.jobs import Claim, Completed, Continued, JobEventKind, JobState, NewJob, SettleStatus
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import database as sql_sqlite
+from workers.storage.sql.sqlite import lane as sql_sqlite
 
 MINUTE = timedelta(minutes=1)
 PATIENCE = 10.0

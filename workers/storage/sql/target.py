@@ -1,0 +1,61 @@
+"""Which database a URL or an engine names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol
+
+from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from workers.errors import StorageError, Unsupported
+from workers.storage.base import Limits
+from workers.storage.sql.database import Database
+from workers.storage.sql.sqlite.database import SqliteTarget
+
+
+class Target(Protocol):
+    """Which database a storage is on, before anybody connects."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def url(self) -> str:
+        """Its URL without user, password and options."""
+
+    def acquire(self) -> Database:
+        """This process's database, with one user more; each must `release` it."""
+
+    def async_engine(self) -> AsyncEngine:
+        """A new engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
+
+    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
+        """The caller's engine, whose sessions may be cancelled at any moment from now on."""
+
+    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
+        """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""
+
+
+def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:
+    """The database that a URL, or an engine's, names.
+
+    Raises:
+        StorageError: the URL is malformed, or names no SQLite file.
+        Unsupported: it is another database than these.
+    """
+    try:
+        url = target.url if isinstance(target, (Engine, AsyncEngine)) else make_url(target)
+    except (ArgumentError, ValueError):
+        # Not chained: SQLAlchemy quotes the whole string, password included.
+        raise StorageError("the storage's URL cannot be parsed; write sqlite:///path/to/jobs.db") from None
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        return SqliteTarget.of(url, busy_timeout)
+    if backend == "postgresql":
+        from workers.storage.sql.postgres.database import PostgresTarget  # its driver is an extra of its own
+
+        return PostgresTarget(url, busy_timeout)
+    raise Unsupported(f"SqlStorage speaks SQLite (sqlite:///path/to/jobs.db) and postgresql://..., not {backend}")
