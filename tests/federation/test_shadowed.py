@@ -75,7 +75,7 @@ def test_every_import_is_refused(host: Path) -> None:
     single_file(host, "db")
     program = (
         "import importlib\n"
-        "for name in ('federation', 'federation', 'federation.service', 'federation.errors'):\n"
+        "for name in ('federation', 'federation', 'federation.service', 'federation.base.errors'):\n"
         " try: importlib.import_module(name)\n"
         " except ImportError as error: print('rename' in str(error))\n"
     )
