@@ -91,7 +91,7 @@ class PostgresHarness(Harness):
     async def cut_connections(self) -> None:
         with psycopg.connect(self._url.replace("+psycopg", ""), autocommit=True) as admin:
             admin.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
 

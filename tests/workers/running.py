@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
@@ -11,12 +11,10 @@ from workers.jobs import JobOutcome
 from workers.retry import RetryPolicy
 from workers.storage.base import Storage
 from workers.testing.faults import Faults
+from workers.testing.steps import PATIENCE
 from workers.worker import Worker
 from workers.worker.events import WorkerEvent, WorkerEventKind
 from workers.worker.handlers import Job
-
-PATIENCE = 10.0
-"""Seconds after which what should have happened did not."""
 
 AT_ONCE = RetryPolicy(initial=timedelta(0), jitter=0)
 NEVER = RetryPolicy(initial=timedelta(hours=1), maximum=timedelta(hours=1), jitter=0)
@@ -70,13 +68,6 @@ async def outcome(storage: Storage, job_id: str) -> JobOutcome:
         while (ended := await storage.result(job_id)) is None:
             await events.get()
     return ended
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """`holds` came true within the time a test has."""
-    async with asyncio.timeout(PATIENCE):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 def broken(faults: Faults, verb: str, *, down: bool = True) -> None:

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.harnesses import HARNESSES, OpenHarness
-from tests.workers.running import PATIENCE, outcome, running
+from tests.workers.running import outcome, running
 from workers.jobs import OutcomeKind
 from workers.storage.base import Storage
 from workers.testing import all_cases
-from workers.testing.steps import claim, enqueue, job
+from workers.testing.steps import PATIENCE, claim, enqueue, job
 from workers.worker import Worker
 from workers.worker.handlers import Job
 

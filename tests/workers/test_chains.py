@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.workers.harnesses import HARNESSES
-from tests.workers.running import AT_ONCE, PATIENCE, Recorder, forever, running, until
+from tests.workers.running import AT_ONCE, Recorder, forever, running
 from workers.chains import Chain, Continuation, continue_with
 from workers.errors import (
     JobCancelledError,
@@ -29,7 +29,7 @@ from workers.retry import RetryPolicy
 from workers.specs import JobSpec
 from workers.testing import Harness, all_cases
 from workers.testing.faults import counting
-from workers.testing.steps import HOUR, LEASE, claim, claim_one, enqueue
+from workers.testing.steps import HOUR, LEASE, PATIENCE, claim, claim_one, enqueue, until
 from workers.testing.steps import job as new_job
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from tests.workers.harnesses import HARNESSES
-from tests.workers.running import AT_ONCE, PATIENCE, Recorder, forever, running, until
+from tests.workers.running import AT_ONCE, Recorder, forever, running
 from workers import waiting
 from workers.errors import (
     JobCancelledError,
@@ -28,6 +28,7 @@ from workers.storage.base import Storage, Subscription
 from workers.storage.memory import MemoryStorage
 from workers.testing import Harness, all_cases, steps
 from workers.testing.faults import counting, faulty
+from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, HandlerFunction, Job

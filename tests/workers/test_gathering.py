@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.workers.running import PATIENCE
 from workers.errors import StorageUnavailable
 from workers.gathering import Gathering
+from workers.testing.steps import PATIENCE
 
 
 class Doubling:

@@ -22,34 +22,10 @@ from workers.jobs import (
     JobOutcome,
     NewJob,
     OutcomeKind,
-    Retention,
     check_retention,
 )
 from workers.queue import JobSpec
-
-
-def job(
-    *,
-    job_id: str = "id",
-    name: str = "name",
-    delay: timedelta = timedelta(0),
-    priority: int = 0,
-    max_attempts: int = 3,
-    ordering_key: str | None = None,
-    keep: Retention = DROP,
-    payload: bytes = b"",
-) -> NewJob:
-    return NewJob(
-        id=job_id,
-        name=name,
-        payload=payload,
-        delay=delay,
-        priority=priority,
-        max_attempts=max_attempts,
-        ordering_key=ordering_key,
-        keep_completed=keep,
-        keep_failed=keep,
-    )
+from workers.testing.steps import job
 
 
 @pytest.mark.parametrize("text", ["x", "é" * 256, "x" * 512, "a:b/../c", "\x00", " ", "👩‍🚀"])
@@ -83,13 +59,13 @@ def test_numbers_outside_are_refused() -> None:
     """A priority, delay or number of attempts outside its range is refused with the job's id."""
     for priority in (-1, MAX_PRIORITY + 1, True, 1.5, float("nan")):
         with pytest.raises(ValueError, match=f"job 'id': priority must be a whole number from 0 to .*, not {priority}"):
-            job(priority=priority)  # type: ignore[arg-type]  # as a careless caller might
+            job("id", priority=priority)  # type: ignore[arg-type]  # as a careless caller might
     for delay in (timedelta(microseconds=-1), MAX_DELAY + timedelta(seconds=1), timedelta.max, timedelta.min):
         with pytest.raises(ValueError, match="job 'id': delay must be from 0 to 100 years"):
-            job(delay=delay)
+            job("id", delay=delay)
     for attempts in (0, MAX_ATTEMPTS + 1, True, 2.5):
         with pytest.raises(ValueError, match=f"job 'id': max_attempts must be a whole number .*, not {attempts}"):
-            job(max_attempts=attempts)  # type: ignore[arg-type]  # as a careless caller might
+            job("id", max_attempts=attempts)  # type: ignore[arg-type]  # as a careless caller might
 
 
 def test_values_of_other_types_are_refused() -> None:
@@ -100,7 +76,7 @@ def test_values_of_other_types_are_refused() -> None:
         job(name=b"work")  # type: ignore[arg-type]  # as above
     for payload in (None, "text", bytearray(b"{}")):
         with pytest.raises(TypeError, match="job 'id': payload must be bytes"):
-            job(payload=payload)  # type: ignore[arg-type]  # as above
+            job("id", payload=payload)  # type: ignore[arg-type]  # as above
 
 
 def test_a_retention_is_drop_or_positive() -> None:

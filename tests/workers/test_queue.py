@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from tests.workers.running import PATIENCE, Recorder, done, forever, outcome, until
+from tests.workers.running import Recorder, done, forever, outcome
 from workers.deduplication import Deduplication
 from workers.errors import StorageError, StorageUnavailable, TransactionError
 from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, JobState
@@ -22,6 +22,7 @@ from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
+from workers.testing.steps import PATIENCE, until
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import AttemptContext, Handler, Job, Next
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -31,6 +32,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.retry import RetryPolicy
 from workers.storage.base import Storage, Subscription
 from workers.testing.harness import Harness
 
@@ -41,7 +43,10 @@ LEASE: Final = timedelta(minutes=10)
 """A lease that does not expire while a case runs."""
 
 PATIENCE: Final = 10.0
-"""Seconds after which what should have happened did not."""
+"""Seconds after which what should have happened did not.
+
+Not more: what looks again by itself would hide that nobody was told, as waits do after 10 s and reapers after 15 s.
+"""
 
 ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
 
@@ -54,21 +59,27 @@ def job(
     delay: timedelta = timedelta(0),
     max_attempts: int = 3,
     keep: Retention = HOUR,
+    keep_completed: Retention | None = None,
+    keep_failed: Retention | None = None,
     priority: int = 0,
     ordering_key: str | None = None,
+    backoff: RetryPolicy | None = None,
+    chain_index: int = 0,
     deduplication: Deduplication | None = None,
 ) -> NewJob:
-    """A job with an id of its own, kept for an hour however it ends."""
+    """A job with an id of its own, kept for an hour however it ends; one kind of end may be kept for another time."""
     return NewJob(
-        id=job_id or new_id(),
+        id=new_id() if job_id is None else job_id,
         name=name,
         payload=payload,
         delay=delay,
         max_attempts=max_attempts,
-        keep_completed=keep,
-        keep_failed=keep,
+        keep_completed=keep if keep_completed is None else keep_completed,
+        keep_failed=keep if keep_failed is None else keep_failed,
         priority=priority,
         ordering_key=ordering_key,
+        backoff=backoff,
+        chain_index=chain_index,
         deduplication=deduplication,
     )
 
@@ -203,6 +214,20 @@ async def expect(subscription: Subscription, *kinds: JobEventKind) -> list[JobEv
         events = [await subscription.get() for _ in kinds]
     assert [event.kind for event in events] == list(kinds)
     return events
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """`holds`, asked every few milliseconds, answered or resolved to something true.
+
+    There is more time than `PATIENCE`: as nobody waits to be told, it can only be the machine that is slow.
+    """
+    async with asyncio.timeout(3 * PATIENCE):
+        while not await _answer(holds()):  # noqa: ASYNC110 - nobody tells of what is asked for
+            await asyncio.sleep(0.005)
+
+
+async def _answer(said: object) -> object:
+    return await said if inspect.isawaitable(said) else said
 
 
 @asynccontextmanager

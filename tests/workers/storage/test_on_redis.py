@@ -13,13 +13,13 @@ import pytest
 
 from tests.servers import free_port
 from workers import JobState, StorageError, StorageUnavailable
-from workers.jobs import Completed, NewJob, Released, SettleStatus
+from workers.jobs import Completed, Released, SettleStatus
 from workers.storage import rules
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
+from workers.testing.steps import PATIENCE, job
 
-PATIENCE_SECONDS = 10
 LEASES = {"*": timedelta(seconds=30)}
 
 OnRedis: TypeAlias = BullStorage | BullMQStorage | RedisStorage
@@ -39,10 +39,6 @@ async def storage(kind: type[OnRedis], redis_url: str) -> AsyncIterator[OnRedis]
     await storage.disconnect()
 
 
-def job(job_id: str, payload: bytes = b"{}") -> NewJob:
-    return NewJob(id=job_id, name="work", payload=payload)
-
-
 async def test_a_hanging_server_is_unavailable_in_time(kind: type[OnRedis]) -> None:
     """A server that takes connections and never answers is given up after the storage's timeout."""
 
@@ -54,7 +50,7 @@ async def test_a_hanging_server_is_unavailable_in_time(kind: type[OnRedis]) -> N
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     storage = kind(f"redis://127.0.0.1:{port}", "mail", timeout=timedelta(milliseconds=200))
-    async with server, asyncio.timeout(PATIENCE_SECONDS):
+    async with server, asyncio.timeout(PATIENCE):
         with pytest.raises(StorageUnavailable):
             await storage.connect()
         server.close()
@@ -86,7 +82,7 @@ async def test_what_no_server_takes_is_an_error(storage: OnRedis, monkeypatch: p
     """A payload or result beyond what Redis takes in one string is no outage; neighbours are settled."""
     monkeypatch.setattr(rules, "REDIS_VALUE_BYTES", 10)
     with pytest.raises(StorageError, match="job 'large': 11 bytes are more"):
-        await storage.enqueue([job("small"), job("large", bytes(11))])
+        await storage.enqueue([job("small"), job("large", payload=bytes(11))])
     assert await storage.status(["small"]) == [None]
     await storage.enqueue([job("a"), job("b")])
     one, other = await storage.claim("w", leases=LEASES, limit=2)

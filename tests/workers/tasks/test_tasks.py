@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.workers.running import PATIENCE, outcome
+from tests.workers.running import outcome
 from tests.workers.tasks.task_queues import ListQueue, WatchedKvStore
 from workers import (
     CorruptPayloadError,
@@ -38,6 +38,7 @@ from workers.kv import Key, KvStore
 from workers.kv.redis import RedisKvStore
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.tasks import marks as deduplication
+from workers.testing.steps import PATIENCE
 
 HOUR = timedelta(hours=1)
 PREFIX = ("_federation", "task_deduplication")

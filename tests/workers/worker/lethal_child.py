@@ -19,7 +19,7 @@ async def main(url: str, log: str) -> None:
             lines.write(f"{job.id} {job.attempt}\n")
         os._exit(9)
 
-    await Worker(SqlStorage(url), {"work": die}, concurrency=1, lease=timedelta(milliseconds=200)).run()
+    await Worker(SqlStorage(url), {"work": die}, concurrency=1, lease=timedelta(milliseconds=600)).run()
 
 
 if __name__ == "__main__":

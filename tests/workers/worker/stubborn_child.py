@@ -13,7 +13,7 @@ import sys
 import threading
 from datetime import timedelta
 
-import workers.worker
+import workers.worker.worker
 from workers.storage.sql import SqlStorage
 from workers.worker import Worker
 from workers.worker.events import WorkerEvent, WorkerEventKind
@@ -65,5 +65,5 @@ async def main(url: str, grace: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
-    workers.worker.FORCED_STOP_SECONDS = 0.5  # type: ignore[misc]  # the test need not wait for 5 s
+    workers.worker.worker.FORCED_STOP_SECONDS = 2.0  # type: ignore[misc]  # the test need not wait for 5 s
     asyncio.run(main(*sys.argv[1:]))

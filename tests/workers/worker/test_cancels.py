@@ -11,7 +11,7 @@ from typing import Final, cast
 import pytest
 
 from tests.workers.harnesses import HARNESSES
-from tests.workers.running import PATIENCE, Recorder, forever, outcome, running
+from tests.workers.running import Recorder, forever, outcome, running
 from workers.errors import StorageUnavailable
 from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind
 from workers.storage.base import Storage, Subscription
@@ -21,6 +21,7 @@ from workers.storage.sql.postgres import listener as sql_postgres_listener
 from workers.storage.subscribers import BUFFER
 from workers.testing import Harness, MemoryHarness, all_cases, steps
 from workers.testing.faults import faulty
+from workers.testing.steps import PATIENCE
 from workers.worker import Worker
 from workers.worker.cancels import MOST_REMEMBERED
 from workers.worker.events import WorkerEventKind as Kind

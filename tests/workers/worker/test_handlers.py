@@ -11,11 +11,12 @@ from functools import partial
 
 import pytest
 
-from tests.workers.running import PATIENCE, done, outcome, running
+from tests.workers.running import done, outcome, running
 from workers.errors import LossReason, UnknownJobError
 from workers.jobs import OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
+from workers.testing.steps import PATIENCE
 from workers.worker import Worker
 from workers.worker.handlers import (
     AttemptContext,

@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from tests.workers.running import AT_ONCE, NEVER, PATIENCE, Recorder, outcome, running
+from tests.workers.running import AT_ONCE, NEVER, Recorder, outcome, running
+from tests.workers.storage.sql.steps import connected
 from tests.workers.worker.transaction_child import LEASE
 from workers.chains import continue_with
 from workers.errors import LeaseLost, LossReason, StorageUnavailable, TransactionError, Unsupported
@@ -21,6 +22,7 @@ from workers.jobs import Claim, Completed, JobOutcome, JobState, NewJob, Outcome
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
+from workers.testing.steps import PATIENCE, job, until
 from workers.worker import Worker
 from workers.worker.attempt import Attempt, Phase
 from workers.worker.events import WorkerEventKind
@@ -51,19 +53,6 @@ async def storage(url: str) -> AsyncIterator[SqlStorage]:
         yield storage
 
 
-@asynccontextmanager
-async def connected(storage: SqlStorage) -> AsyncIterator[SqlStorage]:
-    await storage.connect()
-    try:
-        yield storage
-    finally:
-        await storage.disconnect()
-
-
-def job(job_id: str = "job", name: str = "work") -> NewJob:
-    return NewJob(id=job_id, name=name, payload=b"1")
-
-
 async def write(session: AsyncSession, what: str, queue: str = "default") -> None:
     await session.execute(WRITE, {"queue": queue, "what": what})
 
@@ -84,7 +73,7 @@ async def worked(
 ) -> AsyncIterator[Recorder]:
     """A worker with this handler for every name runs, on as many jobs."""
     recorder = Recorder()
-    await storage.enqueue([job(f"job-{number}" if number else "job") for number in range(jobs)])
+    await storage.enqueue([job(f"job-{number}" if number else "job", payload=b"1") for number in range(jobs)])
     async with running(Worker(storage, {"*": handler}, lease=lease, retry=NEVER, observers=[recorder])):
         yield recorder
 
@@ -134,7 +123,7 @@ async def test_a_block_that_raises_has_written_nothing(storage: SqlStorage, url:
                 raise ValueError("no")
 
     recorder = Recorder()
-    await storage.enqueue([job()])
+    await storage.enqueue([job("job")])
     async with running(Worker(storage, {"*": handler}, retry=AT_ONCE, observers=[recorder])):
         assert (await outcome(storage, "job")).result == b'"done"'
         await recorder.seen(WorkerEventKind.COMPLETED)
@@ -157,7 +146,7 @@ async def test_what_is_enqueued_in_the_block_shares_its_fate(storage: SqlStorage
 
 async def test_a_lost_claim_takes_the_writes_with_it(storage: SqlStorage, url: str) -> None:
     """Whose job was ended by somebody else learns so at the end of the block, and has written nothing."""
-    await storage.enqueue([job()])
+    await storage.enqueue([job("job")])
     [claim] = await storage.claim("worker", leases={"*": LEASE}, limit=1)
     await storage.complete("job", b"outside")
     own = own_transaction(storage, claim)
@@ -172,7 +161,7 @@ async def test_a_lost_claim_takes_the_writes_with_it(storage: SqlStorage, url: s
 
 async def test_a_transaction_ended_inside_the_block_ends_no_job(storage: SqlStorage, url: str) -> None:
     """What the handler committed by itself is its own affair; the job is not ended by what comes after."""
-    await storage.enqueue([job()])
+    await storage.enqueue([job("job")])
     [claim] = await storage.claim("worker", leases={"*": LEASE}, limit=1)
 
     async def end_it_twice() -> None:
@@ -191,7 +180,7 @@ async def test_a_commit_under_way_comes_to_its_end(url: str) -> None:
     """A lease that is lost by it disturbs nothing; a shutdown is passed on when the commit's answer is there."""
     engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
     async with connected(SqlStorage(engine)) as storage:
-        await storage.enqueue([job()])
+        await storage.enqueue([job("job")])
         [claim] = await storage.claim("worker", leases={"*": LEASE}, limit=1)
         own = own_transaction(storage, claim)
         task = asyncio.create_task(written(own, "row"))
@@ -232,7 +221,7 @@ async def test_after_the_commit_the_handler_is_left_alone(storage: SqlStorage, u
         await asyncio.sleep(0)
         raise ValueError("too late to matter")
 
-    async with connected(Watched(url)) as watched, worked(watched, handler, lease=timedelta(milliseconds=150)) as seen:
+    async with connected(Watched(url)) as watched, worked(watched, handler, lease=timedelta(seconds=3)) as seen:
         completed = await seen.seen(WorkerEventKind.COMPLETED)
     assert isinstance(completed.error, ValueError)
     assert seen.story("job") == [WorkerEventKind.ACTIVE, WorkerEventKind.COMPLETED]
@@ -320,9 +309,11 @@ async def fate(url: str, queue: str) -> str:
             assert side is not None
             return "all"
         assert (ledger(url, queue), found.name, side) == ([], "first", None)
-        async with asyncio.timeout(PATIENCE):
-            while not (await storage.recover(10)).requeued:
-                await asyncio.sleep(0.01)
+
+        async def is_back() -> bool:
+            return bool((await storage.recover(10)).requeued)
+
+        await until(is_back)
         [again] = await storage.claim("other", leases={"*": LEASE}, limit=10)
         assert (again.payload, again.attempt) == (b"1", 2)
         return "nothing"
@@ -344,10 +335,13 @@ async def test_a_step_beside_the_block_is_refused_on_sqlite(storage: SqlStorage,
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own engine", "given engine"])
-async def test_a_handler_cancelled_in_a_statement_leaves_no_lock(url: str, own: bool) -> None:
+async def test_a_handler_cancelled_in_a_statement_leaves_no_lock(
+    url: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it had written is undone at once, its job released, and the next transaction begins."""
+    monkeypatch.setattr("workers.worker.worker.FORCED_STOP_SECONDS", 2 * PATIENCE)  # of a driver that cannot interrupt
     begun = asyncio.Event()
-    long = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000) SELECT count(*) FROM n"
+    long = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500000) SELECT count(*) FROM n"
 
     async def handler(job: Job) -> None:
         async with job.transaction() as session:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, forever, outcome, running, until
+from tests.workers.running import AT_ONCE, Recorder, broken, forever, outcome, running
 from workers.clock import ManualClock
 from workers.errors import LossReason, StorageError, StorageUnavailable
 from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind, JobState, OutcomeKind, Renewal
@@ -23,12 +23,14 @@ from workers.storage.sql import SqlStorage
 from workers.storage.subscribers import BufferedSubscription
 from workers.testing import steps
 from workers.testing.faults import Faults, counting, faulty
+from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, Job, SignalReason
 from workers.worker.leases import LeaseKeeper
 
-LEASE = timedelta(milliseconds=150)
+LEASE = timedelta(milliseconds=600)
+"""Short, and longer than a busy machine stalls: three renewals keep it."""
 HOUR = timedelta(hours=1)
 
 
@@ -182,18 +184,20 @@ async def test_what_a_handler_returns_after_losing_its_lease_is_dropped() -> Non
     async def swallow(job: Job) -> str:
         with contextlib.suppress(asyncio.CancelledError):
             await forever(job)
-        await asyncio.sleep(LEASE.total_seconds())  # as a handler that cleans up, for three renewals
+        asked = calls["renew"]
+        await until(lambda: calls["renew"] >= asked + 2)  # as a handler that cleans up
         return "too late"
 
-    await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(watched, {"work": swallow}, lease=LEASE, observers=[recorder])
+    await steps.enqueue(storage, steps.job("job"), steps.job("renewed meanwhile", name="beside"))
+    handlers = {"work": swallow, "beside": Handler(forever, lease=HOUR)}
+    worker = Worker(watched, handlers, lease=LEASE, observers=[recorder])
     async with running(worker):
-        await recorder.seen(Kind.ACTIVE)
+        await recorder.seen(Kind.ACTIVE, 2)
         await _take_over(storage, clock)
         await recorder.seen(Kind.LEASE_LOST)
-        await until(lambda: worker.running == 0)
+        await until(lambda: worker.running == 1)
+        assert calls["settle"] == 0
     assert recorder.story("job") == [Kind.ACTIVE, Kind.LEASE_LOST]
-    assert calls["settle"] == 0
 
 
 async def test_an_outage_shorter_than_the_lease_is_survived() -> None:
@@ -208,7 +212,7 @@ async def test_an_outage_shorter_than_the_lease_is_survived() -> None:
 
     await steps.enqueue(storage, steps.job("job"))
     faults.requests_lost["renew"] = 2
-    async with running(Worker(storage, {"work": unaware}, lease=timedelta(seconds=1.2), observers=[recorder])):
+    async with running(Worker(storage, {"work": unaware}, lease=timedelta(seconds=3), observers=[recorder])):
         await recorder.seen(Kind.ERROR, 2)
         finish.set()
         assert (await outcome(storage, "job")).result == b"1"
@@ -404,9 +408,11 @@ def keeper_of(
 async def _complete_elsewhere(url: str) -> None:
     storage = SqlStorage(url)
     await storage.connect()
-    async with asyncio.timeout(PATIENCE):
-        while not (await storage.recover(10)).requeued:
-            await asyncio.sleep(0.01)
+
+    async def is_back() -> bool:
+        return bool((await storage.recover(10)).requeued)
+
+    await until(is_back)
     claim = await steps.claim_one(storage, worker_id="other")
     await steps.apply(storage, steps.completed(claim, b'"theirs"'))
     await storage.disconnect()

@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.workers.running import PATIENCE, Recorder, broken, outcome, running, until
+from tests.workers.running import Recorder, broken, outcome, running
 from workers.jobs import OutcomeKind, ProgressReport
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
+from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
@@ -40,9 +41,12 @@ async def test_progress_is_seen_while_the_handler_runs() -> None:
         return seen_too.wait(PATIENCE)
 
     await steps.enqueue(storage, steps.job("one", name="async"), steps.job("two", name="plain"))
-    async with running(Worker(storage, {"async": report, "plain": report_plainly})), asyncio.timeout(PATIENCE):
-        while [await progress_of(storage, job_id) for job_id in ("one", "two")] != [b'{"done":1,"of":2}', b"0.5"]:
-            await asyncio.sleep(0.005)
+
+    async def is_told() -> bool:
+        return [await progress_of(storage, job_id) for job_id in ("one", "two")] == [b'{"done":1,"of":2}', b"0.5"]
+
+    async with running(Worker(storage, {"async": report, "plain": report_plainly})):
+        await until(is_told)
         seen.set()
         seen_too.set()
         assert (await outcome(storage, "one")).kind is OutcomeKind.COMPLETED

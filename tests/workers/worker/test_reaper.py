@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from tests.workers.running import PATIENCE, Recorder, broken, forever, outcome, running, until
+from tests.workers.running import Recorder, broken, forever, outcome, running
 from workers.clock import ManualClock
 from workers.jobs import JobState, OutcomeKind
 from workers.storage.base import Storage
@@ -17,12 +17,13 @@ from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
+from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 from workers.worker.reaper import BATCH, SWEPT_AT_ONCE, Reaper
 
-LEASE = timedelta(milliseconds=200)
+LEASE = timedelta(milliseconds=600)
 MINUTE = timedelta(minutes=1)
 
 
@@ -154,10 +155,11 @@ async def test_dead_jobs_come_back_beside_a_backlog_and_full_slots() -> None:
 
 async def test_a_reaper_that_starts_late_recovers_at_once() -> None:
     """Leases that expired while no reaper ran are recovered by the first pass, which does not wait an interval."""
-    storage, recorder = MemoryStorage(), Recorder()
+    clock, recorder = ManualClock(), Recorder()
+    storage = MemoryStorage(clock=clock)
     await steps.enqueue(storage, steps.job("job"))
-    await steps.claim_one(storage, lease=timedelta(milliseconds=1))
-    await asyncio.sleep(0.01)
+    await steps.claim_one(storage, lease=MINUTE)
+    clock.advance(MINUTE)
     reaper = Reaper(storage, interval=timedelta(hours=1), observers=[recorder])
     async with steps.background(asyncio.create_task(reaper.run())):
         await recorder.seen(Kind.STALLED)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, done, running
+from tests.workers.running import AT_ONCE, Recorder, broken, done, running
 from workers.chains import continue_with
 from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import Claim, Completed, Failed, JobState, Settlement, SettleOutcome, SettleStatus
@@ -16,6 +16,7 @@ from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
+from workers.testing.steps import PATIENCE
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job

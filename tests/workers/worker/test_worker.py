@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.workers.running import AT_ONCE, PATIENCE, Recorder, broken, done, forever, outcome, running, until
+from tests.workers.running import AT_ONCE, Recorder, broken, done, forever, outcome, running
 from workers.errors import StorageError
 from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Recovery
 from workers.storage.base import Storage
@@ -18,6 +19,7 @@ from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
+from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, HandlerFunction, Job
@@ -105,6 +107,7 @@ async def test_an_idle_worker_asks_once(storage: Storage) -> None:
     """An empty queue is claimed from once; then the worker waits, whatever time passes."""
     watched, calls = counting(storage)
     async with running(Worker(watched, {"work": forever})):
+        await until(lambda: calls["wait"] == 1)
         await asyncio.sleep(WINDOW)
         assert calls["claim"] == calls["wait"] == 1
         assert calls["renew"] == calls["settle"] == 0, "there is nothing to renew and nothing to settle"
@@ -304,6 +307,7 @@ async def test_events_tell_the_story_in_order() -> None:
 
     await steps.enqueue(storage, steps.job("job"))
     worker = Worker(storage, {"work": second_time_lucky}, retry=AT_ONCE, worker_id="w1", observers=[recorder])
+    started = time.monotonic()
     async with running(worker):
         await recorder.seen(Kind.DRAINED)
     assert recorder.story() == [
@@ -318,7 +322,7 @@ async def test_events_tell_the_story_in_order() -> None:
     assert completed.claim is not None
     assert (failing.claim.attempt, completed.claim.attempt) == (1, 2)
     assert completed.duration is not None
-    assert timedelta(0) <= completed.duration < timedelta(seconds=5)
+    assert timedelta(0) <= completed.duration <= timedelta(seconds=time.monotonic() - started)
 
 
 async def test_drained_is_told_when_the_last_job_has_ended() -> None:
@@ -357,7 +361,7 @@ async def test_a_job_stays_held_until_its_settlement_is_answered() -> None:
     recorder = Recorder()
     broken(faults, "settle")
     await steps.enqueue(storage, steps.job("ended"), steps.job("waiting"))
-    worker = Worker(watched, {"work": done}, concurrency=1, lease=timedelta(milliseconds=300), observers=[recorder])
+    worker = Worker(watched, {"work": done}, concurrency=1, lease=timedelta(milliseconds=600), observers=[recorder])
     async with running(worker):
         await until(lambda: calls["renew"] >= 4)
         assert worker.running == 1

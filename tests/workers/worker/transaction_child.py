@@ -18,11 +18,11 @@ from sqlalchemy import Connection, Engine, event, text
 from workers.chains import continue_with
 from workers.jobs import NewJob
 from workers.storage.sql import SqlStorage
+from workers.testing.steps import PATIENCE
 from workers.worker import Worker
 from workers.worker.handlers import Job
 
-LEASE = timedelta(seconds=1)
-PATIENCE = 20.0
+LEASE = timedelta(seconds=3)
 
 
 class Fuse:

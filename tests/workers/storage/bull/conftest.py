@@ -12,7 +12,8 @@ from redis.asyncio import Redis
 from tests.workers.storage.bull.steps import NodeBull
 from workers.storage.bull import BullStorage
 
-GRACE = timedelta(milliseconds=300)
+GRACE = timedelta(seconds=1)
+"""In which a test gets to lock a job, however slow the machine is."""
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,18 +11,13 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from workers.jobs import Claim, ErrorInfo, NewJob
+from workers.jobs import ErrorInfo
 from workers.storage.bull import BullStorage
+from workers.testing.steps import PATIENCE, until
 
 LEASES = {"*": timedelta(seconds=30)}
 ERROR = ErrorInfo(type="ValueError", message="no", stack="ValueError: no")
-HOUR = timedelta(hours=1)
 SHORT = timedelta(milliseconds=50)
-PATIENCE = 10.0
-
-
-def job(job_id: str, **fields: Any) -> NewJob:
-    return NewJob(**{"id": job_id, "name": "work", "payload": b'{"a":1}', **fields})
 
 
 def key(storage: BullStorage, name: str) -> str:
@@ -31,21 +25,9 @@ def key(storage: BullStorage, name: str) -> str:
     return f"bull:{storage.queue}:{name}"
 
 
-async def claim_one(storage: BullStorage, lease: timedelta = timedelta(seconds=30)) -> Claim:
-    [claim] = await storage.claim("w", leases={"*": lease}, limit=1)
-    return claim
-
-
 async def claimed(storage: BullStorage, limit: int = 10) -> list[str]:
     """The ids that one claim brings."""
     return [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=limit)]
-
-
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    """The condition holds."""
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -104,7 +86,7 @@ class NodeBull:
         raw = await self.client.rpoplpush(self.key("wait"), self.key("active"))
         return None if raw is None else str(raw)
 
-    async def lock(self, raw: str, milliseconds: int = 5_000) -> None:
+    async def lock(self, raw: str, milliseconds: int = 60_000) -> None:
         """The active job is this process's."""
         assert await self.client.set(self.key(f"{raw}:lock"), self.token, px=milliseconds, nx=True)
         await self.client.hset(self.key(raw), "lockAcquired", 1)

@@ -8,10 +8,11 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
-from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claim_one, claimed, job
+from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claimed
 from workers.errors import StorageError
 from workers.jobs import Claim, Completed, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
+from workers.testing.steps import claim_one, job
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind
 

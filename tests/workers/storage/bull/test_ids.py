@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers.storage.bull.steps import NodeBull, claim_one, claimed, job
+from tests.workers.storage.bull.steps import NodeBull, claimed
 from workers.errors import Unsupported
 from workers.jobs import Completed, Continued, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.storage.bull.codec import RESERVED_IDS
+from workers.testing.steps import claim_one, job
 
 LOCKS = ["a:lock", ":lock", "~x:lock"]
 NUMBERS = ["0", "123", "007", "9" * 40]

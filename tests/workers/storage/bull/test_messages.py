@@ -8,22 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull.steps import (
-    ERROR,
-    PATIENCE,
-    NodeBull,
-    a_script_of,
-    claim_one,
-    claimed,
-    heard,
-    job,
-    key,
-    parsed,
-    until,
-)
+from tests.workers.storage.bull.steps import ERROR, NodeBull, a_script_of, claimed, heard, key, parsed
 from workers.jobs import Completed, Failed, JobEventKind, ProgressReport, Retried
 from workers.storage.bull import BullStorage
 from workers.storage.bull.scripts import EMITTER
+from workers.testing.steps import PATIENCE, claim_one, job, until
 
 CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue"]
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.workers.running import AT_ONCE, done, forever, outcome, running
-from tests.workers.storage.bull.steps import ERROR, HOUR, NodeBull, claim_one, job
+from tests.workers.storage.bull.steps import ERROR, NodeBull
 from workers.jobs import DROP, Completed, Continued, OutcomeKind, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bull import BullJob, BullStorage
 from workers.storage.on_redis.node_values import from_ms
+from workers.testing.steps import HOUR, claim_one, job
 from workers.worker import Worker
 
 

@@ -8,25 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull.steps import (
-    ERROR,
-    HOUR,
-    PATIENCE,
-    SHORT,
-    NodeBull,
-    a_script_of,
-    claim_one,
-    claimed,
-    expired,
-    heard,
-    job,
-    key,
-    until,
-)
+from tests.workers.storage.bull.steps import ERROR, SHORT, NodeBull, a_script_of, claimed, expired, heard, key
 from workers.errors import LossReason
 from workers.jobs import Completed, Failed, JobState, Released, Retried, SettleStatus
 from workers.storage.bull import BullStorage
-from workers.testing.steps import state, status
+from workers.testing.steps import HOUR, PATIENCE, claim_one, job, state, status, until
 
 
 async def test_w1_a_job_that_is_just_being_taken_is_left_alone(storage: BullStorage, node: NodeBull) -> None:
@@ -72,9 +58,10 @@ async def test_w3_a_failed_run_leaves_no_lock_behind(storage: BullStorage, node:
 async def test_w3_a_locked_job_in_line_waits_for_its_lock(storage: BullStorage, node: NodeBull) -> None:
     """It stays in its place, others are taken past it, and waiters sleep until it is free."""
     locked, free = await node.add(), await node.add()
-    await node.client.set(node.key(f"{locked}:lock"), "somebody", px=300)
+    await node.client.set(node.key(f"{locked}:lock"), "somebody", px=60_000)
     assert await claimed(storage) == [free]
     assert await node.line("wait") == [locked]
+    await node.client.pexpire(node.key(f"{locked}:lock"), 300)
     rounds = 0
     while not (ids := await claimed(storage)):
         await storage.wait(["*"], timeout=timedelta(seconds=5))
@@ -96,7 +83,7 @@ async def test_w3_any_number_of_locked_jobs_hide_no_other(storage: BullStorage, 
 async def test_w5_a_lapse_of_a_lock_is_no_crash(old: BullStorage, node: NodeBull) -> None:
     """Beside dialect A a job without a lock is recovered after the whole grace, not at once; also one of ours."""
     await old.enqueue([job("7")])
-    await claim_one(old, SHORT)
+    await claim_one(old, lease=SHORT)
     await expired(node, "7")
     async with a_script_of(node.client):
         recovering = asyncio.create_task(old.recover(10))
@@ -110,7 +97,7 @@ async def test_w6_a_stolen_lock_is_a_lost_claim(storage: BullStorage, node: Node
     """Another token in the lock refuses renewals and results, and the thief's run goes on."""
     await storage.enqueue([job("one")])
     held = await claim_one(storage)
-    await node.client.set(node.key("one:lock"), node.token, px=5_000)
+    await node.client.set(node.key("one:lock"), node.token, px=60_000)
     assert dict((await storage.renew([held])).lost) == {held.token: LossReason.TAKEN}
     for end in (Completed(claim=held, result=b"1"), Failed(claim=held, error=ERROR), Released(claim=held)):
         [outcome] = await storage.settle([end])
@@ -121,10 +108,10 @@ async def test_w6_a_stolen_lock_is_a_lost_claim(storage: BullStorage, node: Node
 async def test_w6_an_older_claim_is_nothing_to_one_without_a_lock(storage: BullStorage, node: NodeBull) -> None:
     """When the lock of the job's claim has run out as well, that claim alone may still end it."""
     await storage.enqueue([job("one")])
-    older = await claim_one(storage, SHORT)
+    older = await claim_one(storage, lease=SHORT)
     await expired(node, "one")
     await storage.recover(10)
-    held = await claim_one(storage, SHORT)
+    held = await claim_one(storage, lease=SHORT)
     await expired(node, "one")
     assert (await storage.settle([Completed(claim=older, result=b"1")]))[0].reason is LossReason.TAKEN
     assert dict((await storage.renew([older])).lost) == {older.token: LossReason.TAKEN}
@@ -134,7 +121,7 @@ async def test_w6_an_older_claim_is_nothing_to_one_without_a_lock(storage: BullS
 async def test_w7_a_job_that_a_sweep_put_back_may_still_end(storage: BullStorage, node: NodeBull) -> None:
     """While it waits for the next to take it, its first worker completes it, and it runs no more."""
     await storage.enqueue([job("one")])
-    held = await claim_one(storage, SHORT)
+    held = await claim_one(storage, lease=SHORT)
     await expired(node, "one")
     await node.sweep()
     assert await node.line("wait") == ["one"]
@@ -146,7 +133,7 @@ async def test_w7_a_job_that_a_sweep_put_back_may_still_end(storage: BullStorage
 async def test_w7_a_renewal_takes_back_what_a_sweep_put_back(storage: BullStorage, node: NodeBull) -> None:
     """A late renewal of a job that nobody took meanwhile keeps others from running it."""
     await storage.enqueue([job("one")])
-    held = await claim_one(storage, SHORT)
+    held = await claim_one(storage, lease=SHORT)
     await expired(node, "one")
     await node.sweep()
     assert (await storage.renew([replace(held, lease=HOUR)])).lost == {}
@@ -156,7 +143,7 @@ async def test_w7_a_renewal_takes_back_what_a_sweep_put_back(storage: BullStorag
 async def test_w7_a_job_that_another_took_is_lost(storage: BullStorage, node: NodeBull) -> None:
     """Once Node has taken it after its sweep, or ended it, the first worker's result is nobody's."""
     await storage.enqueue([job("one")])
-    held = await claim_one(storage, SHORT)
+    held = await claim_one(storage, lease=SHORT)
     await expired(node, "one")
     await node.sweep()
     await node.take()
@@ -250,17 +237,17 @@ async def test_w11_what_is_due_needs_no_timer_of_node(storage: BullStorage, node
 async def test_a_crash_counts_for_jobs_of_ours_alone(storage: BullStorage, node: NodeBull) -> None:
     """With one attempt ours fails as it is lost; Node's goes on, up to the stalls allowed, as Bull counts them."""
     await storage.enqueue([job("ours", max_attempts=1)])
-    await claim_one(storage, SHORT)
+    await claim_one(storage, lease=SHORT)
     await expired(node, "ours")
     assert (await storage.recover(10)).failed == ("ours",)
     theirs = await node.add(attemptsMade=1)  # as after Node's `retry` of a failed job: one run more than its attempts
     for stalls in (1, 2):
-        assert (await claim_one(storage, SHORT)).attempt == 2
+        assert (await claim_one(storage, lease=SHORT)).attempt == 2
         await expired(node, theirs)
         assert (await storage.recover(10, max_stalls=2)).requeued == (theirs,)
         assert (await node.record(theirs))["stalledCounter"] == str(stalls)
         assert "lockAcquired" not in await node.record(theirs)
-    await claim_one(storage, SHORT)
+    await claim_one(storage, lease=SHORT)
     await expired(node, theirs)
     assert (await storage.recover(10, max_stalls=2)).failed == (theirs,)
     record = await node.record(theirs)

@@ -8,20 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull.steps import (
-    ERROR,
-    HOUR,
-    PATIENCE,
-    SHORT,
-    NodeBull,
-    claim_one,
-    expired,
-    job,
-    until,
-)
+from tests.workers.storage.bull.steps import ERROR, SHORT, NodeBull, expired
 from workers.jobs import DROP, Completed, Failed, JobState
 from workers.storage.bull import BullStorage
-from workers.testing.steps import state, status
+from workers.testing.steps import HOUR, PATIENCE, claim_one, job, state, status, until
 
 
 async def test_a_record_node_replaced_is_not_swept(storage: BullStorage, node: NodeBull) -> None:
@@ -61,7 +51,7 @@ async def test_a_retention_that_is_none_is_for_ever(keep: str, storage: BullStor
     opts = f'{{"workers":{{"keepCompleted":{keep},"keepFailed":{keep}}}}}'
     done, lost = await node.add(opts=opts), await node.add(opts=opts)
     assert await storage.complete(done, b"1") is JobState.QUEUED
-    await claim_one(storage, SHORT)
+    await claim_one(storage, lease=SHORT)
     await expired(node, lost)
     assert (await storage.recover(10, max_stalls=0)).failed == (lost,)
     await storage.sweep(10)

@@ -8,25 +8,18 @@ from datetime import timedelta
 
 import pytest
 
-from tests.workers.storage.bull.steps import (
-    ERROR,
-    HOUR,
-    NodeBull,
-    claim_one,
-    heard,
-    job,
-    key,
-)
+from tests.workers.storage.bull.steps import ERROR, NodeBull, heard, key
 from workers.errors import StorageError, Unsupported
 from workers.jobs import Completed, Failed, JobState, ProgressReport, Released, Retried
 from workers.storage.bull import BullStorage
+from workers.testing.steps import HOUR, claim_one, job
 
 CREATED = ["data", "opts", "progress", "delay", "timestamp", "attempts", "attemptsMade", "stacktrace", "returnvalue"]
 
 
 async def test_a_job_has_bulls_fields_and_its_name(storage: BullStorage, node: NodeBull) -> None:
     """Every field that Bull writes, and one more; what else Bull has no word for is in `opts.workers`."""
-    await storage.enqueue([job("mail-1", max_attempts=4, priority=7)])
+    await storage.enqueue([job("mail-1", payload=b'{"a":1}', max_attempts=4, priority=7)])
     record = await node.record("mail-1")
     assert set(record) == {*CREATED, "name"}
     assert (record["data"], record["name"]) == ('{"a":1}', "work")
@@ -67,7 +60,7 @@ async def test_a_delayed_job_is_scored_and_told_of(storage: BullStorage, node: N
 async def test_a_claim_moves_locks_and_marks_in_one_step(storage: BullStorage, node: NodeBull) -> None:
     """The job is active and locked with the lease; Node counts it as one that had a lock."""
     await storage.enqueue([job("one"), job("two")])
-    claim = await claim_one(storage, timedelta(seconds=30))
+    claim = await claim_one(storage, lease=timedelta(seconds=30))
     assert (await node.line("active"), await node.line("wait")) == (["one"], ["two"])
     assert await node.client.get(node.key("one:lock")) == claim.token
     assert 29_000 < await node.client.pttl(node.key("one:lock")) <= 30_000

@@ -1,15 +1,12 @@
-"""A BullMQ queue on the run's server, and a server of one's own."""
+"""A BullMQ queue on the run's server."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-from redis.asyncio import Redis
 
-from tests.servers import ValkeyProcess, valkey
 from workers.storage.bullmq import BullMQStorage
 
 
@@ -19,16 +16,3 @@ async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
     await storage.connect()
     yield storage
     await storage.disconnect()
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Any]:
-    async with Redis.from_url(redis_url, decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
-def own_server() -> Iterator[ValkeyProcess]:
-    """A server that the test may stop."""
-    with valkey() as server:
-        yield server

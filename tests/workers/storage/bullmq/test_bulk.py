@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import redis
 
-from tests.workers.storage.bullmq.steps import ERROR, LEASES, job
+from tests.workers.storage.bullmq.steps import ERROR, LEASES
 from workers import JobState
 from workers.jobs import Failed
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq import jobs as bullmq_jobs
 from workers.storage.bullmq.server import Contended, Server
+from workers.testing.steps import job
 
 PATIENCE = timedelta(seconds=5)
 IDS = [f"job-{number}" for number in range(250)]

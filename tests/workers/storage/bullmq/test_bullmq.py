@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.workers.storage.bullmq.steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job, until
+from tests.workers.storage.bullmq.steps import ERROR, LEASES, SHORT
 from workers import JobState, StorageError
 from workers.errors import LossReason, StorageUnavailable, Unsupported
 from workers.jobs import (
@@ -34,6 +34,7 @@ from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.claims import code_outcome
 from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.jobs import REQUESTS_KEPT
+from workers.testing.steps import PATIENCE, claim_one, job, until
 
 # Settling: every code of the scripts, made by the state that causes it
 

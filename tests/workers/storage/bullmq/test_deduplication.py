@@ -12,10 +12,11 @@ import pytest
 from bullmq import Queue as StockQueue
 
 from tests.workers.running import outcome
-from tests.workers.storage.bullmq.steps import LEASES, claim_one
+from tests.workers.storage.bullmq.steps import LEASES
 from workers import CancelResult, DeduplicationMode, EnqueueStatus, Job, JobState, Queue, Tasks, Unsupported
 from workers.kv.redis import RedisKvStore
 from workers.storage.bullmq import BullMQStorage
+from workers.testing.steps import claim_one
 
 HOUR = timedelta(hours=1)
 HOUR_MS = 3_600_000

@@ -13,7 +13,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.bullmq.steps import ERROR, LEASES, PATIENCE, SHORT, claim_one, job
+from tests.workers.storage.bullmq.steps import ERROR, LEASES, SHORT, all_blocked
 from workers import JobState, StorageError, StorageUnavailable
 from workers.errors import WorkersError
 from workers.jobs import (
@@ -31,6 +31,7 @@ from workers.jobs import (
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.scripts import scripts
 from workers.storage.bullmq.server import translate
+from workers.testing.steps import PATIENCE, claim_one, job, until
 
 
 async def test_scripts_lost_by_the_server_are_loaded_again(own_server: ValkeyProcess) -> None:
@@ -132,7 +133,8 @@ async def test_a_wait_notices_that_its_server_died(own_server: ValkeyProcess) ->
     storage = BullMQStorage(own_server.url)
     await storage.connect()
     waiting = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
-    await asyncio.sleep(0.05)
+    async with Redis.from_url(own_server.url, decode_responses=True) as client:
+        await until(lambda: all_blocked(client, 1))
     own_server.kill()
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(StorageUnavailable):

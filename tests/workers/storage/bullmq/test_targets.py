@@ -9,10 +9,11 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.bullmq.steps import LEASES, claim_one, job
+from tests.workers.storage.bullmq.steps import LEASES
 from workers import StorageError
 from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage
+from workers.testing.steps import claim_one, job
 
 
 def test_it_is_a_storage(redis_url: str) -> None:

@@ -11,9 +11,17 @@ import redis
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.bullmq.steps import LEASES, all_blocked, claim_one, job, until
+from tests.workers.storage.bullmq.steps import LEASES, all_blocked
 from workers.jobs import Completed
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.bullmq import wait as bullmq_wait
+from workers.testing.steps import PATIENCE, claim_one, job, until
+
+
+@pytest.fixture(autouse=True)
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look at the queue before they block and not again, so that only a wake-up ends a wait."""
+    monkeypatch.setattr(bullmq_wait, "LOOK_SECONDS", 3_600.0)
 
 
 async def test_a_cancelled_wait_hands_on_what_it_popped(storage: BullMQStorage, client: Any, redis_url: str) -> None:
@@ -39,21 +47,22 @@ async def test_cancelling_at_any_moment_wakes_the_next(storage: BullMQStorage) -
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await added
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE):
             await storage.wait(("*",), timeout=timedelta(seconds=60))
         await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
 
 
-async def test_a_waiter_that_leaves_hands_on_the_due_time(storage: BullMQStorage) -> None:
+async def test_a_waiter_that_leaves_hands_on_the_due_time(storage: BullMQStorage, client: Any) -> None:
     """The one waiter that popped the mark of a delayed job puts it back when it stops waiting."""
     first = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
+    await until(lambda: all_blocked(client, 1))
     second = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
-    await asyncio.sleep(0.05)
-    await storage.enqueue([job("soon", delay=timedelta(milliseconds=300))])
-    await asyncio.sleep(0.05)
+    await until(lambda: all_blocked(client, 2))
+    await storage.enqueue([job("soon", delay=timedelta(seconds=2))])
+    await until(lambda: all_blocked(client, 2))  # the first again, with the mark in its hand
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE):
         await second
     assert (await claim_one(storage)).job_id == "soon"
 
@@ -62,7 +71,7 @@ async def test_a_lost_marker_does_not_hide_a_job(storage: BullMQStorage, client:
     """A waiter that was killed with the marker in its hand costs nobody a job: the next one looks for itself."""
     await storage.enqueue([job("a")])
     await client.delete(f"bull:{storage.queue}:marker")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE):
         await storage.wait(("*",), timeout=timedelta(seconds=60))
 
 

@@ -10,18 +10,15 @@ import pytest
 
 from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
-from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState, NewJob
+from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.line import Line
 from workers.storage.subscribers import BUFFER, Broadcast
 from workers.testing.faults import counting, faulty
+from workers.testing.steps import PATIENCE, job, next_claim
 
 LEASES = {"*": timedelta(minutes=1)}
-
-
-def job(job_id: str, *, delay: timedelta = timedelta(0), ordering_key: str | None = None, name: str = "n") -> NewJob:
-    return NewJob(id=job_id, name=name, payload=b"", delay=delay, ordering_key=ordering_key)
 
 
 async def test_it_is_a_storage() -> None:
@@ -66,19 +63,16 @@ async def test_a_sleeper_wakes_when_the_clock_is_moved() -> None:
         await asyncio.sleep(0)
     assert not waiting.done()
     clock.advance(timedelta(hours=1))
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE)
     assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=1)] == ["later"]
 
 
 async def test_delays_run_on_the_system_clock() -> None:
     """Without a clock of its own the storage's delays run out in real time and end a wait."""
     storage = MemoryStorage()
-    await storage.enqueue([job("soon", delay=timedelta(milliseconds=30))])
+    await storage.enqueue([job("soon", delay=timedelta(milliseconds=300))])
     assert await storage.claim("w", leases=LEASES, limit=1) == []
-    async with asyncio.timeout(5):
-        while not (claims := await storage.claim("w", leases=LEASES, limit=1)):
-            await storage.wait(["*"], timeout=timedelta(hours=1))
-    assert claims[0].job_id == "soon"
+    assert (await next_claim(storage)).job_id == "soon"
 
 
 async def test_a_busy_worker_starves_nobody() -> None:

@@ -22,5 +22,6 @@ async def storage(redis_url: str) -> AsyncIterator[RedisStorage]:
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[Any]:
+    """A client of the run's server that reads bytes."""
     async with Redis.from_url(redis_url) as client:
         yield client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
 
 from workers import JobState
 from workers.deduplication import Deduplication, DeduplicationMode
@@ -13,16 +12,14 @@ from workers.jobs import (
     Completed,
     ErrorInfo,
     Failed,
-    NewJob,
     Released,
     Retried,
 )
 from workers.storage.redis import RedisStorage
+from workers.testing.steps import HOUR, job
 
 LEASES = {"*": timedelta(seconds=30)}
-HOUR = timedelta(hours=1)
 ERROR = ErrorInfo(type="ValueError", message="no")
-PATIENCE = 10.0
 
 SETS = (
     *("jobs", "runs", "ready", "held", "scheduled", "failing", "leases", "completed", "failed", "cancelled", "busy"),
@@ -31,15 +28,6 @@ SETS = (
 
 THROTTLED = "throttled"
 """Read by none but those that have to do with keys whose time is over."""
-
-
-def job(job_id: str, **fields: Any) -> NewJob:
-    return NewJob(**{"id": job_id, "name": "work", "payload": b"{}", **fields})
-
-
-async def claim_one(storage: RedisStorage) -> Claim:
-    [claim] = await storage.claim("w", leases=LEASES, limit=1)
-    return claim
 
 
 def key(storage: RedisStorage, name: str) -> str:

@@ -6,10 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.workers.storage.redis.steps import (
-    LEASES,
-    job,
-)
+from tests.workers.storage.redis.steps import LEASES
 from workers import JobState
 from workers.jobs import (
     Completed,
@@ -17,6 +14,7 @@ from workers.jobs import (
 )
 from workers.storage.on_redis import batches
 from workers.storage.redis import RedisStorage
+from workers.testing.steps import job
 
 
 async def test_a_claim_of_large_jobs_is_cut_short(storage: RedisStorage) -> None:

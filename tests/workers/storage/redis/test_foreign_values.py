@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.storage.redis.steps import (
-    HOUR,
-    LEASES,
-    SETS,
-    VERBS,
-    claim_one,
-    job,
-    key,
-    one_in_every_set,
-)
+from tests.workers.storage.redis.steps import LEASES, SETS, VERBS, key, one_in_every_set
 from workers import JobState, StorageError
 from workers.jobs import (
     Claim,
@@ -25,6 +16,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.redis import RedisStorage
+from workers.testing.steps import HOUR, claim_one, job
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -11,16 +11,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.redis.steps import (
-    HOUR,
-    LEASES,
-    SETS,
-    THROTTLED,
-    claim_one,
-    job,
-    key,
-    one_in_every_set,
-)
+from tests.workers.storage.redis.steps import LEASES, SETS, THROTTLED, key, one_in_every_set
 from workers import StorageError
 from workers.jobs import (
     DROP,
@@ -28,6 +19,7 @@ from workers.jobs import (
 )
 from workers.storage.base import Storage
 from workers.storage.redis import RedisStorage
+from workers.testing.steps import HOUR, claim_one, job
 
 BYTES_PER_JOB = 1_638  # 1.6 KiB
 

@@ -9,17 +9,12 @@ from typing import Any
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.redis.steps import (
-    PATIENCE,
-    claim_one,
-    enter,
-    job,
-    key,
-)
+from tests.workers.storage.redis.steps import enter, key
 from workers.jobs import (
     JobEventKind,
 )
 from workers.storage.redis import RedisStorage
+from workers.testing.steps import PATIENCE, claim_one, job, until
 
 
 async def test_an_idle_wait_asks_the_server_once(own_server: ValkeyProcess) -> None:
@@ -41,9 +36,12 @@ async def test_events_nobody_wants_are_no_longer_sent(storage: RedisStorage, cli
     channel = key(storage, "events@0")
     assert (await client.pubsub_numsub(channel))[0][1] == 1
     await storage.enqueue([job("a")])
-    async with asyncio.timeout(PATIENCE):
-        while (await client.pubsub_numsub(channel))[0][1]:
-            await asyncio.sleep(0.005)
+
+    async def is_unheard() -> bool:
+        [(_, hearers)] = await client.pubsub_numsub(channel)
+        return not hearers
+
+    await until(is_unheard)
     async with storage.subscribe("b") as events, asyncio.timeout(PATIENCE):
         await storage.enqueue([job("b")])
         assert (await events.get()).kind is JobEventKind.QUEUED

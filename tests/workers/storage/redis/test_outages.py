@@ -11,16 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.redis.steps import (
-    ERROR,
-    HOUR,
-    LEASES,
-    PATIENCE,
-    VERBS,
-    claim_one,
-    enter,
-    job,
-)
+from tests.workers.storage.redis.steps import ERROR, LEASES, VERBS, enter, key
 from workers import JobState, StorageUnavailable
 from workers.jobs import (
     CancelResult,
@@ -32,6 +23,7 @@ from workers.jobs import (
 )
 from workers.storage.on_redis import listener as redis_listener
 from workers.storage.redis import RedisStorage
+from workers.testing.steps import HOUR, PATIENCE, claim_one, job, until
 
 EVENTS: dict[str, Callable[[RedisStorage, Claim], Awaitable[object]]] = {"events": lambda storage, _: enter(storage)}
 
@@ -82,7 +74,8 @@ async def test_a_wait_ends_with_its_server(own_server: ValkeyProcess) -> None:
     storage = RedisStorage(own_server.url)
     await storage.connect()
     waiting = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
-    await asyncio.sleep(0.05)
+    async with Redis.from_url(own_server.url) as client:
+        await until(lambda: client.exists(key(storage, "sleepers")))
     own_server.kill()
     async with asyncio.timeout(PATIENCE):
         await waiting

@@ -4,81 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from workers.clock import ManualClock
+from tests.workers.storage.sql.steps import MINUTE, claim_all, on_postgres, rows_read
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import StorageUnavailable
-from workers.jobs import (
-    DROP,
-    Claim,
-    Completed,
-    EnqueueResult,
-    EnqueueStatus,
-    ErrorInfo,
-    Failed,
-    JobState,
-    NewJob,
-    Released,
-    Retried,
-)
-from workers.storage.base import Storage
-from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.jobs import Completed, EnqueueResult, EnqueueStatus, JobState, NewJob
 from workers.storage.sql import SqlStorage
+from workers.testing.steps import PATIENCE, job, until
 
-MINUTE = timedelta(minutes=1)
-ANY = {"*": MINUTE}
-PATIENCE = 10.0
 SIMPLE = Deduplication(key="key")
 THROTTLE = Deduplication(key="key", mode=DeduplicationMode.THROTTLE, ttl=MINUTE)
 DEBOUNCE = Deduplication(key="key", mode=DeduplicationMode.DEBOUNCE, ttl=MINUTE)
 MODES = (SIMPLE, THROTTLE, DEBOUNCE)
 
-on_postgres = pytest.mark.parametrize("url", ["postgres"], indirect=True)
 each_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.mode.value)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database with the tables."""
-    sqlite = request.param == "sqlite"
-    url: str = f"sqlite:///{tmp_path}/jobs.db" if sqlite else request.getfixturevalue("postgres_url")
-    await SqlStorage(url).migrate()
-    return url
-
-
-@pytest.fixture
-async def storage(url: str) -> AsyncIterator[SqlStorage]:
-    storage = SqlStorage(url)
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
-
-
-@pytest.fixture
-async def engine(url: str) -> AsyncIterator[AsyncEngine]:
-    """The application's own engine."""
-    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-def admin(postgres_url: str) -> Iterator[psycopg.Connection]:
-    """A connection nobody else uses."""
-    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-        yield connection
-
-
-def job(job_id: str, deduplication: Deduplication | None, payload: bytes = b"1", **options: object) -> NewJob:
-    return NewJob(id=job_id, name="work", payload=payload, deduplication=deduplication, **options)  # type: ignore[arg-type]  # fields as keywords
+def keyed(job_id: str, key: Deduplication, payload: bytes = b"1") -> NewJob:
+    """A job that wants the key."""
+    return job(job_id, payload=payload, deduplication=key)
 
 
 def taken_by(job_id: str, state: JobState | None = JobState.QUEUED) -> EnqueueResult:
@@ -94,16 +44,10 @@ def marks(url: str) -> list[tuple[str, str]]:
     return found
 
 
-async def claim_of(storage: Storage, limit: int = 100) -> list[Claim]:
-    return await storage.claim("worker", leases=ANY, limit=limit)
-
-
 async def until_it_waits(admin: psycopg.Connection, how_many: int = 1) -> None:
     """So many on the database wait for a lock."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    async with asyncio.timeout(PATIENCE):
-        while admin.execute(waiting).fetchone() != (how_many,):
-            await asyncio.sleep(0.005)
+    await until(lambda: admin.execute(waiting).fetchone() == (how_many,))
 
 
 # The caller's transaction
@@ -116,12 +60,12 @@ async def test_a_rolled_back_transaction_leaves_the_key_free(
     """Within the transaction the key is taken; with its end there is neither job nor mark, and another takes it."""
     waits = JobState.SCHEDULED if mode is DEBOUNCE else JobState.QUEUED
     async with AsyncSession(engine) as session:
-        await storage.enqueue([job("never", mode)], connection=session)
-        assert await storage.enqueue([job("other", mode)], connection=session) == [taken_by("never", waits)]
+        await storage.enqueue([keyed("never", mode)], connection=session)
+        assert await storage.enqueue([keyed("other", mode)], connection=session) == [taken_by("never", waits)]
         await session.rollback()
     assert sum((await storage.counts()).values()) == 0
     assert marks(url) == []
-    [answer] = await storage.enqueue([job("first", mode)])
+    [answer] = await storage.enqueue([keyed("first", mode)])
     assert answer.status is EnqueueStatus.QUEUED
 
 
@@ -132,36 +76,36 @@ async def test_a_committed_transaction_has_taken_the_key(
     """Everybody is told its job from then on."""
     waits = JobState.SCHEDULED if mode is DEBOUNCE else JobState.QUEUED
     async with AsyncSession(engine) as session:
-        await storage.enqueue([job("first", mode)], connection=session)
+        await storage.enqueue([keyed("first", mode)], connection=session)
         await session.commit()
-    assert await storage.enqueue([job("other", mode)]) == [taken_by("first", waits)]
+    assert await storage.enqueue([keyed("other", mode)]) == [taken_by("first", waits)]
 
 
 async def test_a_rolled_back_debounce_changes_nothing(storage: SqlStorage, engine: AsyncEngine) -> None:
     """The job has the payload and the due time that it had."""
-    await storage.enqueue([job("first", DEBOUNCE)])
+    await storage.enqueue([keyed("first", DEBOUNCE)])
     [before] = await storage.status(["first"])
     async with AsyncSession(engine) as session:
         later = Deduplication(key="key", mode=DeduplicationMode.DEBOUNCE, ttl=2 * MINUTE)
-        assert await storage.enqueue([job("other", later, b"2")], connection=session) == [
+        assert await storage.enqueue([keyed("other", later, b"2")], connection=session) == [
             taken_by("first", JobState.SCHEDULED)
         ]
         await session.rollback()
     assert await storage.status(["first"]) == [before]
     await storage.promote(["first"])
-    assert [claim.payload for claim in await claim_of(storage)] == [b"1"]
+    assert [claim.payload for claim in await claim_all(storage)] == [b"1"]
 
 
 async def test_a_rolled_back_ending_leaves_the_key_taken(storage: SqlStorage, engine: AsyncEngine) -> None:
     """Who ended the job in the transaction may take its key there; after the rollback it is that job's again."""
-    await storage.enqueue([job("first", SIMPLE)])
-    [claim] = await claim_of(storage)
+    await storage.enqueue([keyed("first", SIMPLE)])
+    [claim] = await claim_all(storage)
     async with AsyncSession(engine) as session:
         await storage.settle([Completed(claim=claim, result=b"")], connection=session)
-        [answer] = await storage.enqueue([job("second", SIMPLE)], connection=session)
+        [answer] = await storage.enqueue([keyed("second", SIMPLE)], connection=session)
         assert answer.status is EnqueueStatus.QUEUED
         await session.rollback()
-    assert await storage.enqueue([job("third", SIMPLE)]) == [taken_by("first", JobState.PROCESSING)]
+    assert await storage.enqueue([keyed("third", SIMPLE)]) == [taken_by("first", JobState.PROCESSING)]
 
 
 # Producers side by side
@@ -175,10 +119,10 @@ async def test_a_producer_waits_for_the_key_in_an_open_transaction(
 ) -> None:
     """Whether that commits decides who has the key, also when another transaction waits for it in its turn."""
     async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
-        await storage.enqueue([job("first", mode)], connection=session)
-        waiting = asyncio.create_task(storage.enqueue([job("second", mode)]))
+        await storage.enqueue([keyed("first", mode)], connection=session)
+        waiting = asyncio.create_task(storage.enqueue([keyed("second", mode)]))
         await until_it_waits(admin)
-        assert await claim_of(storage) == []
+        assert await claim_all(storage) == []
         await (session.commit() if commits else session.rollback())
         [answer] = await waiting
     assert (answer.id, answer.status is EnqueueStatus.QUEUED) == (("first", False) if commits else ("second", True))
@@ -188,19 +132,19 @@ async def test_a_producer_waits_for_the_key_in_an_open_transaction(
 async def test_who_finds_a_key_taken_waits_for_nobody(storage: SqlStorage, engine: AsyncEngine) -> None:
     """Not for a transaction that is about to end the job, nor for one that was told the same."""
     await storage.enqueue(
-        [job("first", SIMPLE), job("throttled", Deduplication(key="t", mode=THROTTLE.mode, ttl=MINUTE))]
+        [keyed("first", SIMPLE), keyed("throttled", Deduplication(key="t", mode=THROTTLE.mode, ttl=MINUTE))]
     )
-    claims = await claim_of(storage)
+    claims = await claim_all(storage)
     async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
-        await storage.enqueue([job("other", SIMPLE)], connection=session)
+        await storage.enqueue([keyed("other", SIMPLE)], connection=session)
         await storage.settle([Completed(claim=claim, result=b"") for claim in claims], connection=session)
         throttle = Deduplication(key="t", mode=THROTTLE.mode, ttl=MINUTE)
-        assert await storage.enqueue([job("another", SIMPLE), job("one more", throttle)]) == [
+        assert await storage.enqueue([keyed("another", SIMPLE), keyed("one more", throttle)]) == [
             taken_by("first", JobState.PROCESSING),
             taken_by("throttled", JobState.PROCESSING),
         ]
         await session.commit()
-    [answer] = await storage.enqueue([job("second", SIMPLE)])
+    [answer] = await storage.enqueue([keyed("second", SIMPLE)])
     assert answer.status is EnqueueStatus.QUEUED
 
 
@@ -208,7 +152,9 @@ async def test_a_hundred_producers_by_any_mode_insert_one_job(url: str, storage:
     """Of concurrent enqueues with one key by different modes one inserts its job."""
     for number in range(5):
         modes = [Deduplication(key=f"{number}", mode=mode.mode, ttl=mode.ttl) for mode in MODES]
-        answers = await asyncio.gather(*(storage.enqueue([job(f"{number} {at}", modes[at % 3])]) for at in range(100)))
+        answers = await asyncio.gather(
+            *(storage.enqueue([keyed(f"{number} {at}", modes[at % 3])]) for at in range(100))
+        )
         winners = [answer.id for [answer] in answers if answer.status is EnqueueStatus.QUEUED]
         assert len(winners) == 1
         assert {answer.id for [answer] in answers} == set(winners)
@@ -223,9 +169,9 @@ async def test_calls_with_several_keys_do_not_lock_each_other_out(
     source = random.Random(7)
     for turn in range(5):
         keys = [Deduplication(key=f"{turn} {number:02}") for number in range(20)]
-        calls = [[job(f"{caller} {key.key}", key) for key in source.sample(keys, 20)] for caller in "ab"]
+        calls = [[keyed(f"{caller} {key.key}", key) for key in source.sample(keys, 20)] for caller in "ab"]
         async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
-            await storage.enqueue([job("never", keys[10])], connection=session)
+            await storage.enqueue([keyed("never", keys[10])], connection=session)
             waiting = [asyncio.create_task(storage.enqueue(call)) for call in calls]
             await until_it_waits(admin, 2)
             await session.rollback()
@@ -236,29 +182,31 @@ async def test_calls_with_several_keys_do_not_lock_each_other_out(
 
 async def test_a_debounced_job_lets_the_next_of_its_ordering_key_run(storage: SqlStorage) -> None:
     """Jobs that stood aside for it need no longer wait, while it waits anew."""
-    await storage.enqueue([job("a", None, ordering_key="o"), job("b", DEBOUNCE, ordering_key="o")])
-    await storage.enqueue([job("c", None, ordering_key="o", delay=timedelta(milliseconds=1))])
+    await storage.enqueue(
+        [job("a", payload=b"1", ordering_key="o"), job("b", payload=b"1", ordering_key="o", deduplication=DEBOUNCE)]
+    )
+    await storage.enqueue([job("c", payload=b"1", ordering_key="o", delay=timedelta(milliseconds=1))])
     await storage.promote(["b"])
     await storage.promote(["c"])
-    [claim] = await claim_of(storage)
-    assert await claim_of(storage) == []
+    [claim] = await claim_all(storage)
+    assert await claim_all(storage) == []
     await storage.settle([Completed(claim=claim, result=b"")])
-    assert await storage.enqueue([job("other", DEBOUNCE)]) == [taken_by("b", JobState.SCHEDULED)]
-    assert [claim.job_id for claim in await claim_of(storage)] == ["c"]
+    assert await storage.enqueue([keyed("other", DEBOUNCE)]) == [taken_by("b", JobState.SCHEDULED)]
+    assert [claim.job_id for claim in await claim_all(storage)] == ["c"]
 
 
 async def test_waiters_learn_that_a_debounced_job_is_due_earlier(storage: SqlStorage) -> None:
     """Who waits for the time that the first enqueue asked for wakes at the last one's."""
     async with storage.events():
         pass  # whoever listens for others' commits has begun to, and does not look once more because of that
-    await storage.enqueue([job("first", DEBOUNCE)])
+    await storage.enqueue([keyed("first", DEBOUNCE)])
     waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
     await storage.wait(["work"], timeout=timedelta(0))  # after the other one's look
     soon = Deduplication(key="key", mode=DeduplicationMode.DEBOUNCE, ttl=timedelta(milliseconds=200))
-    await storage.enqueue([job("other", soon)])
+    await storage.enqueue([keyed("other", soon)])
     async with asyncio.timeout(PATIENCE):
         await waiting
-    assert [claim.job_id for claim in await claim_of(storage)] == ["first"]
+    assert [claim.job_id for claim in await claim_all(storage)] == ["first"]
 
 
 @on_postgres
@@ -266,14 +214,14 @@ async def test_a_debounce_waits_for_a_claim_of_its_job(
     storage: SqlStorage, admin: psycopg.Connection, engine: AsyncEngine
 ) -> None:
     """The payload goes to a job that has yet to run: a new one if the claim commits, the old one if it does not."""
-    await storage.enqueue([job("first", DEBOUNCE)])
+    await storage.enqueue([keyed("first", DEBOUNCE)])
     for commits in (False, True):
         await storage.promote(["first"])
         async with engine.connect() as worker, asyncio.timeout(PATIENCE):
             await worker.execute(
                 text("SELECT * FROM workers_claim(1, 'w', '{work}', '{60000}', NULL, 1, '\\x00'::bytea, 1000)")
             )
-            waiting = asyncio.create_task(storage.enqueue([job("second", DEBOUNCE, b"2")]))
+            waiting = asyncio.create_task(storage.enqueue([keyed("second", DEBOUNCE, b"2")]))
             await until_it_waits(admin)
             await (worker.commit() if commits else worker.rollback())
             [answer] = await waiting
@@ -283,15 +231,15 @@ async def test_a_debounce_waits_for_a_claim_of_its_job(
 @on_postgres
 async def test_a_claim_passes_over_a_job_that_is_debounced(storage: SqlStorage, engine: AsyncEngine) -> None:
     """It does not wait for the transaction, and afterwards finds that the job waits anew."""
-    await storage.enqueue([job("first", DEBOUNCE)])
+    await storage.enqueue([keyed("first", DEBOUNCE)])
     await storage.promote(["first"])
     async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
-        await storage.enqueue([job("other", DEBOUNCE, b"2")], connection=session)
-        assert await claim_of(storage) == []
+        await storage.enqueue([keyed("other", DEBOUNCE, b"2")], connection=session)
+        assert await claim_all(storage) == []
         await session.commit()
-    assert await claim_of(storage) == []
+    assert await claim_all(storage) == []
     await storage.promote(["first"])
-    assert [claim.payload for claim in await claim_of(storage)] == [b"2"]
+    assert [claim.payload for claim in await claim_all(storage)] == [b"2"]
 
 
 @on_postgres
@@ -303,9 +251,9 @@ async def test_a_key_taken_since_the_snapshot_can_be_tried_again(
     engine = create_async_engine(postgres_url, isolation_level="REPEATABLE READ")
     async with AsyncSession(engine) as session:
         await session.execute(text("SELECT count(*) FROM workers_jobs"))
-        await storage.enqueue([job("first", mode)])
+        await storage.enqueue([keyed("first", mode)])
         with pytest.raises(StorageUnavailable):
-            await storage.enqueue([job("second", mode)], connection=session)
+            await storage.enqueue([keyed("second", mode)], connection=session)
         await session.rollback()
     await engine.dispose()
     assert sum((await storage.counts()).values()) == 1
@@ -317,12 +265,12 @@ async def test_an_id_that_another_inserts_first_takes_no_key(
 ) -> None:
     """Of a group whose first id turns out to exist, the next job has the key."""
     async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
-        await storage.enqueue([job("a", None)], connection=session)
-        waiting = asyncio.create_task(storage.enqueue([job("a", SIMPLE), job("b", SIMPLE)]))
+        await storage.enqueue([job("a")], connection=session)
+        waiting = asyncio.create_task(storage.enqueue([keyed("a", SIMPLE), keyed("b", SIMPLE)]))
         await until_it_waits(admin)
         await session.commit()
         assert await waiting == [taken_by("a"), EnqueueResult(id="b", status=EnqueueStatus.QUEUED)]
-    assert await storage.enqueue([job("c", SIMPLE)]) == [taken_by("b")]
+    assert await storage.enqueue([keyed("c", SIMPLE)]) == [taken_by("b")]
 
 
 # What stays behind, and what it costs
@@ -334,13 +282,13 @@ async def test_only_throttled_keys_have_marks(url: str, storage: SqlStorage) -> 
     for number in range(3):
         await storage.enqueue(
             [
-                job(f"{number} simple", Deduplication(key="s")),
-                job(f"{number} debounce", Deduplication(key="d", mode=DeduplicationMode.DEBOUNCE, ttl=MINUTE)),
-                job(f"{number} throttle", Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE)),
+                keyed(f"{number} simple", Deduplication(key="s")),
+                keyed(f"{number} debounce", Deduplication(key="d", mode=DeduplicationMode.DEBOUNCE, ttl=MINUTE)),
+                keyed(f"{number} throttle", Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE)),
             ]
         )
     over = [Deduplication(key=f"short {number}", mode=short.mode, ttl=short.ttl) for number in range(5)]
-    await storage.enqueue([job(key.key, key) for key in over])
+    await storage.enqueue([keyed(key.key, key) for key in over])
     assert sorted(marks(url)) == [*((key.key, key.key) for key in over), ("t", "0 throttle")]
     swept: list[int] = []
     async with asyncio.timeout(PATIENCE):
@@ -354,13 +302,13 @@ async def test_only_throttled_keys_have_marks(url: str, storage: SqlStorage) -> 
 async def test_an_ended_mark_gives_way_to_another_mode(url: str, storage: SqlStorage) -> None:
     """A key whose time is over is free though no sweep has been, and the sweep then takes nobody's key."""
     short = Deduplication(key="key", mode=DeduplicationMode.THROTTLE, ttl=timedelta(milliseconds=1))
-    await storage.enqueue([job("first", short)])
+    await storage.enqueue([keyed("first", short)])
     async with asyncio.timeout(PATIENCE):
-        while (await storage.enqueue([job("second", SIMPLE)]))[0].status is not EnqueueStatus.QUEUED:
+        while (await storage.enqueue([keyed("second", SIMPLE)]))[0].status is not EnqueueStatus.QUEUED:
             await asyncio.sleep(0.005)
     await storage.sweep(10)
     assert marks(url) == []
-    assert await storage.enqueue([job("third", SIMPLE)]) == [taken_by("second")]
+    assert await storage.enqueue([keyed("third", SIMPLE)]) == [taken_by("second")]
 
 
 @on_postgres
@@ -368,118 +316,10 @@ async def test_no_look_for_a_key_reads_more_of_a_long_queue(storage: SqlStorage,
     """With 4 000 keys taken, and statistics of a time without any, each enqueue fetches its own rows and no others."""
     admin.execute("ANALYZE")
     keys = [Deduplication(key=f"{number}") for number in range(4_000)]
-    await storage.enqueue([job(f"{number}", key) for number, key in enumerate(keys)])
-    before = await _rows_read(storage, admin)
+    await storage.enqueue([keyed(f"{number}", key) for number, key in enumerate(keys)])
+    before = await rows_read(storage, admin)
     for number in range(50):
-        [again] = await storage.enqueue([job("again", keys[number])])
+        [again] = await storage.enqueue([keyed("again", keys[number])])
         assert again.id == str(number)
-        await storage.enqueue([job(f"new {number}", Deduplication(key=f"new {number}"))])
-    assert await _rows_read(storage, admin) - before < 2_000
-
-
-async def _rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:
-    await storage.disconnect()  # which makes its connections report
-    await storage.connect()
-    found = admin.execute(
-        "SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname <> 'workers_queues')"
-        " + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
-    ).fetchone()
-    assert found is not None
-    return int(found[0])
-
-
-# The same as in memory
-
-
-class Twins:
-    """A queue in memory and one in SQLite on one clock, which are told the same and have to answer the same."""
-
-    def __init__(self, memory: Storage, sql: Storage, clock: ManualClock, seed: int) -> None:
-        self._both = (memory, sql)
-        self._clock = clock
-        self._source = random.Random(seed)
-        self._claims: list[tuple[Claim, Claim]] = []
-        self._made = 0
-
-    async def step(self) -> None:
-        steps = (self._enqueue, self._enqueue, self._enqueue, self._claim, self._settle, self._manage, self._pass_time)
-        await self._source.choice(steps)()
-        self._clock.advance(timedelta(milliseconds=10))  # no two steps at once: between equal times either may be first
-        ids = [str(number) for number in range(12)]
-        statuses = [await storage.status(ids) for storage in self._both]
-        assert statuses[0] == statuses[1]
-
-    async def _enqueue(self) -> None:
-        jobs = [self._new(timedelta(milliseconds=at)) for at in range(self._source.choice((1, 1, 2, 4)))]
-        answers = [await storage.enqueue(jobs) for storage in self._both]
-        assert answers[0] == answers[1], jobs
-
-    def _new(self, more: timedelta) -> NewJob:
-        self._made += 1
-        source = self._source
-        mode, ttl = source.choice(list(DeduplicationMode)), more + timedelta(seconds=source.choice((3, 10)))
-        key = Deduplication(key=source.choice("klm"), mode=mode, ttl=None if mode == DeduplicationMode.SIMPLE else ttl)
-        return job(
-            str(source.randrange(12)),
-            source.choice((None, key, key)),
-            b"%d" % self._made,
-            delay=more + timedelta(seconds=source.choice((0, 0, 5))),
-            ordering_key=source.choice((None, None, "o")),
-            keep_completed=source.choice((DROP, timedelta(seconds=4))),
-            keep_failed=timedelta(seconds=6),
-        )
-
-    async def _claim(self) -> None:
-        granted = [await claim_of(storage, 1) for storage in self._both]
-        assert _shown(granted[0]) == _shown(granted[1])
-        self._claims += zip(*granted, strict=True)
-
-    async def _settle(self) -> None:
-        if not self._claims:
-            return
-        claims = self._claims.pop(self._source.randrange(len(self._claims)))
-        kind = self._source.randrange(4)
-        error = ErrorInfo(type="E", message="")
-        outcomes = []
-        for storage, claim in zip(self._both, claims, strict=True):
-            retried = Retried(claim=claim, error=error, delay=timedelta(seconds=2))
-            steps = (
-                Completed(claim=claim, result=b""),
-                Failed(claim=claim, error=error),
-                Released(claim=claim),
-                retried,
-            )
-            outcomes.append(await storage.settle([steps[kind]]))
-        assert outcomes[0] == outcomes[1]
-
-    async def _manage(self) -> None:
-        verb = self._source.choice(("cancel", "remove", "promote", "sweep", "complete"))
-        ids = [str(self._source.randrange(12))]
-        arguments = {"cancel": (ids[0],), "sweep": (100,), "complete": (ids[0], b"")}.get(verb, (ids,))
-        told = [await getattr(storage, verb)(*arguments) for storage in self._both]
-        assert told[0] == told[1] or verb == "sweep", verb
-
-    async def _pass_time(self) -> None:
-        self._clock.advance(timedelta(seconds=self._source.choice((1, 3))))
-
-
-def _shown(claims: list[Claim]) -> list[tuple[str, bytes, int]]:
-    return [(claim.job_id, claim.payload, claim.attempt) for claim in claims]
-
-
-@pytest.mark.parametrize("seed", range(6))
-async def test_sqlite_answers_as_memory_does(tmp_path: Path, seed: int) -> None:
-    """Of any sequence of steps with keys, ids, delays and retentions, every answer is the same."""
-    clock = ManualClock()
-    url = f"sqlite:///{tmp_path}/twin.db"
-    await SqlStorage(url).migrate()
-    memory, sql = MemoryStorage(MemorySpace(clock)), SqlStorage(url, clock=clock)
-    for storage in (memory, sql):
-        await storage.connect()
-    try:
-        twins = Twins(memory, sql, clock, seed)
-        for _ in range(150):
-            await twins.step()
-    finally:
-        await memory.disconnect()
-        await sql.disconnect()
+        await storage.enqueue([keyed(f"new {number}", Deduplication(key=f"new {number}"))])
+    assert await rows_read(storage, admin) - before < 2_000

@@ -12,58 +12,20 @@ from typing import TypeAlias
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
+from tests.workers.storage.sql.steps import MINUTE, claim_all, ids, on_postgres, on_sqlite
 from workers.errors import StorageError, TransactionError
 from workers.jobs import Claim, Completed, Continued, JobEventKind, JobState, NewJob, SettleStatus
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import lane as sql_sqlite
-
-MINUTE = timedelta(minutes=1)
-PATIENCE = 10.0
+from workers.storage.sql.sqlite import lane
+from workers.testing.steps import PATIENCE, job, state
 
 Ending: TypeAlias = Callable[[SqlStorage, Claim, AsyncSession], Awaitable[object]]
-
-on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-on_postgres = pytest.mark.parametrize("url", ["postgres"], indirect=True)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database with the tables."""
-    sqlite = request.param == "sqlite"
-    url: str = f"sqlite:///{tmp_path}/jobs.db" if sqlite else request.getfixturevalue("postgres_url")
-    await SqlStorage(url).migrate()
-    return url
-
-
-@pytest.fixture
-async def storage(url: str) -> AsyncIterator[SqlStorage]:
-    storage = SqlStorage(url)
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
-
-
-@pytest.fixture
-async def engine(url: str) -> AsyncIterator[AsyncEngine]:
-    """The application's own engine."""
-    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
-    yield engine
-    await engine.dispose()
-
-
-def job(job_id: str, name: str = "work", **options: object) -> NewJob:
-    return NewJob(id=job_id, name=name, payload=b"1", **options)  # type: ignore[arg-type]  # fields as keywords
 
 
 async def claimed(storage: SqlStorage, *jobs: NewJob) -> list[Claim]:
     """The jobs, enqueued and running."""
     await storage.enqueue(jobs)
-    return await storage.claim("worker", leases={"*": MINUTE}, limit=len(jobs))
-
-
-async def state(storage: SqlStorage, job_id: str) -> JobState | None:
-    [status] = await storage.status([job_id])
-    return None if status is None else status.state
+    return await claim_all(storage)
 
 
 async def complete_it(storage: SqlStorage, claim: Claim, session: AsyncSession) -> None:
@@ -140,7 +102,7 @@ async def test_a_continuation_wakes_waiters_with_the_commit(storage: SqlStorage,
         await session.commit()
         async with asyncio.timeout(PATIENCE):
             await waiting
-    assert [claim.chain_index for claim in await storage.claim("other", leases={"*": MINUTE}, limit=1)] == [1]
+    assert [held.chain_index for held in await claim_all(storage)] == [1]
 
 
 async def test_a_settlement_goes_to_no_other_database(storage: SqlStorage, tmp_path: Path) -> None:
@@ -181,9 +143,9 @@ async def test_claims_pass_over_what_a_transaction_ends(storage: SqlStorage, eng
     await storage.enqueue([job("b", ordering_key="key"), job("c")])
     async with AsyncSession(engine) as session, asyncio.timeout(PATIENCE):
         await end(storage, claim, session)
-        assert [c.job_id for c in await storage.claim("w", leases={"*": MINUTE}, limit=5)] == ["c"]
+        assert await ids(storage) == ["c"]
         await session.commit()
-    assert [c.job_id for c in await storage.claim("w", leases={"*": MINUTE}, limit=5)] == ["b"]
+    assert await ids(storage) == ["b"]
 
 
 @on_postgres
@@ -218,7 +180,7 @@ async def test_a_bare_commit_is_told_at_once(
     storage: SqlStorage, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, commit_inside: bool
 ) -> None:
     """With `with_notify` a bare connection's jobs need no watcher to be noticed, and are not told of before."""
-    monkeypatch.setattr(sql_sqlite, "POLL", timedelta(hours=1))
+    monkeypatch.setattr(lane, "POLL", timedelta(hours=1))
     async with a_waiter(storage) as waiting, AsyncConnection(engine) as connection:
         async with storage.with_notify(connection):
             await storage.enqueue([job("a")], connection=connection)

@@ -1,0 +1,74 @@
+"""A database of the test's own, of each kind that `SqlStorage` knows, and who works on it.
+
+A test that is about one of them says so by `on_sqlite` or `on_postgres`, a file by a `database` fixture of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from tests.workers.storage.sql.steps import connected
+from workers.storage.sql import SqlStorage
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> str:
+    """Which database it is."""
+    return str(request.param)
+
+
+@pytest.fixture
+def empty_url(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database without tables; for SQLite a file that is not there yet."""
+    if database == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def url(empty_url: str) -> str:
+    """A database with the tables."""
+    await SqlStorage(empty_url).migrate()
+    return empty_url
+
+
+@pytest.fixture
+async def storage(url: str) -> AsyncIterator[SqlStorage]:
+    async with connected(SqlStorage(url)) as storage:
+        yield storage
+
+
+@pytest.fixture
+async def engine(url: str) -> AsyncIterator[AsyncEngine]:
+    """The application's own engine."""
+    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def sync_engine(url: str) -> Iterator[Engine]:
+    engine = create_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def outsider(empty_url: str) -> Iterator[Engine]:
+    """Somebody else's hand in the database, whose every statement is committed at once."""
+    engine = create_engine(empty_url, isolation_level="AUTOCOMMIT")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def admin(postgres_url: str) -> Iterator[psycopg.Connection]:
+    """A connection to the PostgreSQL database that nobody else uses."""
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        yield connection

@@ -1,0 +1,90 @@
+"""The short steps that tests of the SQL storage are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+
+from workers.jobs import Claim
+from workers.storage.base import Storage
+from workers.storage.sql import SqlStorage
+from workers.testing import steps
+from workers.testing.steps import PATIENCE
+
+MINUTE = timedelta(minutes=1)
+
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"])
+on_postgres = pytest.mark.parametrize("database", ["postgres"])
+
+
+@asynccontextmanager
+async def connected(storage: SqlStorage) -> AsyncIterator[SqlStorage]:
+    await storage.connect()
+    try:
+        yield storage
+    finally:
+        await storage.disconnect()
+
+
+async def claim_all(storage: Storage) -> list[Claim]:
+    """Every job that is claimable, in one claim."""
+    return await steps.claim(storage, 1_000)
+
+
+async def ids(storage: Storage) -> list[str]:
+    """The ids of what `claim_all` brings."""
+    return steps.ids(await claim_all(storage))
+
+
+def change(engine: Engine, *statements: str) -> None:
+    """The statements are carried out, in one connection."""
+    with engine.connect() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+@asynccontextmanager
+async def child(verb: str, url: str, argument: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that has connected and waits for `go`; killed at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.workers.storage.sql.child", verb, url, argument),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[4],
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(3 * PATIENCE):
+            assert await process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:
+    """How many rows PostgreSQL has fetched so far, in whole tables or by an index."""
+    await storage.disconnect()  # which makes its connections report
+    await storage.connect()
+    found = admin.execute(
+        "SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname <> 'workers_queues')"
+        " + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def go(process: asyncio.subprocess.Process) -> None:
+    """The child may go on."""
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
