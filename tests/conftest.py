@@ -11,7 +11,7 @@ from zlib import crc32
 
 import pytest
 import sqlalchemy
-from hypothesis import settings
+from hypothesis import Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -24,6 +24,8 @@ pytest.register_assert_rewrite("workers.testing")
 # `pytest --hypothesis-profile=default`.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+# For `scripts/mutate`, which wants to know that something fails, not the simplest example.
+settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate))
 
 
 @pytest.hookimpl(optionalhook=True)

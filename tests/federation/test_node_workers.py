@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from structlog.testing import capture_logs
 
-from db import DeliveryJob, Server
+from db import DeliveryJob, DeliveryPayload, Server
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.node_workers import FederationWorkers, log_event
@@ -238,6 +238,33 @@ async def test_a_delivery_is_delivered_and_its_row_gone(
     await workers.stop()
     await federation.close()
     assert [arrived.sender for arrived in peer.applied] == [OWN_URL]
+
+
+async def test_a_row_does_not_outlive_its_completed_job(
+    make_settings: MakeSettings, queue_settings: dict[str, object], peer: Peer
+) -> None:
+    """A delivery whose shared text is gone is over: its job completes unsent, and the worker's report takes the row."""
+    federation = Federation(make_settings(**queue_settings))
+    await acquaint(federation, peer)
+    async with federation.outbox.transaction() as session:
+        (delivery_id,) = await federation.outbox.enqueue_fanout(
+            session, "deliver-post", POSTS_PATH, [peer.url], PAYLOAD
+        )
+    async with federation.database.transaction() as session:
+        await session.execute(delete(DeliveryPayload))
+    workers = FederationWorkers(federation)
+    workers.start()
+
+    async def is_gone() -> bool:
+        return await row(federation) is None
+
+    await until(is_gone)
+    await workers.stop()
+    status = await federation.delivery_queue.get_status(delivery_id)
+    await federation.close()
+    assert status is not None
+    assert status.state is JobState.COMPLETED
+    assert peer.deliveries == []
 
 
 async def test_a_worker_that_fails_brings_the_other_to_a_stop(

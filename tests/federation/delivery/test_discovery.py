@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
+from sqlalchemy import delete
+from sqlmodel import col
 
+from db import Server
 from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site, follow_payload, job_data
@@ -64,6 +67,23 @@ async def test_a_follow_to_an_unknown_server_is_verified_with_the_discovered_key
     fate = await site.outcome(await site.owe_raw(data, name="deliver-follow", row="row-1"), row="row-1")
 
     assert (fate.state, fate.job.attempt, fate.row, fate.codes) == (JobState.COMPLETED, 1, None, [None])
+
+
+async def test_a_follow_is_not_acknowledged_by_a_server_that_is_no_longer_registered(site: Site, peer: Peer) -> None:
+    """Without a key its acknowledgment proves nothing: one attempt, and the row is deleted."""
+
+    async def removed_meanwhile(request: Received, exchange: Exchange) -> None:
+        async with site.federation.database.transaction() as session:
+            await session.execute(delete(Server).where(col(Server.url) == peer.url))
+        await peer.server.default(request, exchange)
+
+    peer.server.routes[FOLLOWS_PATH] = removed_meanwhile
+    data = job_data("row-1", peer.url, payload=follow_payload("follow-1"), path=FOLLOWS_PATH)
+
+    fate = await site.outcome(await site.owe_raw(data, name="deliver-follow", row="row-1"), row="row-1")
+
+    assert (fate.state, fate.job.attempt, fate.row, fate.codes) == (JobState.FAILED, 1, None, ["NO_PUBLIC_KEY"])
+    assert "no longer registered" in fate.reason
 
 
 async def test_a_refused_introduction_does_not_matter(site: Site, peer: Peer) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 from federation.app import Federation
+from federation.delivery.process import DELIVERY_TIMEOUT
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import (
     Behaviour,
@@ -65,6 +66,11 @@ def held(peer: Peer) -> tuple[asyncio.Event, Behaviour]:
         await peer.server.default(request, exchange)
 
     return looked, behave
+
+
+def test_a_delivery_may_take_15_seconds() -> None:
+    """The figure that the manual states; a server that hangs holds a slot for as long."""
+    assert DELIVERY_TIMEOUT.total_seconds() == 15
 
 
 @pytest.mark.parametrize("kind", SLOW)

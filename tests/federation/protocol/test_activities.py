@@ -228,6 +228,14 @@ def test_wrong_follow(value: dict[str, Any], where: str) -> None:
         parse_model(FollowActivity, json.dumps(value))
 
 
+def test_the_longest_ids_and_urls() -> None:
+    """An id has up to 512 characters and a URL 2048; one more of either is refused."""
+    parse_model(FollowActivity, json.dumps(_follow(id="x" * 512, followerServerUrl="y" * 2048)))
+    for changes in ({"id": "x" * 513}, {"followerServerUrl": "y" * 2049}):
+        with pytest.raises(PayloadError, match="following"):
+            parse_model(FollowActivity, json.dumps(_follow(**changes)))
+
+
 @pytest.mark.parametrize("exponent", [309, 400])
 def test_infinite_created_at(exponent: int) -> None:
     """A number too large for a double is no date."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from federation.protocol.acks import MAX_ACK_BYTES
 from federation.protocol.activities import (
     MAX_REQUEST_BYTES,
     ActivityMethod,
@@ -16,9 +17,11 @@ from federation.protocol.activities import (
     delivery_headers,
     parse_method,
 )
+from federation.protocol.discovery import MAX_DISCOVER_BYTES
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, ProtocolError, UrlError
 from federation.protocol.json_text import parse_json
 from federation.protocol.models import MAX_PAYLOAD_BYTES
+from federation.protocol.relaying import MAX_RELAYED_BYTES
 from federation.protocol.sealing import Envelope, open_envelope, seal
 from federation.protocol.signing import sign_message, verify_signature
 from tests.federation.protocol.vectors import FOLLOW, POST, A, B, Message
@@ -125,3 +128,9 @@ def test_fuzzed_requests(body: bytes) -> None:
     except ProtocolError:
         return
     assert request.method in ActivityMethod
+
+
+def test_how_large_messages_may_be() -> None:
+    """Peers count on these sizes; a request has room for the largest payload in base64."""
+    limits = [MAX_PAYLOAD_BYTES, MAX_REQUEST_BYTES, MAX_ACK_BYTES, MAX_DISCOVER_BYTES, MAX_RELAYED_BYTES]
+    assert [limit / 2**20 for limit in limits] == [2, 4, 1, 0.25, 0.25]

@@ -166,6 +166,7 @@ async def test_a_peer_relays_what_it_cannot_read(
 REFUSALS: dict[str, tuple[Behaviour, str]] = {
     "unknown": (respond(403, body=b'{"error":"","code":"UNKNOWN_FEDERATION_SERVER_INTERACTION"}'), "HTTP_403"),
     "bad gateway": (respond(502), "INVALID_RESPONSE_FROM_TARGET"),
+    "busy": (respond(503), "HTTP_503"),
     "redirect": (redirect("http://127.0.0.1:1/proxy"), "HTTP_307"),
     "no JSON": (respond(200, body=b"<html>"), "NO_ACK"),
     "no acknowledgment": (respond(200, body=b"{}"), "NO_ACK"),

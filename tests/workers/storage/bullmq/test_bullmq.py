@@ -153,6 +153,30 @@ async def test_a_settlement_given_back_is_not_settled_twice(storage: BullMQStora
     assert (outcome.status, outcome.reason) == (SettleStatus.LOST, LossReason.TAKEN)
 
 
+async def test_a_lost_completion_continues_nothing(storage: BullMQStorage, client: Any) -> None:
+    """Whose job was given back does not enqueue what was to follow it; who completes it then does."""
+    await storage.enqueue([job("a", max_attempts=9)])
+    claim = await claim_one(storage)
+    await _recovered(storage, client, f"bull:{storage.queue}:a")
+    again = await claim_one(storage)
+    [lost] = await storage.settle([Completed(claim=claim, result=b"1", then=job("of the lost one"))])
+    [outcome] = await storage.settle([Completed(claim=again, result=b"2", then=job("next"))])
+    assert (lost.status, outcome.status) == (SettleStatus.LOST, SettleStatus.APPLIED)
+    unknown, following = await storage.status(["of the lost one", "next"])
+    assert unknown is None
+    assert following is not None
+
+
+async def test_a_settlement_that_the_server_answers_with_an_error(storage: BullMQStorage, client: Any) -> None:
+    """It is reported in the server's words, not as a lost claim; its neighbour is settled."""
+    await storage.enqueue([job("a"), job("b")])
+    first, second = await storage.claim("w", leases=LEASES, limit=2)
+    await client.set(f"bull:{storage.queue}:failed", "foreign")
+    outcomes = await storage.settle([Failed(claim=first, error=ERROR), Completed(claim=second, result=b"1")])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
+    assert "WRONGTYPE" in (outcomes[0].detail or "")
+
+
 async def test_another_storages_claim_is_refused(storage: BullMQStorage) -> None:
     """A claim that BullMQ did not make cannot be settled here."""
     await storage.enqueue([job("a")])

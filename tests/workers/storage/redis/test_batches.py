@@ -6,15 +6,16 @@ import asyncio
 
 import pytest
 
-from tests.workers.storage.redis.steps import LEASES
+from tests.workers.storage.redis.steps import ERROR, LEASES
 from workers import JobState
 from workers.jobs import (
     Completed,
+    Failed,
     SettleStatus,
 )
 from workers.storage.on_redis import batches
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import job
+from workers.testing.steps import claim_one, job
 
 
 async def test_a_claim_of_large_jobs_is_cut_short(storage: RedisStorage) -> None:
@@ -63,3 +64,13 @@ async def test_large_batches_are_sent_in_portions(storage: RedisStorage, monkeyp
     assert [claim.payload for claim in claims] == [one.payload for one in jobs]
     outcomes = await storage.settle([Completed(claim=claim, result=claim.payload) for claim in (*claims, claims[0])])
     assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED] * 20 + [SettleStatus.ALREADY_APPLIED]
+
+
+async def test_a_claim_settled_twice_in_one_call_is_settled_once(storage: RedisStorage) -> None:
+    """The second settlement sees what the first has done, although both are of one batch."""
+    await storage.enqueue([job("a")])
+    claim = await claim_one(storage)
+    outcomes = await storage.settle([Completed(claim=claim, result=b"1"), Failed(claim=claim, error=ERROR)])
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED]
+    counts = await storage.counts()
+    assert (counts[JobState.COMPLETED], counts[JobState.FAILED]) == (1, 0)

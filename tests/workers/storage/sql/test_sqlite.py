@@ -16,13 +16,14 @@ from sqlalchemy import event
 
 from tests.workers.harnesses import SqliteHarness
 from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, go, ids
+from workers.clock import ManualClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.sqlite import lane
 from workers.testing import Case, all_cases, run
-from workers.testing.steps import PATIENCE, job, until
+from workers.testing.steps import PATIENCE, claim, job, until
 
 
 @pytest.fixture
@@ -297,6 +298,33 @@ async def test_a_cancelled_claim_gives_its_jobs_back(storage: SqlStorage) -> Non
 
 
 # Jobs that stand aside, and what is left of jobs
+
+
+async def test_a_claim_goes_on_behind_held_jobs(storage: SqlStorage) -> None:
+    """It brings as many jobs as were asked for, each once, although some in front had to stand aside."""
+    await storage.enqueue([job("running", ordering_key="k")])
+    assert await ids(storage) == ["running"]
+    await storage.enqueue([job("free-1"), job("k-1", ordering_key="k"), job("k-2", ordering_key="k")])
+    await storage.enqueue([job("free-2"), job("free-3"), job("free-4")])
+    assert [claimed.job_id for claimed in await claim(storage, 3)] == ["free-1", "free-2", "free-3"]
+
+
+async def test_of_due_jobs_the_highest_priority_comes_first(url: str) -> None:
+    """Even where a job of a lower one fell due before it, and only one is asked for."""
+    clock = ManualClock()
+    async with connected(SqlStorage(url, clock=clock)) as storage:
+        await storage.enqueue([job("sooner", priority=9, delay=MINUTE), job("later", priority=1, delay=2 * MINUTE)])
+        clock.advance(3 * MINUTE)
+        assert [claimed.job_id for claimed in await claim(storage, 1)] == ["later"]
+
+
+async def test_as_many_due_jobs_come_as_are_asked_for(url: str) -> None:
+    """More than one statement handles at a time."""
+    clock = ManualClock()
+    async with connected(SqlStorage(url, clock=clock)) as storage:
+        await storage.enqueue([job(f"job-{number}", delay=MINUTE) for number in range(1_500)])
+        clock.advance(MINUTE)
+        assert len(await claim(storage, 1_500)) == 1_500
 
 
 async def test_held_jobs_of_every_name_step_back(storage: SqlStorage) -> None:
