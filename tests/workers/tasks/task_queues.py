@@ -1,4 +1,4 @@
-"""A small queue of somebody else's, with and without what tasks can leave to a queue, and stores that watch or fail."""
+"""Tasks that do nothing, a foreign queue that can be more or less able, and stores that watch or fail."""
 
 from __future__ import annotations
 
@@ -6,8 +6,42 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
-from workers import Clock, EnqueueOptions, JsonSerde, MemoryKvStore, Serde, StorageUnavailable, TaskMessage
+from workers import (
+    Clock,
+    EnqueueOptions,
+    EnqueueStatus,
+    Job,
+    JsonSerde,
+    MemoryKvStore,
+    Serde,
+    StorageUnavailable,
+    Task,
+    TaskMessage,
+    Tasks,
+)
 from workers.kv import Key
+
+HOUR = timedelta(hours=1)
+PREFIX = ("_federation", "task_deduplication")
+QUEUED, DUPLICATE = EnqueueStatus.QUEUED, EnqueueStatus.DUPLICATE
+
+
+class Refused(Exception):
+    """What a test's queue or task raises."""
+
+
+def declared(tasks: Tasks, name: str = "digest", **settings: object) -> Task:
+    """A task that does nothing."""
+
+    @tasks.task(name, **settings)  # type: ignore[arg-type]  # each test passes what the decorator takes
+    async def nothing(job: Job) -> None: ...
+
+    return nothing
+
+
+async def refuse() -> None:
+    """What an enqueue may meet: see `ListQueue.before`."""
+    raise Refused
 
 
 class ListQueue:
