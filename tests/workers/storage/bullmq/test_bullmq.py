@@ -34,6 +34,7 @@ from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.claims import code_outcome
 from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.jobs import REQUESTS_KEPT
+from workers.storage.on_redis.node_values import ERROR_FIELD
 from workers.testing.steps import PATIENCE, claim_one, job, until
 
 # Settling: every code of the scripts, made by the state that causes it
@@ -233,6 +234,16 @@ async def test_a_job_an_operator_retried_runs(storage: BullMQStorage, client: An
     await client.lpush(f"{key}:wait", "a")
     claim = await claim_one(storage)
     assert (claim.attempt, claim.stalled) == (3, None)
+
+
+async def test_a_node_failure_says_whether_it_was_the_last_attempt(storage: BullMQStorage, client: Any) -> None:
+    """Node writes no more than a message; whether attempts were left is told from their number."""
+    await storage.enqueue([job("spent", max_attempts=1), job("abandoned", max_attempts=2)])
+    for claim in await storage.claim("w", leases=LEASES, limit=2):
+        await storage.settle([Failed(claim=claim, error=ERROR)])
+        await client.hdel(f"bull:{storage.queue}:{claim.job_id}", ERROR_FIELD)
+    ends = [await storage.result(name) for name in ("spent", "abandoned")]
+    assert [end and end.error and end.error.exhausted for end in ends] == [True, False]
 
 
 async def test_a_limit_by_count_is_kept(storage: BullMQStorage, client: Any) -> None:
