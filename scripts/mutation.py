@@ -168,20 +168,22 @@ def try_out(mutants: Sequence[Mutant], tree: Tree, *, minutes: float) -> Counter
 
 
 def runs_alike(original: str, code: str) -> bool:
-    """Whether the change is one of annotations, or of a `*` among parameters, which leaves no program at all."""
+    """Whether the change is one of annotations, of what `zip` checks, or of a `*` that leaves no program at all."""
     try:
-        return without_annotations(code) == without_annotations(original)
+        return effective(code) == effective(original)
     except SyntaxError:
         return True
 
 
-def without_annotations(code: str) -> str:
+def effective(code: str) -> str:
     tree = ast.parse(code)
     for node in ast.walk(tree):
         if isinstance(node, ast.arg | ast.AnnAssign):
             node.annotation = ast.Constant(None)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
+        elif isinstance(node, ast.Call):
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "strict"]
     return ast.dump(tree)
 
 
