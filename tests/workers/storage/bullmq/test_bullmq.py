@@ -30,7 +30,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import Subscription
-from workers.storage.bullmq import BullMQStorage
+from workers.storage.bullmq import BullMQStorage, inspect
 from workers.storage.bullmq.claims import code_outcome
 from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.jobs import REQUESTS_KEPT
@@ -325,6 +325,19 @@ async def test_a_page_looks_at_a_bounded_number(storage: BullMQStorage, client: 
     assert (first.jobs, first.cursor is None) == ((), False)
     second = await storage.list(JobState.FAILING, cursor=first.cursor, limit=1)
     assert ([one.id for one in second.jobs], second.cursor) == (["failing"], None)
+
+
+async def test_failing_and_scheduled_jobs_are_told_apart_in_steps(
+    storage: BullMQStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each delayed job is counted once, however many steps it takes to look at them."""
+    monkeypatch.setattr(inspect, "PAGE", 1)
+    await storage.enqueue([job(f"failing-{number}") for number in range(13)])
+    claims = await storage.claim("w", leases=LEASES, limit=13)
+    await storage.settle([Retried(claim=claim, delay=timedelta(hours=1), error=ERROR) for claim in claims])
+    await storage.enqueue([job(f"later-{number}", delay=timedelta(hours=1)) for number in range(12)])
+    counts = await storage.counts()
+    assert (counts[JobState.FAILING], counts[JobState.SCHEDULED]) == (13, 12)
 
 
 async def test_a_sweep_ends_with_jobs_it_may_not_touch(storage: BullMQStorage, client: Any) -> None:
