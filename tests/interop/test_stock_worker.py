@@ -11,12 +11,11 @@ from datetime import timedelta
 import bullmq
 import pytest
 
+from tests.interop.patience import PATIENCE_SECONDS
 from workers import JobState, JobStatus, NewJob, Retry, UnrecoverableError
 from workers.jobs import TERMINAL_EVENTS
 from workers.storage.bullmq import BullMQStorage, as_processor
 from workers.worker.handlers import Job
-
-PATIENCE = 20.0
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ async def run_to_the_end(
     url: str, storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], job: NewJob
 ) -> JobStatus:
     """The job's status after a stock worker ran it until it had ended for good."""
-    async with asyncio.timeout(PATIENCE), storage.subscribe(job.id) as events:
+    async with asyncio.timeout(PATIENCE_SECONDS), storage.subscribe(job.id) as events:
         await storage.enqueue([job])
         async with stock_worker(url, storage, handler):
             while (await events.get()).kind not in TERMINAL_EVENTS:

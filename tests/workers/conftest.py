@@ -1,10 +1,11 @@
-"""A PostgreSQL server for tests that stop it, and a database that has the tables of queues already."""
+"""A queue in memory and in a file, a PostgreSQL server to stop, and a database with the tables of queues."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,7 +13,22 @@ from psycopg.sql import SQL, Identifier
 
 from tests.conftest import postgres_database
 from tests.servers import PostgresProcess, postgres_process
+from workers.storage.base import Storage
+from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storage]:
+    """A connected queue, in memory and in a file."""
+    if request.param == "memory":
+        yield MemoryStorage()
+        return
+    durable = SqlStorage(f"sqlite:///{tmp_path}/jobs.db")
+    await durable.migrate()
+    await durable.connect()
+    yield durable
+    await durable.disconnect()
 
 
 @pytest.fixture(scope="session")

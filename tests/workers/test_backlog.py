@@ -44,7 +44,7 @@ async def test_lost_jobs_come_back_under_a_backlog(open_harness: OpenHarness, re
 
         filling = asyncio.create_task(keep_full(storage))
         try:
-            async with asyncio.timeout(2 * PATIENCE):
+            async with asyncio.timeout(6 * PATIENCE):
                 while any([await storage.result(name) is None for name in LOST]):
                     async with running(Worker(storage, {"*": work}, concurrency=5, lease=SHORT, max_stalls=100)):
                         await asyncio.sleep(LIFE_SECONDS)

@@ -19,8 +19,8 @@ from workers.kv.base import MAX_KEY_BYTES, MAX_TTL, MAX_VALUE_BYTES
 from workers.kv.redis import RedisKvStore
 from workers.kv.sql import SWEPT_BY_A_WRITE, SqlKvStore
 from workers.storage.sql import SqlStorage
+from workers.testing.steps import until
 
-PATIENCE = 10.0
 HOUR = timedelta(hours=1)
 
 
@@ -37,9 +37,11 @@ class Kept:
         """The value, written with the time to live `short`, has expired."""
         if self._clock is not None:
             self._clock.advance(self.short)
-        async with asyncio.timeout(PATIENCE):
-            while await self.store.get(key) is not None:
-                await asyncio.sleep(0.005)
+
+        async def is_gone() -> bool:
+            return await self.store.get(key) is None
+
+        await until(is_gone)
 
 
 @pytest.fixture(scope="module")

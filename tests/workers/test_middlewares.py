@@ -86,7 +86,7 @@ async def end(ending: Ending, *middlewares: Middleware) -> None:
         {"work": ending.handler},
         worker_id="w1",
         retry=NEVER,
-        lease=timedelta(milliseconds=150),
+        lease=timedelta(milliseconds=600),
         middlewares=middlewares,
         observers=[recorder],
         grace=timedelta(0),

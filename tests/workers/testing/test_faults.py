@@ -31,7 +31,7 @@ from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Fault, Faults, RandomFaults, counting, faulty
-from workers.testing.steps import claim_one, job, state
+from workers.testing.steps import PATIENCE, claim_one, job, state
 from workers.worker import Worker
 from workers.worker.handlers import Job
 
@@ -54,14 +54,14 @@ async def test_a_cut_call_is_broken_off() -> None:
     with pytest.raises(StorageUnavailable, match="enqueue: the connection was cut"):
         await storage.enqueue([job("a")])
     await claim_one(storage)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(StorageUnavailable, match="wait: the connection was cut"):
             await storage.wait(["*"], timeout=SLEEP)
 
 
 async def test_a_delayed_call_comes_late() -> None:
     """What is done meanwhile comes before it, and it is answered in the end."""
-    storage, faults = faulty(MemoryStorage(), Faults(delay=timedelta(milliseconds=20)))
+    storage, faults = faulty(MemoryStorage(), Faults(delay=timedelta(milliseconds=500)))
     faults.delayed["enqueue"] = 1
     late = asyncio.create_task(storage.enqueue([job("a")]))
     await asyncio.sleep(0)
@@ -184,7 +184,7 @@ async def test_a_worker_behind_a_bad_connection_completes_every_job(
             poll_interval=timedelta(milliseconds=200),
             max_stalls=50,
         )
-        async with running(worker), asyncio.timeout(30):
+        async with running(worker), asyncio.timeout(6 * PATIENCE):
             for start in range(0, 200, 50):
                 await _insist(storage, jobs[start : start + 50])
             while await _unfinished(ledger) or worker.running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,19 +26,6 @@ from workers.worker.handlers import Handler, HandlerFunction, Job
 
 WINDOW = 0.3
 """Seconds of looking at a worker that should do nothing."""
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storage]:
-    """A connected queue, in memory and in a file."""
-    if request.param == "memory":
-        yield MemoryStorage()
-        return
-    durable = SqlStorage(f"sqlite:///{tmp_path}/jobs.db")
-    await durable.migrate()
-    await durable.connect()
-    yield durable
-    await durable.disconnect()
 
 
 class Crowd:

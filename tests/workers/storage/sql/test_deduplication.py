@@ -291,10 +291,12 @@ async def test_only_throttled_keys_have_marks(url: str, storage: SqlStorage) -> 
     await storage.enqueue([keyed(key.key, key) for key in over])
     assert sorted(marks(url)) == [*((key.key, key.key) for key in over), ("t", "0 throttle")]
     swept: list[int] = []
-    async with asyncio.timeout(PATIENCE):
-        while sum(swept) < 5:
-            swept.append(await storage.sweep(2))
-            await asyncio.sleep(0.005)
+
+    async def all_are_swept() -> bool:
+        swept.append(await storage.sweep(2))
+        return sum(swept) >= 5
+
+    await until(all_are_swept)
     assert max(swept) == 2
     assert marks(url) == [("t", "0 throttle")]
 
@@ -303,9 +305,12 @@ async def test_an_ended_mark_gives_way_to_another_mode(url: str, storage: SqlSto
     """A key whose time is over is free though no sweep has been, and the sweep then takes nobody's key."""
     short = Deduplication(key="key", mode=DeduplicationMode.THROTTLE, ttl=timedelta(milliseconds=1))
     await storage.enqueue([keyed("first", short)])
-    async with asyncio.timeout(PATIENCE):
-        while (await storage.enqueue([keyed("second", SIMPLE)]))[0].status is not EnqueueStatus.QUEUED:
-            await asyncio.sleep(0.005)
+
+    async def is_free() -> bool:
+        [answer] = await storage.enqueue([keyed("second", SIMPLE)])
+        return answer.status is EnqueueStatus.QUEUED
+
+    await until(is_free)
     await storage.sweep(10)
     assert marks(url) == []
     assert await storage.enqueue([keyed("third", SIMPLE)]) == [taken_by("second")]

@@ -1,0 +1,206 @@
+"""The copies of a queue that processes have in memory: they agree, and hear of what the others did."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.storage.file.steps import LEASES, MINUTE, described, journal_of
+from workers.clock import ManualClock
+from workers.deduplication import Deduplication, DeduplicationMode
+from workers.jobs import (
+    DROP,
+    TERMINAL_EVENTS,
+    Claim,
+    Completed,
+    Failed,
+    JobEventKind,
+    ProgressReport,
+    Released,
+    Retried,
+)
+from workers.storage.file import FileStorage
+from workers.storage.file import journal as file_journal
+from workers.testing.steps import ERROR, PATIENCE, background, job, next_claim
+
+
+class RandomSteps:
+    """Steps of any kind on any of a few jobs, the same for one seed."""
+
+    def __init__(self, seed: int, clock: ManualClock) -> None:
+        self._source = random.Random(seed)
+        self._clock = clock
+        self._ids = [f"job-{number}" for number in range(12)]
+        self._claims: list[Claim] = []
+
+    async def __call__(self, storage: FileStorage) -> None:
+        steps = (self._enqueue, self._enqueue, self._claim, self._claim, self._settle, self._settle)
+        await self._source.choice((*steps, self._lease, self._pass_time, self._manage))(storage)
+
+    async def _enqueue(self, storage: FileStorage) -> None:
+        delay, key = self._source.choice((0, 0, 20)), self._source.choice((None, "k", "l"))
+        options: dict[str, Any] = {
+            "delay": timedelta(seconds=delay),
+            "ordering_key": key,
+            "priority": self._source.randrange(2),
+        }
+        mode = self._source.choice((None, *DeduplicationMode))
+        if mode is not None:
+            ttl = None if mode is DeduplicationMode.SIMPLE else timedelta(seconds=20)
+            options["deduplication"] = Deduplication(key=self._source.choice("mn"), mode=mode, ttl=ttl)
+        await storage.enqueue([job(self._source.choice(self._ids), **options)])
+
+    async def _claim(self, storage: FileStorage) -> None:
+        self._claims += await storage.claim(self._source.choice("vw"), leases=LEASES, limit=2)
+
+    async def _settle(self, storage: FileStorage) -> None:
+        if not self._claims:
+            return
+        claim = self._claims.pop(self._source.randrange(len(self._claims)))
+        keep = self._source.choice((DROP, MINUTE, None))
+        delay = timedelta(seconds=self._source.choice((0, 9)))
+        options = (
+            Completed(claim=claim, result=b"r", keep=keep, then=job(self._source.choice(self._ids))),
+            Failed(claim=claim, error=ERROR, keep=keep),
+            Retried(claim=claim, delay=delay, error=ERROR),
+            Released(claim=claim),
+        )
+        await storage.settle([self._source.choice(options)])
+
+    async def _lease(self, storage: FileStorage) -> None:
+        await storage.renew(self._claims)
+        await storage.progress([ProgressReport(claim=claim, value=claim.token.encode()) for claim in self._claims[::2]])
+        await storage.recover(2)
+
+    async def _pass_time(self, storage: FileStorage) -> None:
+        self._clock.advance(timedelta(seconds=self._source.choice((1, 30, 90, 3_600))))
+        await storage.status(self._ids)
+        await storage.sweep(self._source.randrange(4))
+
+    async def _manage(self, storage: FileStorage) -> None:
+        job_id = self._source.choice(self._ids)
+        await storage.cancel(job_id)
+        await storage.retry([job_id])
+        await storage.promote([self._source.choice(self._ids)])
+        await storage.update_result_ttl(job_id, MINUTE)
+
+
+async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever two processes do in turn, through compactions too, both know the same, and so does a third one."""
+    monkeypatch.setattr(file_journal, "SLACK_BYTES", 4_000)
+    source, clock = random.Random(11), ManualClock()
+    step = RandomSteps(12, clock)
+    # With another `fsync` a storage shares nothing with the first but the directory, as another process would.
+    pair = [FileStorage(tmp_path, clock=clock, fsync=fsync) for fsync in (True, False)]
+    for storage in pair:
+        await storage.connect()
+    for turn in range(600):
+        await step(source.choice(pair))
+        if turn % 20 == 0:
+            first, second = [await described(each) for each in pair]
+            assert first == second
+    assert len(os.listdir(tmp_path / "default")) == 1
+    for each in pair:
+        last = await described(each)
+        await each.disconnect()
+    fresh = FileStorage(tmp_path, clock=clock)
+    await fresh.connect()
+    assert await described(fresh) == last
+    await fresh.disconnect()
+
+
+async def test_events_are_heard_through_compactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscriber in another process hears of every job while the journal is replaced again and again."""
+    monkeypatch.setattr(file_journal, "SLACK_BYTES", 2_000)
+    here, there = FileStorage(tmp_path), FileStorage(tmp_path, fsync=False)
+    await here.connect()
+    await there.connect()
+    async with asyncio.timeout(3 * PATIENCE), there.events() as subscription:
+        for number in range(40):
+            await here.enqueue([job(f"job-{number}", payload=b"p" * 1_000)])
+            (claim,) = await here.claim("w", leases=LEASES, limit=1)
+            await here.settle([Completed(claim=claim, result=b"", keep=DROP)])
+            kinds = [(await subscription.get()).kind for _ in range(3)]
+            assert kinds == [JobEventKind.QUEUED, JobEventKind.ACTIVE, JobEventKind.COMPLETED]
+    await here.disconnect()
+    await there.disconnect()
+
+
+async def test_a_key_freed_elsewhere_is_free_here(tmp_path: Path) -> None:
+    """A job that waits for its ordering key is claimed here, once another process settled the one that held the key."""
+    here, there = FileStorage(tmp_path), FileStorage(tmp_path, fsync=False)
+    await here.connect()
+    await there.connect()
+    await here.enqueue(
+        [job("first", ordering_key="k"), job("second", ordering_key="k"), job("third", ordering_key="k")]
+    )
+    (held,) = await there.claim("w", leases=LEASES, limit=3)
+    assert await here.claim("v", leases=LEASES, limit=3) == []
+    worker = asyncio.create_task(next_claim(here))
+    async with background(worker):
+        await there.settle([Completed(claim=held, result=b"", keep=DROP)])
+        assert (await worker).job_id == "second"
+    assert await there.claim("w", leases=LEASES, limit=3) == []
+    await here.disconnect()
+    await there.disconnect()
+
+
+async def test_a_copy_left_behind_hears_of_the_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that missed several journals still learns which jobs ended meanwhile, and how."""
+    monkeypatch.setattr(file_journal, "SLACK_BYTES", 1_000)
+    replaced = set()
+
+    async def fill(storage: FileStorage, name: str) -> None:
+        for number in range(20):
+            await storage.enqueue([job(f"{name}-{number}", payload=b"p" * 2_000)])
+            replaced.add(journal_of(tmp_path).read_bytes()[16:24])
+
+    here, there = FileStorage(tmp_path), FileStorage(tmp_path, fsync=False)
+    await here.connect()
+    await here.enqueue([job("done"), job("failed"), job("cancelled"), job("waits")])
+    await there.connect()
+    await fill(here, "before")
+    claims = await here.claim("w", leases=LEASES, limit=2)
+    await here.settle([Completed(claim=claims[0], result=b""), Failed(claim=claims[1], error=ERROR)])
+    await here.cancel("cancelled")
+    await fill(here, "after")
+    assert len(replaced) >= 4
+    heard = {}
+    async with asyncio.timeout(3 * PATIENCE), there.events() as subscription:
+        while len(heard) < 3:
+            event = await subscription.get()
+            if event.kind in TERMINAL_EVENTS:
+                heard[event.job_id] = event.kind
+    assert heard == {
+        "done": JobEventKind.COMPLETED,
+        "failed": JobEventKind.FAILED,
+        "cancelled": JobEventKind.CANCELLED,
+    }
+    await here.disconnect()
+    await there.disconnect()
+
+
+async def test_a_copy_left_behind_hears_of_cancel_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that missed several journals still learns which of its jobs are not wanted any more."""
+    monkeypatch.setattr(file_journal, "SLACK_BYTES", 1_000)
+    here, there = FileStorage(tmp_path), FileStorage(tmp_path, fsync=False)
+    await here.connect()
+    await there.connect()
+    await here.enqueue([job("wanted"), job("cancelled"), job("removed"), job("completed")])
+    await there.claim("w", leases=LEASES, limit=4)
+    await here.cancel("cancelled")
+    await here.remove(["removed"], running=True)
+    await here.complete("completed", b"")
+    for number in range(50):
+        await here.enqueue([job(f"filler-{number}", payload=b"p" * 2_000)])
+    async with asyncio.timeout(3 * PATIENCE), there.cancel_requests() as requests:
+        heard = {(await requests.get()).job_id for _ in range(3)}
+    assert heard == {"cancelled", "removed", "completed"}
+    await here.disconnect()
+    await there.disconnect()
