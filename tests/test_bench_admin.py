@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tests.patience import PATIENCE_SECONDS
+
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_admin.py"
 
 
 def test_each_command_is_measured_at_each_place() -> None:
     """Over as many deliveries as it is asked for."""
     few = ["--rows", "300", "--jobs", "50"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *few], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(SCRIPT), *few], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     commands = json.loads(done.stdout)["commands"]
     assert [(row["place"], row["command"], row["rows"]) for row in commands] == [

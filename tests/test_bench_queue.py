@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from tests.interop.peer import install_npm_packages
+from tests.patience import PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_queue.py"
 
@@ -29,6 +30,7 @@ def test_chains_and_expiry_are_measured() -> None:
     assert not tables
 
 
+@pytest.mark.full
 def test_nodes_bull_is_measured_beside_our_storage() -> None:
     """Each version of Bull has a row of its own after ours, which says how many times slower it is."""
     install_npm_packages()
@@ -44,19 +46,21 @@ def test_a_terminated_run_leaves_nothing_behind(tmp_path: Path, storage: str) ->
     many = ["--storage", storage, "--concurrency", "1", "--jobs", "1000000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, str(SCRIPT), *many], env=environment, stderr=subprocess.DEVNULL) as run:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not any(tmp_path.glob("*/*")):
             assert time.monotonic() < deadline, "it has written nothing"
             time.sleep(0.05)
         run.terminate()
-        assert run.wait(timeout=30) == 143
+        assert run.wait(timeout=PATIENCE_SECONDS) == 143
     assert list(tmp_path.iterdir()) == []
 
 
 def measured(*options: str) -> dict[str, list[dict[str, float]]]:
     """The tables of one short run on the memory storage."""
     few = ["--storage", "memory", "--concurrency", "--repeat", "1", "--jobs", "9"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *few, *options], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *few, *options], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     tables: dict[str, list[dict[str, float]]] = json.loads(done.stdout)["tables"]
     return tables

@@ -14,8 +14,9 @@ import pytest
 import redis
 import sqlalchemy
 
+from tests.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parent.parent
-PATIENCE_SECONDS = 30
 
 RUN = """
 import signal
@@ -53,7 +54,10 @@ def test_servers_end_with_a_run_that_is_killed(ending: signal.Signals) -> None:
     while Path(keys).exists() or Path(rows).exists():
         assert time.monotonic() < deadline, f"{keys} or {rows} is still there"
         time.sleep(0.05)
-    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
+    with (
+        pytest.raises(ConnectionRefusedError),
+        socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE_SECONDS),
+    ):
         pass
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)

@@ -13,7 +13,8 @@ from datetime import timedelta
 from workers import Continuation, Job, Worker, WorkerEvent, WorkerEventKind, continue_with
 from workers.storage import open_storage
 
-LEASE = timedelta(milliseconds=500)
+LEASE = timedelta(seconds=2)
+"""Short, as it is waited for when a process is killed; a process that only has to wait its turn keeps it."""
 
 
 async def double(job: Job) -> object:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from federation.base.settings import Settings
 from federation.protocol.keys import OwnKeys
+from tests.patience import PATIENCE_SECONDS, until
 from tests.servers import free_port
 from tests.workers.manual import ROOT
-
-START_TIMEOUT_SECONDS = 30
 
 # What /etc/hosts would do, for one node: names under .test that it knows are on loopback, the others do not exist.
 RESOLVE = """
@@ -36,12 +35,21 @@ def getaddrinfo(host, *rest, **named):
 socket.getaddrinfo = getaddrinfo
 """
 
+# For a story in which attempts are to hang, and not to be given up before it goes on, on a slow machine either.
+HANG_FOR_AN_HOUR = """
+from datetime import timedelta
+from federation.delivery.process import DeliveryProcessor
+
+DeliveryProcessor.__init__.__kwdefaults__["timeout"] = timedelta(hours=1)
+"""
+
 
 @dataclass(slots=True)
 class NodeProcess:
     """`federation run` as `http://<name>.test:<port>`, with a directory of its own that holds its log.
 
-    With another `command` it is one of several processes of the node, each of them with a directory of its own.
+    With another `command` it is one of several processes of the node, each of them with a directory of its own. `site`
+    runs before the command, in the process.
     """
 
     name: str
@@ -51,6 +59,7 @@ class NodeProcess:
     settings: Mapping[str, str] = field(default_factory=dict)
     knows: Collection[str] = ()
     command: tuple[str, ...] = ("run",)
+    site: str = RESOLVE
     port: int = field(default_factory=free_port)
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -101,7 +110,7 @@ class NodeProcess:
         """It serves, and its workers have said that they are ready, as far as its command has them do so."""
         self.directory.mkdir(exist_ok=True)
         self.learn(*self.knows)
-        (self.directory / "sitecustomize.py").write_text(RESOLVE)
+        (self.directory / "sitecustomize.py").write_text(self.site)
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "federation", "--log-level", "info", *self.command],
@@ -111,16 +120,13 @@ class NodeProcess:
                 stdout=log,
                 stderr=log,
             )
-        async with asyncio.timeout(START_TIMEOUT_SECONDS):
-            while len(self.events("worker_ready")) < self._workers or not await self._answers():
-                assert self._process.poll() is None, self.log.read_text()[-3000:]
-                await asyncio.sleep(0.05)
+        await until(self._is_at_work)
 
     def stop(self) -> int:
         """It has ended in good order; its exit status."""
         assert self._process is not None
         self._process.terminate()
-        status = self._process.wait(timeout=30)
+        status = self._process.wait(PATIENCE_SECONDS)
         self._process = None
         return status
 
@@ -147,6 +153,11 @@ class NodeProcess:
     def _workers(self) -> int:
         """Delivery, health check and discovery."""
         return 0 if self.command[0] == "node" else 3
+
+    async def _is_at_work(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-3000:]
+        return len(self.events("worker_ready")) >= self._workers and await self._answers()
 
     async def _answers(self) -> bool:
         if self.command[0] == "workers":

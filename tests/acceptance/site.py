@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,8 +19,7 @@ from federation.base.jobs import POST_JOB
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
 from tests.acceptance.node_process import NodeProcess
-
-PATIENCE_SECONDS = 60
+from tests.patience import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +118,3 @@ def post(own_url: str, post_id: str) -> str:
 
 def numbered(name: str, count: int) -> list[str]:
     return [f"{name}-{number}" for number in range(count)]
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """It has become so, before a test's patience ended."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await is_so():
-            await asyncio.sleep(0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +19,10 @@ from federation.protocol.activities import post_activity
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import respond
+from tests.patience import eventually, until
 from tests.peer import POSTS_PATH, Peer, acquaint
 
 DELIVERIES = 60
-DEADLINE_SECONDS = 30
 
 
 @pytest.fixture
@@ -66,18 +65,14 @@ async def test_a_rule_stops_the_backlog_of_a_running_worker(
     peer.server.default = respond(500)
     await enqueue_posts(federation, peer)
     await worker.start()
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while len(peer.deliveries) < 5:
-            await asyncio.sleep(0.02)
-        await blacklist.add(federation.database, "*.127.0.0.1", reason="spam")
-        while await count(federation, select(func.count(col(DeliveryJob.id)))):
-            await asyncio.sleep(0.05)
+    await until(lambda: len(peer.deliveries) >= 5)
+    await blacklist.add(federation.database, "*.127.0.0.1", reason="spam")
+    left = select(func.count(col(DeliveryJob.id)))
+    await eventually(lambda: count(federation, left), lambda found: found == 0)
     heard = len(peer.server.requests)
     await enqueue_posts(federation, peer)
     refused = select(func.count(col(DeliveryAttempt.id))).where(col(DeliveryAttempt.error_code) == "BLACKLISTED")
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while await count(federation, refused) < 2 * DELIVERIES:
-            await asyncio.sleep(0.05)
+    await eventually(lambda: count(federation, refused), lambda found: found >= 2 * DELIVERIES)
     assert len(peer.server.requests) == heard
     assert worker.terminate() == 0
 

@@ -22,11 +22,9 @@ from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.base.settings import Settings
 from federation.delivery.sweeper import OutboxSweeper
 from tests.federation.protocol.vectors import A
+from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS
 
-RECIPIENTS = 50_000
 JOINED_RECIPIENTS = 5_000
-KILLS = 4
-DEADLINE_SECONDS = 150
 
 
 @pytest.fixture
@@ -71,47 +69,63 @@ def fanning_out(environment: dict[str, str], directory: Path, count: int) -> Ite
         process.stdout.close()
 
 
-@pytest.mark.timeout(240)
+@pytest.fixture
+def recipients(full: bool) -> int:
+    """So many that the application is still adding jobs when it is killed."""
+    return 50_000 if full else 15_000
+
+
+@pytest.fixture
+def kills(full: bool) -> int:
+    return 3 if full else 2
+
+
+@pytest.mark.timeout(900)
 async def test_a_fan_out_killed_while_it_adds_its_jobs_is_completed_by_the_sweeper(
-    bullmq_node: Federation, bullmq_environment: dict[str, str], redis_url: str, queue_prefix: str, tmp_path: Path
+    bullmq_node: Federation,
+    bullmq_environment: dict[str, str],
+    redis_url: str,
+    queue_prefix: str,
+    tmp_path: Path,
+    recipients: int,
 ) -> None:
-    """50 000 servers, one delivery each: those added before the kill and those added after it, none twice."""
+    """Thousands of servers, one delivery each: those added before the kill and those added after it, none twice."""
     waiting = f"{queue_prefix}:{DELIVERY_QUEUE_NAME}:wait"
-    async with Redis.from_url(redis_url) as redis, asyncio.timeout(DEADLINE_SECONDS):
-        with fanning_out(bullmq_environment, tmp_path, RECIPIENTS) as process:
+    async with Redis.from_url(redis_url) as redis, asyncio.timeout(LONG_PATIENCE_SECONDS):
+        with fanning_out(bullmq_environment, tmp_path, recipients) as process:
             while not await redis.llen(waiting):
                 assert process.poll() is None
                 await asyncio.sleep(0.001)
         added = await redis.llen(waiting)
-        assert 0 < added < RECIPIENTS
+        assert 0 < added < recipients
         sweeper = OutboxSweeper(bullmq_node.database, bullmq_node.delivery_queue, min_age=timedelta(0))
         swept = [await sweeper.sweep()]
         while not swept[-1].complete:
             swept.append(await sweeper.sweep())
         jobs = [job.decode() for job in await redis.lrange(waiting, 0, -1)]
-    assert sum(each.added for each in swept) == RECIPIENTS - added
-    assert len(jobs) == len(set(jobs)) == RECIPIENTS
+    assert sum(each.added for each in swept) == recipients - added
+    assert len(jobs) == len(set(jobs)) == recipients
     async with bullmq_node.database.read() as session:
         rows = set((await session.execute(select(col(DeliveryJob.id)))).scalars())
         servers = (await session.execute(select(func.count(col(DeliveryJob.server_url).distinct())))).scalar_one()
         references = (await session.execute(select(col(DeliveryPayload.refs)))).scalar_one()
     assert rows == set(jobs)
-    assert servers == references == RECIPIENTS
+    assert servers == references == recipients
 
 
 async def test_a_fan_out_beside_its_queue_happens_whole_or_not_at_all(
-    environment: dict[str, str], tmp_path: Path
+    environment: dict[str, str], tmp_path: Path, kills: int
 ) -> None:
-    """Killed at any instant, the database has a text, a row and a job for every server, or nothing at all."""
-    chance = random.Random(f"{sys.argv}{RECIPIENTS}")
+    """Left alone or killed at any instant, the database has text, row and job for every server, or nothing at all."""
+    chance = random.Random(f"{sys.argv}{JOINED_RECIPIENTS}")
     node = Federation(Settings.from_values(environment))
     try:
-        for kill in range(KILLS):
+        for kill in range(kills + 1):
             with fanning_out(environment, tmp_path, JOINED_RECIPIENTS) as process:
                 assert process.stdout is not None
                 await asyncio.to_thread(process.stdout.readline)  # from here on it inserts jobs and commits
                 if kill == 0:
-                    process.wait(DEADLINE_SECONDS)
+                    process.wait(PATIENCE_SECONDS)
                 else:
                     await asyncio.sleep(chance.uniform(0, 0.3))
             async with node.database.read() as session:

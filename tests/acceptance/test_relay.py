@@ -20,8 +20,7 @@ from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
 from tests.acceptance.node_process import NodeProcess
 from tests.federation.protocol.vectors import A, B
-
-PATIENCE_SECONDS = 30
+from tests.patience import PATIENCE_SECONDS, eventually
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +48,9 @@ class Network:
 
     async def delivered(self, delivery: str) -> list[DeliveryAttempt]:
         """The attempts of a delivery, once its row is gone and the last of them is on record."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while True:
-                attempts = await self.attempts(delivery)
-                if attempts and attempts[-1].outcome == "delivered":
-                    break
-                await asyncio.sleep(0.05)
+        attempts = await eventually(
+            lambda: self.attempts(delivery), lambda found: found and found[-1].outcome == "delivered"
+        )
         async with self.at_a.database.read() as session:
             assert await session.get(DeliveryJob, delivery) is None
         return attempts
@@ -131,7 +127,6 @@ async def rows(site: Federation, model: type[Follow] | type[Server]) -> list[Fol
         return list((await session.execute(select(model))).scalars())
 
 
-@pytest.mark.timeout(120)
 async def test_a_follow_reaches_a_server_whose_name_only_the_relay_resolves(
     network: Network, shared: dict[str, str]
 ) -> None:
@@ -168,7 +163,6 @@ async def test_a_follow_reaches_a_server_whose_name_only_the_relay_resolves(
         assert "Traceback" not in node.log.read_text()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
 async def test_a_relay_that_was_down_is_found_again(network: Network) -> None:
     """A holds its only relay for sick; the sweep finds it well, and the follow goes out through it at once."""
@@ -183,7 +177,6 @@ async def test_a_relay_that_was_down_is_found_again(network: Network) -> None:
     assert (swept["probed"], swept["healed"]) == (1, 1)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
 async def test_a_refusal_at_the_target_is_known_at_the_sender(network: Network) -> None:
     """C does not know the followed user: A's log and row say so, though B is all that A talked to."""
@@ -193,11 +186,8 @@ async def test_a_refusal_at_the_target_is_known_at_the_sender(network: Network) 
     await everywhere(NodeProcess.start, a, b, c)
 
     delivery = await network.follow()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await network.attempts(delivery):
-            await asyncio.sleep(0.05)
+    [first, *_] = await eventually(lambda: network.attempts(delivery), bool)
 
-    first = (await network.attempts(delivery))[0]
     assert (first.outcome, first.error_code, first.relayed_by) == ("retryable", "DNS_BLOCKED", None)
     refused = a.events("relay_refused")[0]
     assert (refused["relayed_by"], refused["target"]) == (b.url, c.url)
@@ -208,7 +198,6 @@ async def test_a_refusal_at_the_target_is_known_at_the_sender(network: Network) 
     )
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
 async def test_a_listener_is_not_held_by_what_it_will_not_read(network: Network) -> None:
     """Announced gigabytes and an endless stream are answered 413, a flood 429; each answer arrives, nobody waits."""

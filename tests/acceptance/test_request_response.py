@@ -14,12 +14,13 @@ from typing import Final
 import pytest
 
 from tests.acceptance.chain_consumer import LEASE
+from tests.patience import PATIENCE_SECONDS
 from tests.workers.manual import ROOT
 from workers import Continuation, Job, JobFailedError, JobState, Queue, continue_with
 from workers.storage import open_storage
 from workers.storage.sql import SqlStorage
 
-PATIENCE: Final = timedelta(seconds=20)
+PATIENCE: Final = timedelta(seconds=PATIENCE_SECONDS)
 
 
 @pytest.fixture(params=["redis", "sqlite"])
@@ -71,7 +72,7 @@ async def consumer(url: str, queue: Queue, *how: str) -> AsyncIterator[asyncio.s
 async def said(process: asyncio.subprocess.Process, word: str) -> None:
     """The next thing the process prints is this word."""
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE.total_seconds()):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert (await process.stdout.readline()).decode().strip() == word
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.protocol.vectors import A
+from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.manual import ROOT, examples
 
 README = ROOT / "federation" / "README.md"
@@ -47,7 +48,7 @@ async def python(environment: dict[str, str], *arguments: str) -> tuple[int | No
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         output, _ = await process.communicate()
     return process.returncode, output.decode()
 
@@ -64,9 +65,7 @@ async def test_the_digest_mailer_works_as_shown(environment: dict[str, str], wor
     )
     assert await python(environment, "-c", order) == (0, "")
     await worker.start()
-    async with asyncio.timeout(20):
-        while "digest for bob\n" not in worker.log.read_text():
-            await asyncio.sleep(0.02)
+    await until(lambda: "digest for bob\n" in worker.log.read_text())
     assert worker.terminate() == 0
     log = worker.log.read_text()
     assert "Traceback" not in log

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-START_TIMEOUT_SECONDS = 30
+from tests.patience import PATIENCE_SECONDS, until
+
 WORKERS = 3
 """Delivery, health check and discovery."""
 
@@ -38,10 +38,7 @@ class WorkerProcess:
                 stdout=log,
                 stderr=log,
             )
-        async with asyncio.timeout(START_TIMEOUT_SECONDS):
-            while self.log.read_bytes()[before:].count(b'"worker_ready"') < WORKERS:
-                assert self._process.poll() is None, self.log.read_text()[-3000:]
-                await asyncio.sleep(0.02)
+        await until(lambda: self._is_at_work(before))
 
     def kill(self) -> None:
         """`kill -9`."""
@@ -54,6 +51,12 @@ class WorkerProcess:
         """SIGTERM; the exit status."""
         assert self._process is not None
         self._process.terminate()
-        status = self._process.wait(timeout=30)
+        status = self._process.wait(PATIENCE_SECONDS)
         self._process = None
         return status
+
+    def _is_at_work(self, before: int) -> bool:
+        """Whether the workers have said so in the log, from there on."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-3000:]
+        return self.log.read_bytes()[before:].count(b'"worker_ready"') >= WORKERS

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.chaos.clock import skew
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from tests.chaos.children import Order
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS: Final = 30.0
 PRELOADED: Final = (
     "tests.chaos.children",
     "workers.storage.bull",

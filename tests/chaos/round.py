@@ -17,6 +17,7 @@ from tests.chaos.crew import CONSUMERS, QUEUE, Crew, crew_of
 from tests.chaos.findings import Findings
 from tests.chaos.places import PLACES, Place, prepare
 from tests.chaos.verdict import Books, Ending, judge
+from tests.patience import LONG_PATIENCE_SECONDS
 from workers import JobState, StorageUnavailable
 from workers.storage.base import Storage
 from workers.storage.urls import open_storage
@@ -30,7 +31,7 @@ STOP_EVERY: Final = 12
 KILLS_PER_FAULT: Final = 40
 """From one fault of a kind to the next, on average; a shorter round has each once."""
 LAST_BATCHES: Final = 10
-PEACE_SECONDS: Final = 120.0
+PEACE_SECONDS: Final = LONG_PATIENCE_SECONDS
 """How long the last consumers may take for all that is left; a lost wake-up would cost them an hour."""
 
 

@@ -24,6 +24,7 @@ from db.engines import migration_engine
 from db.migrate import schema_version, upgrade
 from db.url import parse_url
 from tests.db.original import TABLES, create_original
+from tests.patience import PATIENCE_SECONDS
 from workers.storage.sql import SqlStorage
 
 _OURS = {
@@ -222,7 +223,7 @@ def test_processes_that_upgrade_at_once_all_succeed(database_url: str) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    errors = [process.communicate(timeout=60)[1] for process in processes]
+    errors = [process.communicate(timeout=PATIENCE_SECONDS)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], errors
     with engine_on(database_url) as engine, engine.begin() as connection:
         version = schema_version(connection)

@@ -19,6 +19,7 @@ from sqlmodel import col
 
 from db import BlacklistedServer, Database, DeliveryJob, Post, create_host_tables, engines
 from db.migrate import upgrade
+from tests.patience import PATIENCE_SECONDS
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
 
@@ -87,7 +88,7 @@ async def test_a_query_of_its_own_sees_the_latest_commit(database: Database) -> 
     async with database.transaction() as session:
         session.add(decision("b"))
         await session.flush()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             found = await asyncio.gather(*(database.rows(names, {"ids": ["a", "b"]}) for _ in range(40)))
     assert {tuple(row.id for row in rows) for rows in found} == {("a",)}
     assert {row.id for row in await database.rows(names, {"ids": ["a", "b"]})} == {"a", "b"}
@@ -146,7 +147,7 @@ async def test_readers_go_on_while_a_writer_holds_the_lock(database: Database) -
     async with database.transaction() as session:
         session.add(decision("a"))
         await session.flush()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await asyncio.gather(*(count(database) for _ in range(40))) == [0] * 40
 
 
@@ -166,7 +167,7 @@ async def test_a_cancelled_transaction_is_rolled_back_and_frees_its_connection(d
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await add(database, "b")
     assert await count(database) == 1
 
@@ -195,7 +196,7 @@ async def test_a_transaction_cancelled_in_a_statement_gives_up_the_lock_at_once(
     reading.cancel()
     (held,) = await asyncio.gather(reading, return_exceptions=True)
     assert isinstance(held, asyncio.CancelledError)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await add(database, "a")
     assert await count(database) == 1
     await database.close()
@@ -215,7 +216,7 @@ async def test_a_writer_cancelled_while_another_process_holds_the_lock_does_no_h
     other.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await add(database, "c")
     assert await count(database) == 2
     await database.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 
 import pytest
@@ -18,6 +18,7 @@ from federation.node_workers import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import hang, respond
+from tests.patience import PATIENCE_SECONDS, until
 from tests.peer import POSTS_PATH, Peer, acquaint
 from tests.servers import free_port
 from workers import JobState, StorageError, WorkerEvent, WorkerEventKind
@@ -29,13 +30,6 @@ PAYLOAD = (
 )
 
 Logs = Sequence[Mapping[str, object]]
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for it, 10 s at most."""
-    async with asyncio.timeout(10):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 def of(logs: Logs, event: str) -> Logs:
@@ -278,7 +272,7 @@ async def test_a_worker_that_fails_brings_the_other_to_a_stop(
     with capture_logs() as logs:
         pair = workers.start()
         with pytest.raises(ExceptionGroup) as error:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await workers.wait()
     assert error.group_contains(StorageError)
     assert all(running.task.done() for running in pair)
@@ -306,7 +300,7 @@ async def test_a_queue_that_is_down_is_logged_and_awaited(make_settings: MakeSet
         pair = workers.start()
         errors = await until_logged(logs, "worker_error", 4)
         assert not any(running.task.done() for running in pair)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await workers.stop()
     await federation.close()
     assert {entry["error_type"] for entry in errors} == {"StorageUnavailable"}

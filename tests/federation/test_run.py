@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import stat
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +26,7 @@ from federation.protocol.keys import generate_own_keys
 from federation.run import run
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import hang
+from tests.patience import PATIENCE_SECONDS, until
 from tests.peer import POSTS_PATH, Peer, acquaint
 from tests.servers import ValkeyProcess, free_port
 
@@ -46,18 +46,22 @@ class Command:
         return self._log.read_text()
 
     async def until(self, condition: Callable[[], bool], *, alive: bool = True) -> None:
-        """Wait for it, 15 s at most; a process that ends meanwhile fails the test, unless it may."""
-        deadline = time.monotonic() + 15
-        while not condition():
-            if time.monotonic() > deadline or (alive and self.process.returncode is not None):
-                raise AssertionError(f"gave up; exit status {self.process.returncode}, stderr:\n{self.stderr}")
-            await asyncio.sleep(0.02)
+        """It has become so; a process that ends meanwhile fails the test, unless it may."""
+
+        def is_so() -> bool:
+            came = condition()
+            ended = alive and self.process.returncode is not None
+            assert came or not ended, f"exit status {self.process.returncode}, stderr:\n{self.stderr}"
+            return came
+
+        await until(is_so)
 
     async def until_logged(self, *texts: str) -> None:
         await self.until(lambda: all(text in self.stderr for text in texts))
 
-    async def ended(self, *, within: float = 15) -> int:
-        async with asyncio.timeout(within):
+    async def ended(self) -> int:
+        """Its exit status; who ends only after a grace of an hour does not end."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.process.wait()
 
 
@@ -86,7 +90,7 @@ class Folder:
     async def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Exit status, stdout, stderr of a `federation` command that ends by itself."""
         command = await self.start("federation", *arguments, **environment)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             stdout, _ = await command.process.communicate()
         assert command.process.returncode is not None
         return command.process.returncode, stdout.decode(), command.stderr
@@ -135,7 +139,7 @@ def tables(database: Path) -> set[str]:
 
 def serves(url: str) -> bool:
     try:
-        answer = httpx.get(f"{url}/discover", timeout=1, trust_env=False)
+        answer = httpx.get(f"{url}/discover", timeout=PATIENCE_SECONDS, trust_env=False)
     except httpx.TransportError:
         return False
     return answer.is_success and answer.json()["url"] == url
@@ -210,7 +214,7 @@ async def test_a_second_signal_skips_the_grace(folder: Folder, peer: Peer) -> No
     await command.until_logged("stopping")
     assert command.process.returncode is None
     command.process.send_signal(signal.SIGTERM)
-    assert await command.ended(within=8) == 0
+    assert await command.ended() == 0
     status = await producer.delivery_queue.get_status(delivery_id)
     assert status is not None
     assert (status.state.value, status.attempt) == ("queued", 0)
@@ -336,7 +340,9 @@ async def test_a_dead_redis_is_awaited_and_does_not_hold_the_stop(folder: Folder
     directory = tmp_path / "valkey"
     directory.mkdir()
     redis = ValkeyProcess(directory)
-    command = await folder.start("federation.workers", REDIS_URL=redis.url)
+    command = await folder.start(
+        "federation.workers", REDIS_URL=redis.url, FEDERATION_GRACE="1h", FEDERATION_LEASE="1h"
+    )
     try:
         await command.until(lambda: command.stderr.count("worker_error") >= 4)
         redis.start()
@@ -345,7 +351,7 @@ async def test_a_dead_redis_is_awaited_and_does_not_hold_the_stop(folder: Folder
         errors = command.stderr.count("worker_error")
         await command.until(lambda: command.stderr.count("worker_error") > errors)
         command.process.terminate()
-        assert await command.ended(within=10) == 0
+        assert await command.ended() == 0
     finally:
         redis.kill()
 

@@ -19,6 +19,7 @@ from federation.delivery.errors import PermanentFailure
 from federation.protocol.acks import Ack
 from tests.federation.conftest import OWN_URL
 from tests.federation.protocol.vectors import FOLLOW_ACK, A, B
+from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, introduce
 from workers import Job
 
@@ -61,9 +62,7 @@ async def test_the_workers_start_once_and_deliver(peer: Peer) -> None:
     await federation.discover_and_register(peer.url)
     async with federation.transaction() as session:
         await federation.enqueue_delivery(session, "deliver-post", peer.url + POSTS_PATH, peer.url, PAYLOAD)
-    async with asyncio.timeout(10):
-        while not peer.applied:
-            await asyncio.sleep(0.01)
+    await until(lambda: peer.applied)
     await federation.close_federation()
     assert all(running.task.done() for running in pair)
     assert await federation.start_federation_worker() is not pair

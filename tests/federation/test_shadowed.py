@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 USED = "import federation; federation.transaction; print('used')"
@@ -26,9 +28,8 @@ def host(tmp_path: Path) -> Path:
 
 def run(host: Path, *arguments: str, path: Sequence[Path] = (ROOT,)) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONWARNINGS": "error"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=host, env=environment, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=host, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
 def refused(host: Path) -> str:

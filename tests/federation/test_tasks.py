@@ -17,6 +17,7 @@ from federation.node_workers import FederationWorkers
 from federation.run import run
 from federation.tasks import declared_tasks, enqueue_task, task
 from tests.federation.conftest import MakeSettings
+from tests.patience import eventually, until
 from workers import DeduplicationMode, EnqueueStatus, Job, JobState, Unsupported
 
 seen: list[object] = []
@@ -81,9 +82,7 @@ async def test_a_task_runs_on_the_nodes_workers(node: Federation) -> None:
     with capture_logs() as logs:
         workers.start()
         enqueued = await enqueue_task(note, {"to": "bob"})
-        async with asyncio.timeout(10):
-            while not await node.tasks_queue.get_result(enqueued.id):
-                await asyncio.sleep(0.01)
+        await until(lambda: node.tasks_queue.get_result(enqueued.id))
         await workers.stop()
     assert seen[-1] == ({"to": "bob"}, node)
     assert enqueued.status is EnqueueStatus.QUEUED
@@ -100,9 +99,7 @@ async def test_the_setting_bounds_how_many_run_at_once(make_settings: MakeSettin
     workers.start()
     for _ in range(6):
         await enqueue_task(crowded, None)
-    async with asyncio.timeout(10):
-        while (await node.tasks_queue.counts())[JobState.COMPLETED] < 6:
-            await asyncio.sleep(0.01)
+    await eventually(node.tasks_queue.counts, lambda counts: counts[JobState.COMPLETED] == 6)
     await workers.stop()
     federation.process.release()
     await node.close()
@@ -117,9 +114,7 @@ async def test_a_restarted_pair_finds_its_tasks_worker(embedded: Federation) -> 
             await running.stop()
         workers.start()
         enqueued = await enqueue_task(note, "again")
-        async with asyncio.timeout(10):
-            while not await embedded.tasks_queue.get_result(enqueued.id):
-                await asyncio.sleep(0.01)
+        await until(lambda: embedded.tasks_queue.get_result(enqueued.id))
         await workers.stop()
     ours = [entry["event"] for entry in logs if entry.get("queue") == "federation-tasks"]
     assert ours == ["worker_ready", "worker_stopped"]
@@ -133,9 +128,7 @@ async def test_a_task_meets_the_node_that_runs_it(make_settings: MakeSettings, e
     node = federation.process.get_federation()
     assert node.settings is settings
     enqueued = await enqueue_task(note, "here")
-    async with asyncio.timeout(10):
-        while not await node.tasks_queue.get_result(enqueued.id):
-            await asyncio.sleep(0.01)
+    await until(lambda: node.tasks_queue.get_result(enqueued.id))
     assert seen[-1] == ("here", node)
     running.cancel()
     await asyncio.wait([running])

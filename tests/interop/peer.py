@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 HERE = Path(__file__).parent
-ANSWER_SECONDS = 20.0
 
 Peer = TypeVar("Peer", bound="NodeProcess")
 
@@ -31,7 +32,7 @@ class NodeProcess:
     async def answer(self) -> Any:
         """What Node said next."""
         assert self._process.stdout is not None
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             line = await self._process.stdout.readline()
         message = json.loads(line or b'{"error": "the Node process ended"}')
         assert "error" not in message, message["error"]
@@ -53,7 +54,7 @@ class NodeProcess:
 
     async def dead(self) -> None:
         """It ended by itself, with an error."""
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await self._process.wait() > 0
 
     async def kill(self) -> None:
@@ -147,5 +148,7 @@ def install_npm_packages() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if installed.exists() and installed.stat().st_mtime >= Path(lock.name).stat().st_mtime:
             return
-        result = subprocess.run(["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
+        result = subprocess.run(
+            ["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
         assert result.returncode == 0, f"npm ci failed:\n{result.stderr}"

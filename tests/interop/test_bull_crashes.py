@@ -13,8 +13,8 @@ from tests.chaos import ledger
 from tests.interop.bull_child import Order, bull_child, kill
 from tests.interop.bull_jobs import Obedient
 from tests.interop.bull_queue import Ids, a_job, ended
-from tests.interop.patience import eventually
 from tests.interop.peer import BullPeer, bull_peer
+from tests.patience import eventually
 from tests.workers.running import AT_ONCE, running
 from workers import Worker
 from workers.errors import LossReason

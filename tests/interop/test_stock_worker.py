@@ -11,7 +11,7 @@ from datetime import timedelta
 import bullmq
 import pytest
 
-from tests.interop.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 from workers import JobState, JobStatus, NewJob, Retry, UnrecoverableError
 from workers.jobs import TERMINAL_EVENTS
 from workers.storage.bullmq import BullMQStorage, as_processor

@@ -19,6 +19,7 @@ from tests.chaos.bull.crew import Crew, Place, crew_of
 from tests.chaos.bull.verdict import Verdict, judge, runs_of
 from tests.interop.bull_queue import DIALECTS, Ids
 from tests.interop.peer import BullPeer, bull_peer
+from tests.patience import LONG_PATIENCE_SECONDS
 from tests.servers import valkey
 from workers import NewJob, RetryPolicy
 from workers.storage.bull import BullStorage
@@ -27,7 +28,7 @@ QUEUE: Final = "chaos"
 ATTEMPTS: Final = 1_000
 PAUSE_EVERY: Final = 3
 """Kills from one pause to the next."""
-PEACE_SECONDS: Final = 90.0
+PEACE_SECONDS: Final = LONG_PATIENCE_SECONDS
 """How long the last crew may take for what is left: a killed one's lock, some sweeps, and some room."""
 LISTS: Final = ("wait", "paused", "active", "delayed", "failed", "completed")
 
@@ -83,8 +84,9 @@ class Round:
         await self._storage.resume()
 
     def _milliseconds(self) -> int:
-        # Some run longer than any lock, and live by its renewals.
-        return self._chance.choices([self._chance.randint(5, 300), self._longest], [99, 1])[0]
+        # Some run longer than any lock, and live by its renewals; the first one does, however few there are.
+        chosen = self._chance.choices([self._chance.randint(5, 300), self._longest], [99, 1])[0]
+        return chosen if self.wanted else self._longest
 
     async def _add_in_node(self, data: dict[str, Any]) -> str:
         backoffs = [None, 50, {"type": "fixed", "delay": 50}, {"type": "exponential", "delay": 30}]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from db import BlacklistedServer, Database
+from tests.patience import PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "export_blacklist.py"
 PAST = datetime(2025, 1, 1, tzinfo=UTC)
@@ -18,7 +19,9 @@ PAST = datetime(2025, 1, 1, tzinfo=UTC)
 def run(directory: Path, database_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {"DATABASE_URL": database_url, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, env=environment, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
 
 
 @pytest.fixture

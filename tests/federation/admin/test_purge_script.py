@@ -12,17 +12,20 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import Database, DeliveryJob
+from tests.patience import PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "purge_deliveries.py"
 
 
 def run(directory: Path, database_url: str) -> subprocess.CompletedProcess[str]:
     environment = {"DATABASE_URL": database_url, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, str(SCRIPT)]
     return subprocess.run(
-        [sys.executable, str(SCRIPT)], env=environment, cwd=directory, capture_output=True, text=True, timeout=60
+        command, env=environment, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
 
 
+@pytest.mark.spread("database_url")
 async def test_what_is_past_its_time_goes(database: Database, database_url: str, tmp_path: Path) -> None:
     """And what is not stays; the numbers are printed."""
     now = datetime.now(UTC)

@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They have the time that a JVM takes to start; one worker of xdist runs them all (`tests/conftest.py`)."""
     for item in items:
         if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.timeout(300))  # the first one starts the JVM, perhaps on a busy machine
+            item.add_marker(pytest.mark.timeout(900))  # the first one starts the JVM, perhaps on a busy machine
             # py4j leaves the closing of its sockets to the garbage collector.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pyspark
 
+from tests.patience import LONG_PATIENCE_SECONDS
+
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "registry_analytics.py"
 
 RUN_AND_EXPORT = """
@@ -45,7 +47,7 @@ class ScriptRun:
 
     def end(self) -> tuple[int, str, str]:
         """Its status, stdout and stderr, once it has ended."""
-        stdout, stderr = self._process.communicate(timeout=280)
+        stdout, stderr = self._process.communicate(timeout=LONG_PATIENCE_SECONDS)
         return self._process.returncode, stdout, stderr
 
     def kill(self) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from tests.federation.test_run import ROOT
+from tests.patience import PATIENCE_SECONDS
 
 PROGRAM = """
 import logging
@@ -34,7 +35,7 @@ def test_libraries_do_not_say_what_they_do_even_at_debug() -> None:
     """Drivers would log statements with their values; of an exception neither message nor variable is shown, whoever
     logs it."""
     finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     lines = [json.loads(line) for line in finished.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["a warning", "ours", "failed", "a library failed"]
@@ -53,7 +54,7 @@ def test_a_person_sees_the_same_of_a_crash() -> None:
     """On a terminal, too: the frames and the classes, and no message."""
     program = f"import sys; sys.stderr.isatty = lambda: True\n{PROGRAM}"
     finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     assert "LookupError\n" in finished.stderr
     assert "a library failed" in finished.stderr

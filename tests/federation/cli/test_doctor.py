@@ -18,6 +18,7 @@ from federation.app import Federation
 from federation.base.settings import Settings
 from tests.federation.cli.conftest import Command
 from tests.misbehaving import respond
+from tests.patience import PATIENCE_SECONDS
 from tests.peer import Peer
 from tests.servers import free_port
 
@@ -37,7 +38,7 @@ def fresh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
 
     return run

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.federation.cli.conftest import Command
+from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"sqlalchemy", "aiohttp", "alembic", "nacl", "structlog", "rich", "bullmq", "redis", "apscheduler"}
@@ -38,7 +39,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
 
 
@@ -87,7 +88,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, package: str, queues: dict[str
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **queues},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.stderr == f"federation: this needs more packages: pip install 'federation-delivery[{extra}]'\n"
     assert done.returncode == 2

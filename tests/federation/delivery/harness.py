@@ -24,6 +24,7 @@ from federation.health.checks import health_check_id
 from federation.node_workers import log_event
 from federation.protocol.activities import follow_activity, post_activity
 from federation.servers.discovery import Discover
+from tests.patience import PATIENCE_SECONDS
 from tests.peer import POSTS_PATH, Peer
 from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
@@ -32,7 +33,6 @@ FOLLOWER, FOLLOWED = "user-a", "user-b"
 POST_TEXT = "the-plaintext-nobody-may-log"
 
 _ENDED = frozenset({WorkerEventKind.COMPLETED, WorkerEventKind.FAILED})
-_PATIENCE = 30.0
 _GRACE = timedelta(seconds=1)
 
 
@@ -186,7 +186,7 @@ class Site:
     async def until(self, condition: Callable[[], object]) -> None:
         """`condition()` is true, looked at after each event of the worker."""
         assert self._running is not None
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             self._happened.clear()
             happened = asyncio.create_task(self._happened.wait())

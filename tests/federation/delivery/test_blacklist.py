@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from federation.app import Federation
 from federation.delivery.slots import ServerSlots
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.misbehaving import Exchange, Received, hang
+from tests.patience import eventually
 from tests.peer import DISCOVER_PATH, POSTS_PATH, Peer, acquaint
 from workers import JobState
 
@@ -65,9 +65,10 @@ async def test_a_running_worker_sees_a_rule_of_another_process(federation: Feder
 
 
 async def _until_posts_end(site: Site, peer: Peer, state: JobState) -> None:
-    async with asyncio.timeout(10):
-        while (await site.outcome(await site.owe_post(peer))).state is not state:
-            await asyncio.sleep(0.05)
+    async def new_post() -> JobState:
+        return (await site.outcome(await site.owe_post(peer))).state
+
+    await eventually(new_post, lambda found: found is state)
 
 
 @pytest.mark.parametrize("rule", ["*.127.0.0.1", "HTTP://127.1:{port}/"])

@@ -15,6 +15,7 @@ from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site, follow_payload, job_data
 from tests.federation.protocol.vectors import B
 from tests.misbehaving import Exchange, Received, hang, respond, respond_with
+from tests.patience import PATIENCE_SECONDS
 from tests.peer import DISCOVER_PATH, FOLLOWS_PATH, Peer, acquaint, introduce, json_answer
 from workers import JobState, WorkerEventKind
 
@@ -180,7 +181,7 @@ async def test_a_cancelled_attempt_leaves_the_discovery_to_the_others(site: Site
     discovery = site.federation.discovery
     first = asyncio.create_task(discovery(peer.url))
     second = asyncio.create_task(discovery(peer.url))
-    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.wait_for(asked.wait(), PATIENCE_SECONDS)
     first.cancel()
     go_on.set()
 

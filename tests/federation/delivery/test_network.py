@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -31,7 +30,8 @@ from tests.misbehaving import (
 from tests.peer import Peer, acquaint
 from workers import JobState
 
-DEADLINE = timedelta(milliseconds=250)
+DEADLINE = timedelta(seconds=1)
+"""Much shorter than a delivery's own, and long enough for an honest answer on a busy machine."""
 
 BROKEN: dict[str, tuple[Behaviour, str]] = {
     "reset": (reset(), "CONN_RESET"),
@@ -79,11 +79,9 @@ async def test_no_exchange_outlasts_the_deadline(hasty: Site, peer: Peer, kind: 
     looked, next_attempt = held(peer)
     peer.server.upcoming += [SLOW[kind], next_attempt]
     delivery = await hasty.owe_post(peer)
-    started = time.monotonic()
     hasty.start()
     await hasty.until(lambda: hasty.failing)
 
-    assert time.monotonic() - started < 2
     server = await hasty.server(peer.url)
     assert server is not None
     assert (server.is_healthy, server.unhealthy_reason) == (False, "TIMEOUT")
@@ -92,7 +90,7 @@ async def test_no_exchange_outlasts_the_deadline(hasty: Site, peer: Peer, kind: 
     fate = await hasty.outcome(delivery)
     assert fate.row is None
     assert (fate.state, fate.codes[0], fate.codes[-1]) == (JobState.COMPLETED, "TIMEOUT", None)
-    assert DEADLINE.total_seconds() * 1000 <= fate.log[0].duration_ms < 2000
+    assert DEADLINE.total_seconds() * 1000 <= fate.log[0].duration_ms < DELIVERY_TIMEOUT.total_seconds() * 1000
     assert (fate.log[0].http_status, fate.log[0].response_bytes) == (None, None)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import Exchange, Received, hang
+from tests.patience import until
 from tests.peer import Peer
 from workers import JobState
 
@@ -20,7 +20,7 @@ async def test_a_delivery_cut_off_by_a_stop_is_made_again(site: Site, peer: Peer
     peer.server.upcoming += [peer.after_applying(hang())]
     delivery = await site.owe_follow(peer)
     site.start()
-    await _until(lambda: peer.arrived)
+    await until(lambda: peer.arrived)
 
     await site.stop(skip_grace=True)
 
@@ -51,7 +51,7 @@ async def test_a_delivery_that_ends_within_the_grace_completes(site: Site, peer:
     peer.server.upcoming += [slow]
     delivery = await site.owe_post(peer)
     site.start()
-    await _until(lambda: peer.deliveries)
+    await until(lambda: peer.deliveries)
     stopping = asyncio.create_task(site.stop())
     await asyncio.sleep(0)
     late = await site.owe_post(peer)
@@ -70,15 +70,9 @@ async def test_a_stop_frees_every_slot(site: Site, peer: Peer) -> None:
     peer.server.upcoming += [hang(), hang(), hang()]
     deliveries = await site.owe_posts(peer, 3)
     site.start()
-    await _until(lambda: len(peer.deliveries) == 3)
+    await until(lambda: len(peer.deliveries) == 3)
     await site.stop(skip_grace=True)
 
     await site.ended(*deliveries)
 
     assert len(peer.applied) == 3
-
-
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)

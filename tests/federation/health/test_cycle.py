@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import select
@@ -14,6 +13,7 @@ from db import Server, ServerHealthEvent
 from federation.app import Federation
 from federation.node_workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
+from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, acquaint
 
 PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
@@ -34,13 +34,6 @@ async def federation(make_settings: MakeSettings, queue_settings: dict[str, obje
     yield node
     await workers.stop()
     await node.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for it, 10 s at most."""
-    async with asyncio.timeout(10):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def row(federation: Federation) -> Server:

@@ -18,9 +18,8 @@ from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.listener import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsListener
 from federation.monitoring.monitor import monitored
 from federation.monitoring.prometheus import ProcessMetrics
+from tests.patience import PATIENCE_SECONDS, eventually
 from tests.servers import free_port
-
-PATIENCE_SECONDS = 10
 
 
 @pytest.fixture
@@ -91,9 +90,7 @@ async def test_connections_are_counted(federation: Federation) -> None:
     assert await sent(port, request) == b""
     for _, writer in held:
         writer.transport.abort()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (answer := await sent(port, request)):
-            await asyncio.sleep(0.01)
+    answer = await eventually(lambda: sent(port, request), bool)
     assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"status": "ok"}
     assert (await sent(port, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
     await listener.close()

@@ -15,6 +15,7 @@ import pytest
 from federation.base.settings import write_env_file
 from federation.protocol.keys import generate_own_keys
 from tests.federation.test_run import ROOT, Folder
+from tests.patience import PATIENCE_SECONDS
 from tests.servers import free_port
 
 IMPORTS = """
@@ -42,7 +43,7 @@ async def folder(tmp_path: Path, migrated_file: Path) -> AsyncIterator[Folder]:
 def answer(url: str) -> httpx.Response | None:
     """What is answered, None while nobody does."""
     try:
-        return httpx.get(url, timeout=5, trust_env=False)
+        return httpx.get(url, timeout=PATIENCE_SECONDS, trust_env=False)
     except httpx.TransportError:
         return None
 
@@ -81,4 +82,4 @@ async def test_both_ports_of_a_process_tell_how_it_is(folder: Folder) -> None:
 
 def test_metrics_are_an_extra() -> None:
     """Nothing imports the client library that was not asked for metrics."""
-    subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, check=True, timeout=PATIENCE_SECONDS)

@@ -20,12 +20,12 @@ from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, code_label
 from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import read_numbers
 from federation.monitoring.prometheus import ProcessMetrics
+from tests.patience import PATIENCE_SECONDS
 from workers import Claim, Job, Queue, WorkerEvent, WorkerEventKind
 from workers.jobs import DROP
 from workers.storage.memory import MemoryStorage
 from workers.testing.faults import faulty
 
-PATIENCE_SECONDS = 10
 NOW = datetime.now(UTC)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,9 +19,8 @@ from federation.monitoring.endpoints import READY_PATH, Endpoints
 from federation.monitoring.readiness import Readiness
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import MisbehavingServer, hang
+from tests.patience import eventually
 from tests.servers import free_port
-
-PATIENCE_SECONDS = 10
 
 
 @pytest.fixture
@@ -155,9 +153,6 @@ async def test_what_hangs_fails_and_is_not_asked_again(stubborn: asyncio.Event) 
             assert (await readiness()).checks == {"queue": False, "database": True}
     assert begun == 1
     stubborn.set()
-    deadline = time.monotonic() + PATIENCE_SECONDS
     with capture_logs():
-        while not (await readiness()).ready and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        assert (await readiness()).ready
+        await eventually(readiness, lambda found: found.ready)
     await readiness.close()

@@ -32,6 +32,7 @@ from tests.misbehaving import (
     respond_with,
     truncate,
 )
+from tests.patience import until
 from tests.peer import introduce
 from tests.relaying_peer import RelayingPeer
 
@@ -309,9 +310,7 @@ async def test_one_target_cannot_take_all_connections(node: Node, peer: RemoteSe
 
     target.server.routes[RELAY_PATH] = wait
     asked = [asyncio.create_task(ask(node, peer, proxied(peer, target))) for _ in range(MAX_FORWARDS_PER_TARGET)]
-    async with asyncio.timeout(5):
-        while len(target.deliveries) < MAX_FORWARDS_PER_TARGET:
-            await asyncio.sleep(0.005)
+    await until(lambda: len(target.deliveries) == MAX_FORWARDS_PER_TARGET)
 
     refused = await ask(node, peer, proxied(peer, target))
     done.set()

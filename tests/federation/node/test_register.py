@@ -16,6 +16,7 @@ from federation.protocol.models import validate
 from tests.federation.node.conftest import Node
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -272,7 +273,7 @@ async def test_a_flood_of_registrations_asks_only_a_few_servers_at_once(
 
     server.routes["/discover"] = wait
     tasks = [asyncio.create_task(node.discover(remote.register())) for _ in range(MAX_CALLBACKS + 1)]
-    [first], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+    [first], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_SECONDS)
     released.set()
     answers = await asyncio.gather(*tasks)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,8 +16,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from federation.node.server import ConnectionLimits, NodeServer
+from tests.patience import PATIENCE_SECONDS, until
 
 SOON = timedelta(milliseconds=200)
+HOUR = timedelta(hours=1)
+LIMITS = ConnectionLimits(request=HOUR, answer=HOUR, early=HOUR)
+"""What ends a connection before a test's patience ends is the one limit that the test shortens."""
 HEAD = b"POST / HTTP/1.1\r\nHost: b.example\r\n"
 ANSWER = b"x" * 1024 * 1024
 
@@ -61,12 +66,6 @@ async def listening(limits: ConnectionLimits) -> AsyncIterator[NodeServer]:
         await serving
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def connected(server: NodeServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.config.port)
@@ -79,7 +78,7 @@ async def connected(server: NodeServer) -> AsyncIterator[tuple[asyncio.StreamRea
 async def read_to_end(reader: asyncio.StreamReader) -> bytes:
     """What arrives until the server ends the connection, in good order or not."""
     received = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         try:
             while chunk := await reader.read(65536):
                 received += chunk
@@ -97,7 +96,7 @@ async def drip_headers(writer: asyncio.StreamWriter) -> None:
 @pytest.mark.parametrize("sent", [b"", b"POST", HEAD], ids=["nothing", "a word", "half a head"])
 async def test_a_client_without_a_request_is_cut(sent: bytes) -> None:
     """Silence does not hold a connection, wherever in a head it begins."""
-    async with listening(ConnectionLimits(request=SOON)) as server, connected(server) as (reader, writer):
+    async with listening(replace(LIMITS, request=SOON)) as server, connected(server) as (reader, writer):
         writer.write(sent)
 
         assert await read_to_end(reader) == b""
@@ -106,7 +105,7 @@ async def test_a_client_without_a_request_is_cut(sent: bytes) -> None:
 @pytest.mark.parametrize("before", [b"", HEAD + b"Content-Length: 0\r\n\r\n"], ids=["first request", "second request"])
 async def test_headers_one_by_one_hold_no_connection(before: bytes) -> None:
     """The time for a head is counted from its beginning, not from its last byte."""
-    async with listening(ConnectionLimits(request=SOON)) as server, connected(server) as (reader, writer):
+    async with listening(replace(LIMITS, request=SOON)) as server, connected(server) as (reader, writer):
         writer.write(before + HEAD)
         dripping = asyncio.create_task(drip_headers(writer))
 
@@ -118,7 +117,7 @@ async def test_headers_one_by_one_hold_no_connection(before: bytes) -> None:
 
 async def test_a_body_has_more_time_than_a_head() -> None:
     """Once the head is there, its time does not run any more."""
-    async with listening(ConnectionLimits(request=SOON)) as server, connected(server) as (reader, writer):
+    async with listening(replace(LIMITS, request=SOON)) as server, connected(server) as (reader, writer):
         writer.write(HEAD + b"Content-Length: 2\r\nConnection: close\r\n\r\nx")
         await asyncio.sleep(2 * SOON.total_seconds())
         writer.write(b"x")
@@ -128,7 +127,7 @@ async def test_a_body_has_more_time_than_a_head() -> None:
 
 async def test_a_client_that_reads_no_answer_is_cut() -> None:
     """Requests whose answers nobody takes are given up, with the tasks that wait to send them."""
-    async with listening(ConnectionLimits(answer=SOON)) as server, connected(server) as (_, writer):
+    async with listening(replace(LIMITS, answer=SOON)) as server, connected(server) as (_, writer):
         writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's transport reads, too
         writer.write(b"GET /talk HTTP/1.1\r\nHost: b.example\r\n\r\n" * 50)
         await until(lambda: bool(server.server_state.tasks))
@@ -144,11 +143,11 @@ async def test_a_client_that_still_sends_can_read_its_answer() -> None:
     """Nothing resets its connection under it, and when it has read it is not waited for."""
 
     def send_all_then_read(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as client:
             client.sendall(ENDLESS + CHUNK * 64)
             return b"".join(iter(lambda: client.recv(65536), b""))
 
-    async with listening(ConnectionLimits(early=timedelta(seconds=60))) as server:
+    async with listening(LIMITS) as server:
         answer = await asyncio.to_thread(send_all_then_read, server.config.port)
         await until(lambda: not server.server_state.connections)
     assert answer.startswith(b"HTTP/1.1 413 ")
@@ -163,15 +162,15 @@ async def test_a_client_that_never_ends_is_cut() -> None:
             writer.write(CHUNK)
             await writer.drain()
 
-    async with listening(ConnectionLimits(early=SOON)) as server, connected(server) as (_, writer):
+    async with listening(replace(LIMITS, early=SOON)) as server, connected(server) as (_, writer):
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(send_for_ever(writer), timeout=5)
+            await asyncio.wait_for(send_for_ever(writer), timeout=PATIENCE_SECONDS)
 
 
 async def test_connections_are_counted() -> None:
     """From `busy` on a client is told to come back; beyond the limit it is not heard; room comes back."""
     request = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-    async with listening(ConnectionLimits(busy=2, connections=2)) as server:
+    async with listening(replace(LIMITS, busy=2, connections=2)) as server:
         async with connected(server), connected(server) as (reader, writer):
             await until(lambda: len(server.server_state.connections) == 2)
             async with connected(server) as (third, _):
@@ -192,7 +191,7 @@ async def test_a_body_that_breaks_its_framing_is_no_fault_of_ours(
     path = b"/" if moment == "while it reads" else b"/refuse"
     head = b"POST " + path + b" HTTP/1.1\r\nHost: b.example\r\nTransfer-Encoding: chunked\r\n\r\n"
     received = b""
-    async with listening(ConnectionLimits()) as server, connected(server) as (reader, writer):
+    async with listening(LIMITS) as server, connected(server) as (reader, writer):
         if moment == "before the endpoint runs":
             writer.write(head + b"no chunk\r\n")
         else:
@@ -211,7 +210,7 @@ async def test_a_body_that_breaks_its_framing_is_no_fault_of_ours(
 
 async def test_a_head_has_a_limit() -> None:
     """A header without an end is refused long before memory is at stake."""
-    async with listening(ConnectionLimits()) as server, connected(server) as (reader, writer):
+    async with listening(LIMITS) as server, connected(server) as (reader, writer):
         writer.write(HEAD + b"X: " + b"y" * 20_000)
 
         assert b" 400 " in await read_to_end(reader)

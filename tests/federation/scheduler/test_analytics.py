@@ -19,8 +19,7 @@ from federation.scheduler import analytics as module
 from federation.scheduler.analytics import AFTER_MIDNIGHT, TOLD, NightlyAnalytics
 from federation.scheduler.runner import JobFailed
 from tests.federation.conftest import MakeSettings
-
-PATIENCE_SECONDS = 20
+from tests.patience import until
 
 
 @pytest.fixture
@@ -132,9 +131,7 @@ async def test_a_run_that_is_cut_off_leaves_no_process(
     trap = "trap '' TERM; " if stubborn else ""
     (interpreter / "behave").write_text(f"{trap}echo $$ > {interpreter}/pid; while :; do sleep 0.05; done\n")
     running = asyncio.create_task(NightlyAnalytics(interpreter)())
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (interpreter / "pid").exists() or not (interpreter / "pid").read_text().strip():
-            await asyncio.sleep(0.01)
+    await until(lambda: (interpreter / "pid").exists() and (interpreter / "pid").read_text().strip())
     running.cancel()
     await asyncio.wait([running])
     with pytest.raises(ProcessLookupError):

@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from db import Database, RunOutcome, SchedulerJob
 from federation.scheduler.leases import Leases, last_runs
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
+from tests.patience import PATIENCE_SECONDS, until
 
 HOUR = timedelta(hours=1)
-PATIENCE_SECONDS = 10
 
 Work = Callable[[], Awaitable[Mapping[str, object]]]
 
@@ -192,9 +192,7 @@ async def test_a_database_that_is_away_is_logged_and_tried_again(tmp_path_factor
     try:
         with capture_logs() as logs:
             scheduler.start()
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while len(logs) < 2:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(logs) >= 2)
             await scheduler.stop()
     finally:
         await database.close()

@@ -16,6 +16,7 @@ from federation.servers.discovery import DiscoveryError, ServerBlacklisted
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, hang, redirect, reset, respond, truncate
+from tests.patience import until
 from tests.peer import Peer, acquaint
 
 STRANGER = generate_own_keys()
@@ -197,8 +198,7 @@ async def test_nobody_waiting_any_more_is_no_complaint(federation: Federation, p
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     caller = asyncio.create_task(federation.discovery(peer.url))
-    while not peer.server.requests:
-        await asyncio.sleep(0.001)
+    await until(lambda: peer.server.requests)
     caller.cancel()
     await asyncio.wait([caller])
     await peer.server.stop()

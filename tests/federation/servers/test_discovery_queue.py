@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
@@ -20,6 +20,7 @@ from federation.servers.discovery import DiscoveryError
 from federation.servers.discovery_queue import QueuedDiscovery
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import hang, respond
+from tests.patience import until
 from tests.peer import DISCOVER_PATH, POSTS_PATH, Peer
 from workers import JobState, Worker
 
@@ -51,13 +52,6 @@ async def owe(federation: Federation, peer: Peer, count: int) -> None:
         for number in range(count):
             payload = f'{{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{{"id":"p{number}"}}}}'
             await federation.outbox.enqueue_delivery(session, "deliver-post", peer.url + POSTS_PATH, peer.url, payload)
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for it, 10 s at most."""
-    async with asyncio.timeout(10):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_hundred_deliveries_of_several_processes_discover_once(

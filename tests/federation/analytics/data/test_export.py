@@ -22,6 +22,7 @@ from federation.analytics.data.source import SourceTables
 from federation.analytics.errors import AnalyticsError, DatabaseUnavailable, DirectoryUnusable
 from federation.analytics.frames import Window
 from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attempts, execute, fill, moment
+from tests.patience import PATIENCE_SECONDS
 from tests.servers import free_port
 
 NOW = moment(2, 15)
@@ -235,7 +236,7 @@ def test_a_killed_run_leaves_no_half_day(tmp_path: Path) -> None:
     """`kill -9` before each of its steps: every day is of one generation, and the next run clears what is left."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 30
 

@@ -7,6 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from tests.patience import PATIENCE_SECONDS
+
 SPARED = """
 import gc, pickle, sys, zipimport
 from federation.analytics.data.source import FederationSource
@@ -40,5 +42,6 @@ def test_a_source_and_a_reader_spare_the_worker_they_come_to(tmp_path: Path) -> 
     with zipfile.ZipFile(archive, "w") as file:
         for name in ("first", "second", "third"):
             file.writestr(f"{name}.py", f"name = {name!r}")
-    done = subprocess.run([sys.executable, "-c", SPARED, archive], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", SPARED, archive]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (done.stdout, done.stderr) == ("first second third True\n", "")

@@ -32,6 +32,7 @@ from federation.analytics.data.sinks import write_outputs
 from federation.analytics.errors import DirectoryUnusable
 from federation.analytics.frames import Window
 from tests.federation.analytics.story import AS_OF, SICK, make_outputs
+from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[4]
 LAST_DAYS = Window(since=AS_OF - timedelta(days=1), until=AS_OF + timedelta(days=1))
@@ -200,7 +201,7 @@ def write_and_die(spark: SparkSession, out: Path, *, after: int) -> subprocess.C
     environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", CHILD, str(out), str(after)]
     try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     finally:
         spark.catalog.clearCache()  # it could not release what it kept
 

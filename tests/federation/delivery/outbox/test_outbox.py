@@ -20,6 +20,7 @@ from federation.base.settings import Settings
 from federation.delivery.outbox import Outbox
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.outbox.conftest import PAYLOAD, SERVER, TARGET, Place
+from tests.patience import PATIENCE_SECONDS
 from tests.servers import free_port
 from workers import StorageUnavailable
 from workers.jobs import EnqueueStatus
@@ -119,7 +120,7 @@ async def test_adding_the_job_of_a_row_again_is_harmless(place: Place) -> None:
 
 async def test_the_first_use_of_the_queue_may_be_in_a_transaction_that_has_written(place: Place) -> None:
     """Nothing waits for a lock that the transaction itself holds."""
-    async with asyncio.timeout(5), place.outbox.transaction() as session:
+    async with asyncio.timeout(PATIENCE_SECONDS), place.outbox.transaction() as session:
         delivery_id = await place.enqueue(session)
         await session.flush()
     assert await place.jobs() == {delivery_id}
