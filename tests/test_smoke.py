@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LUA = "workers/storage/lua/claim.lua"
+LUA = "workers/storage/redis/lua/claim.lua"
 
 
 @pytest.fixture(scope="module")

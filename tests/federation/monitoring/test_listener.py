@@ -23,10 +23,16 @@ from tests.servers import free_port
 
 
 @pytest.fixture
-async def port(federation: Federation) -> AsyncIterator[int]:
+def patience() -> timedelta:
+    """The listener's with a client: as long as a test's, unless the test is about it."""
+    return timedelta(seconds=PATIENCE_SECONDS)
+
+
+@pytest.fixture
+async def port(federation: Federation, patience: timedelta) -> AsyncIterator[int]:
     """The port of a listener with everything."""
     chosen = free_port()
-    listener = MetricsListener(Endpoints(federation.readiness, ProcessMetrics()), timeout=timedelta(milliseconds=500))
+    listener = MetricsListener(Endpoints(federation.readiness, ProcessMetrics()), timeout=patience)
     await listener.start("127.0.0.1", chosen)
     yield chosen
     await listener.close()
@@ -73,6 +79,7 @@ async def test_nonsense_is_refused(port: int, data: bytes) -> None:
     assert (await sent(port, data)).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize("patience", [timedelta(seconds=1)])
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * MAX_HEAD_BYTES, b"GET /"], ids=["long", "slow"])
 async def test_what_is_too_long_or_too_slow_is_cut(port: int, data: bytes) -> None:
     """Without an answer, and others are served on."""

@@ -20,7 +20,7 @@ from workers.testing import Finding, MemoryHarness, UrlHarness, all_cases, certi
 from workers.testing.__main__ import main
 from workers.testing.case import GUARANTEES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CANCEL = [case for case in all_cases() if case.verb == "cancel"]
 
 

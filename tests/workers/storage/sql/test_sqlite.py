@@ -194,7 +194,7 @@ def test_repr_names_file_and_queue_only(tmp_path: Path) -> None:
 
 async def test_a_locked_database_is_unavailable_and_blocks_no_loop(url: str) -> None:
     """A step that cannot get the write lock in time fails as unavailable, reads go on meanwhile, and it recovers."""
-    async with connected(SqlStorage(url, busy_timeout=timedelta(milliseconds=500))) as storage:
+    async with connected(SqlStorage(url, busy_timeout=timedelta(seconds=2))) as storage:
         lock = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
         blocked = asyncio.create_task(storage.enqueue([job("a")]))
