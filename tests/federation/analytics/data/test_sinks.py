@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,21 @@ from tests.patience import PATIENCE_SECONDS
 ROOT = Path(__file__).parents[4]
 LAST_DAYS = Window(since=AS_OF - timedelta(days=1), until=AS_OF + timedelta(days=1))
 EARLIER = AS_OF - timedelta(days=2)
+THREE_DAYS = Window(since=EARLIER, until=LAST_DAYS.until)
+
+
+@pytest.fixture(scope="module")
+def first_run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written once, to be copied."""
+    directory = tmp_path_factory.mktemp("first-run") / "out"
+    write_outputs(make_outputs(spark, SICK[:1]), directory, THREE_DAYS)
+    return directory
+
+
+@pytest.fixture
+def out(first_run: Path, tmp_path: Path) -> Path:
+    """A directory with the results of a run over three days."""
+    return shutil.copytree(first_run, tmp_path / "out")
 
 
 def content(out: Path) -> dict[str, list[dict[str, Any]]]:
@@ -69,34 +85,31 @@ def test_what_is_read_back_is_what_was_computed(spark: SparkSession, tmp_path: P
     assert urls == sorted(character.url for character in SICK)
 
 
-def test_a_day_is_replaced_and_the_others_are_not_touched(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_day_is_replaced_and_the_others_are_not_touched(spark: SparkSession, out: Path) -> None:
     """Late data change the days of the window, byte for byte nothing else; writing the same twice changes no row."""
-    three = Window(since=EARLIER, until=LAST_DAYS.until)
-    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, three)
-    before = content(tmp_path)
-    kept = [result.file(tmp_path, EARLIER) for result in DAILY]
+    before = content(out)
+    kept = [result.file(out, EARLIER) for result in DAILY]
     identity = [(file.stat().st_ino, file.read_bytes()) for file in kept]
 
-    late = [daily_row("https://late.example", day) for day in three.days]
-    write_outputs(make_outputs(spark, SICK[:1], server_daily=late), tmp_path, LAST_DAYS)
+    late = [daily_row("https://late.example", day) for day in THREE_DAYS.days]
+    write_outputs(make_outputs(spark, SICK[:1], server_daily=late), out, LAST_DAYS)
     assert [(file.stat().st_ino, file.read_bytes()) for file in kept] == identity
-    read = read_days(spark, tmp_path, SERVER_DAILY, three.days).orderBy("day").collect()
+    read = read_days(spark, out, SERVER_DAILY, THREE_DAYS.days).orderBy("day").collect()
     assert [row.server_url for row in read] == [SICK[0].url, "https://late.example", "https://late.example"]
 
-    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
-    assert content(tmp_path) == before
+    write_outputs(make_outputs(spark, SICK[:1]), out, LAST_DAYS)
+    assert content(out) == before
 
 
-def test_a_day_and_a_frame_without_rows_take_the_place_of_those_with_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_day_and_a_frame_without_rows_take_the_place_of_those_with_rows(spark: SparkSession, out: Path) -> None:
     """Nothing found is a result: the files are there, with their columns, and empty."""
-    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
     only_last = [daily_row("https://a.example", AS_OF)]
     nothing = make_outputs(spark, SICK[:1], server_daily=only_last, network_summary=[], quarantine=[])
-    write_outputs(nothing, tmp_path, LAST_DAYS)
-    assert [row.day for row in read_days(spark, tmp_path, SERVER_DAILY, LAST_DAYS.days).collect()] == [AS_OF]
-    assert read_days(spark, tmp_path, NETWORK_SUMMARY, LAST_DAYS.days).count() == 0
-    assert read_dated(spark, tmp_path, QUARANTINE, AS_OF).count() == 0
-    empty = pyarrow.parquet.ParquetFile(SERVER_DAILY.file(tmp_path, LAST_DAYS.since))
+    write_outputs(nothing, out, LAST_DAYS)
+    assert [row.day for row in read_days(spark, out, SERVER_DAILY, LAST_DAYS.days).collect()] == [AS_OF]
+    assert read_days(spark, out, NETWORK_SUMMARY, LAST_DAYS.days).count() == 0
+    assert read_dated(spark, out, QUARANTINE, AS_OF).count() == 0
+    empty = pyarrow.parquet.ParquetFile(SERVER_DAILY.file(out, LAST_DAYS.since))
     assert empty.metadata.num_rows == 0
     assert empty.schema_arrow.names == [name for name in frames.SERVER_DAILY.names if name != "day"]
 
@@ -108,18 +121,17 @@ def test_results_that_were_never_written_are_named(spark: SparkSession, tmp_path
     assert read_days(spark, tmp_path, SERVER_DAILY, LAST_DAYS.days).collect() == []
 
 
-def test_a_run_that_fails_leaves_everything_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_everything_as_it_was(spark: SparkSession, out: Path) -> None:
     """Even where it fails at the last frame; nothing of it stays, and no frame is kept in memory."""
-    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
-    before = content(tmp_path)
+    before = content(out)
     late = [daily_row("https://late.example", AS_OF)]
     good = make_outputs(spark, SICK[:1], server_daily=late)
     broken = good.quarantine.withColumn("reason", sf.raise_error(sf.lit("a broken disk")).cast("string"))
     failing = frames.Outputs(**{name: getattr(good, name) for name in good.__slots__} | {"quarantine": broken})
     with pytest.raises(PySparkException, match="a broken disk"):
-        write_outputs(failing, tmp_path, LAST_DAYS)
-    assert content(tmp_path) == before
-    assert not (tmp_path / ".staging").exists()
+        write_outputs(failing, out, LAST_DAYS)
+    assert content(out) == before
+    assert not (out / ".staging").exists()
     assert not failing.server_daily.is_cached
 
 
@@ -206,10 +218,8 @@ def write_and_die(spark: SparkSession, out: Path, *, after: int) -> subprocess.C
         spark.catalog.clearCache()  # it could not release what it kept
 
 
-def test_killed_between_two_files_every_day_is_the_old_or_the_new_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_between_two_files_every_day_is_the_old_or_the_new_one(spark: SparkSession, out: Path) -> None:
     """The first day is replaced, the second not, neither is half; the next run tidies and completes it."""
-    out = tmp_path / "out"
-    write_outputs(make_outputs(spark, SICK[:1]), out, LAST_DAYS)
     died = write_and_die(spark, out, after=1)
     assert died.returncode == -signal.SIGKILL, died.stderr
     first, second = (urls(spark, out, SERVER_DAILY, day) for day in LAST_DAYS.days)

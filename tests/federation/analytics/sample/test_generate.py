@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from federation.analytics.data.export import count_rows, exported_days
 from federation.analytics.data.inputs import read_exports
 from federation.analytics.errors import DirectoryUnusable
 from federation.analytics.frames import Inputs, Window
+from federation.analytics.sample import attempts
 from federation.analytics.sample.attempts import make_attempts
 from federation.analytics.sample.generate import generate
 from federation.analytics.sample.servers import History, make_servers
 
-HISTORY = History(attempts=20_000, servers=150, days=9, until=date(2025, 3, 10), seed=1)
+HISTORY = History(attempts=10_000, servers=150, days=9, until=date(2025, 3, 10), seed=1)
 WINDOW = Window(since=date(2025, 3, 1), until=date(2025, 3, 10))
 
 
@@ -35,9 +37,9 @@ def inputs(spark: SparkSession, directory: Path) -> Inputs:
     return read_exports(spark, directory, WINDOW)
 
 
-def fingerprint(attempts: DataFrame) -> object:
+def fingerprint(made: DataFrame) -> object:
     columns = [F.xxhash64(*frames.ATTEMPTS.names).alias("hash")]
-    row = attempts.select(*columns).agg(F.count("*"), F.sum(F.col("hash").cast("decimal(38)"))).first()
+    row = made.select(*columns).agg(F.count("*"), F.sum(F.col("hash").cast("decimal(38)"))).first()
     assert row is not None
     return tuple(row)
 
@@ -52,26 +54,27 @@ def test_it_is_an_export(directory: Path, inputs: Inputs) -> None:
         generate(inputs.attempts.sparkSession, HISTORY, directory)
 
 
-def test_the_seed_decides(spark: SparkSession, inputs: Inputs) -> None:
+def test_the_seed_decides(spark: SparkSession, inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows however the work is divided; others for another seed."""
-    servers = make_servers(spark, HISTORY)
-    again = make_attempts(spark, HISTORY, servers).repartition(3)
+    monkeypatch.setattr(attempts, "ROWS_PER_TASK", HISTORY.attempts // 5)
+    again = make_attempts(spark, HISTORY, make_servers(spark, HISTORY))
+    assert again.rdd.getNumPartitions() == 5
     assert fingerprint(again) == fingerprint(inputs.attempts)
-    other = History(attempts=20_000, servers=150, days=9, until=date(2025, 3, 10), seed=2)
+    other = replace(HISTORY, seed=2)
     assert fingerprint(make_attempts(spark, other, make_servers(spark, other))) != fingerprint(inputs.attempts)
 
 
 def test_attempts_look_real(inputs: Inputs) -> None:
     """In the order of time; most delivered, some of every outcome; the busiest server far ahead; nights quiet."""
-    attempts = inputs.attempts
-    outcomes = {row.outcome: row["count"] for row in attempts.groupBy("outcome").count().collect()}
+    made = inputs.attempts
+    outcomes = {row.outcome: row["count"] for row in made.groupBy("outcome").count().collect()}
     assert outcomes.keys() == set(AttemptOutcome)
     assert 0.85 < outcomes["delivered"] / HISTORY.attempts < 0.99
-    busiest = attempts.groupBy("server_url").count().orderBy(F.desc("count")).collect()
+    busiest = made.groupBy("server_url").count().orderBy(F.desc("count")).collect()
     assert busiest[0]["count"] > 10 * busiest[50]["count"]
-    hours = {row.hour: row["count"] for row in attempts.groupBy(F.hour("started_at").alias("hour")).count().collect()}
+    hours = {row.hour: row["count"] for row in made.groupBy(F.hour("started_at").alias("hour")).count().collect()}
     assert max(hours.values()) > 2 * min(hours.values())
-    figures = attempts.agg(
+    figures = made.agg(
         F.corr("id", F.unix_micros("started_at")).alias("order"),
         F.min("duration_ms").alias("least"),
         F.count_if((F.col("outcome") == "delivered") != F.col("error_code").isNull()).alias("contradictions"),
