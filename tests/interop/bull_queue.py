@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from datetime import timedelta
 from itertools import count
 from typing import Any, Final
 
-from tests.patience import PATIENCE_SECONDS, eventually
+from tests.patience import eventually
 from workers import JobStatus, NewJob
-from workers.jobs import Claim, ErrorInfo, JobOutcome
+from workers.jobs import ErrorInfo, JobOutcome
 from workers.storage.bull import BullStorage
 from workers.storage.bull.codec import Dialect
 
 DIALECTS: Final[dict[str, Dialect]] = {"1.0.0": "B", "1.1.3": "C"}
 """Of Bull's versions, as far as npm has them."""
 
-LEASES = {"*": timedelta(seconds=30)}
 ERROR = ErrorInfo(type="ValueError", message="no such server", stack="Traceback\nValueError: no such server")
 
 
 def a_job(job_id: str, data: dict[str, Any], **details: Any) -> NewJob:
     """A job that wants what `data` says; see `bull_jobs.py`."""
     return NewJob(id=job_id, name="ours", payload=json.dumps(data).encode(), **details)
-
-
-async def claim_one(queue: BullStorage) -> Claim:
-    """The next job, waited for as a worker waits."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (claims := await queue.claim("ours", leases=LEASES, limit=1)):
-            await queue.wait(("*",), timeout=timedelta(seconds=PATIENCE_SECONDS))
-    return claims[0]
 
 
 async def status(queue: BullStorage, job_id: str) -> JobStatus:

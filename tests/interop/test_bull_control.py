@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.interop.bull_queue import ERROR, LEASES, Ids, a_job, claim_one, ended, status
+from tests.interop.bull_queue import ERROR, Ids, a_job, ended, status
+from tests.interop.claims import LEASES, next_claim
 from tests.interop.peer import BullPeer
 from tests.patience import eventually
 from workers import JobState
@@ -78,9 +79,9 @@ async def test_resuming_merges_what_node_pushed_past_a_pause(queue: BullStorage,
 async def test_failures_are_retried_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
     """What failed here Node retries, and what failed in Node we retry: it runs, and completes."""
     theirs = await peer.add({"result": 1})
-    await queue.settle([Failed(claim=await claim_one(queue), error=ERROR)])
+    await queue.settle([Failed(claim=await next_claim(queue), error=ERROR)])
     await peer.call("retry", theirs)
-    claim = await claim_one(queue)
+    claim = await next_claim(queue)
     assert claim.job_id == theirs
     await queue.settle([Completed(claim=claim, result=b"1")])
     assert (await peer.read(theirs))["state"] == "completed"
@@ -109,7 +110,7 @@ async def test_jobs_are_removed_from_either_side(queue: BullStorage, peer: BullP
     assert await queue.claim("ours", leases=LEASES, limit=5) == []
 
     running_here = await peer.add({})
-    claim = await claim_one(queue)
+    claim = await next_claim(queue)
     with pytest.raises(AssertionError, match="Could not get lock"):
         await peer.call("remove", running_here)
     await queue.settle([Completed(claim=claim, result=b"1")])
@@ -126,7 +127,7 @@ async def test_jobs_are_removed_from_either_side(queue: BullStorage, peer: BullP
 async def test_ended_jobs_are_cleaned_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
     """Bull's `clean` takes our ended jobs, and ours takes those of Node."""
     ours, theirs = ids(), await peer.add({})
-    await queue.settle([Completed(claim=await claim_one(queue), result=b"1")])
+    await queue.settle([Completed(claim=await next_claim(queue), result=b"1")])
     assert await peer.call("clean", {"grace": -1_000, "state": "completed"}) == [theirs]
     assert await queue.status([theirs]) == [None]
     await queue.enqueue([a_job(ours, {})])
@@ -141,9 +142,9 @@ async def test_an_id_is_taken_once(queue: BullStorage, peer: BullPeer, version: 
     theirs = await peer.add({}, **({} if version == "1.0.0" else {"jobId": "order-7"}))
     [result] = await queue.enqueue([a_job(theirs, {"ours": 1})])
     assert result.status is EnqueueStatus.DUPLICATE
-    assert json.loads((await claim_one(queue)).payload) == {}
+    assert json.loads((await next_claim(queue)).payload) == {}
     if version != "1.0.0":
         await queue.enqueue([a_job("order-8", {"ours": 1})])
         assert await peer.add({"theirs": 1}, jobId="order-8") == "order-8"
-        assert json.loads((await claim_one(queue)).payload) == {"ours": 1}
+        assert json.loads((await next_claim(queue)).payload) == {"ours": 1}
     assert await queue.claim("ours", leases=LEASES, limit=5) == []

@@ -15,7 +15,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from tests.interop.bull_jobs import Obedient
-from tests.interop.bull_queue import ERROR, Ids, a_job, claim_one, ended
+from tests.interop.bull_queue import ERROR, Ids, a_job, ended
+from tests.interop.claims import next_claim
 from tests.interop.peer import BullPeer
 from tests.patience import PATIENCE_SECONDS, eventually
 from tests.workers.running import running
@@ -67,7 +68,7 @@ async def test_node_hears_our_events(
 
 async def run_twice(queue: BullStorage, job_id: str) -> None:
     """The job failed, then told its progress and completed here; then the queue was paused and resumed."""
-    await queue.settle([Retried(claim=await claim_one(queue), delay=timedelta(0), error=ERROR)])
+    await queue.settle([Retried(claim=await next_claim(queue), delay=timedelta(0), error=ERROR)])
     async with running(Worker(queue, {"*": Obedient()})):
         await ended(queue, job_id)
     await queue.pause()

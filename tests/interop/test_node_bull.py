@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from tests.interop.bull_jobs import Obedient
-from tests.interop.bull_queue import ERROR, Ids, a_job, claim_one, ended, status
+from tests.interop.bull_queue import ERROR, Ids, a_job, ended, status
+from tests.interop.claims import next_claim
 from tests.interop.peer import BullPeer
 from tests.patience import eventually
 from tests.workers.running import AT_ONCE, running
@@ -23,7 +24,7 @@ async def test_a_node_job_is_read(queue: BullStorage, peer: BullPeer) -> None:
     """Id, data, attempts and age of a job that Node added arrive in the claim, and it is completed for Node."""
     data = {"text": "häßlich 🙂", "list": [1, 2.5, None]}
     job_id = await peer.add(data, attempts=5)
-    claim = await claim_one(queue)
+    claim = await next_claim(queue)
     assert (claim.job_id, claim.attempt, claim.max_attempts) == (job_id, 1, 5)
     assert json.loads(claim.payload) == data
     assert (await peer.read(job_id))["state"] == "active"
@@ -40,7 +41,7 @@ async def test_nodes_order_is_kept(queue: BullStorage, peer: BullPeer) -> None:
     first = await peer.add({})
     second = await peer.add({})
     urgent = await peer.add({}, lifo=True)
-    assert [(await claim_one(queue)).job_id for _ in range(4)] == [urgent, first, second, late]
+    assert [(await next_claim(queue)).job_id for _ in range(4)] == [urgent, first, second, late]
 
 
 async def test_node_runs_our_jobs(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
@@ -72,7 +73,7 @@ async def test_our_results_read_in_node(queue: BullStorage, peer: BullPeer) -> N
     """Node reads what our runs returned, and nothing where Bull has no way to tell it."""
     ids = [await peer.add({}) for _ in RESULTS]
     for result in RESULTS:
-        await queue.settle([Completed(claim=await claim_one(queue), result=json.dumps(result).encode())])
+        await queue.settle([Completed(claim=await next_claim(queue), result=json.dumps(result).encode())])
     found = [await peer.read(job_id) for job_id in ids]
     assert {one["state"] for one in found} == {"completed"}
     assert [one["returnvalue"] for one in found] == [*map(as_bull_reads, RESULTS)]
@@ -106,9 +107,9 @@ async def test_progress_travels(queue: BullStorage, peer: BullPeer, ids: Ids) ->
 async def test_our_failures_read_in_node(queue: BullStorage, peer: BullPeer, version: str) -> None:
     """Reason, stacks and attempts of a job that failed here are where Node looks for them."""
     job_id = await peer.add({}, attempts=2)
-    await queue.settle([Retried(claim=await claim_one(queue), delay=timedelta(0), error=ERROR)])
+    await queue.settle([Retried(claim=await next_claim(queue), delay=timedelta(0), error=ERROR)])
     assert (await peer.read(job_id))["state"] == "waiting"
-    await queue.settle([Failed(claim=await claim_one(queue), error=ERROR)])
+    await queue.settle([Failed(claim=await next_claim(queue), error=ERROR)])
     found = await peer.read(job_id)
     assert (found["state"], found["attemptsMade"], found["stacktrace"]) == ("failed", 2, [ERROR.stack] * 2)
     if version != "1.0.0":
@@ -159,7 +160,7 @@ async def test_backoff_goes_on_where_the_other_stopped(queue: BullStorage, peer:
 
 async def fail_one(queue: BullStorage) -> float:
     """The next job has failed here and waits as it was added to; when its run began."""
-    claim = await claim_one(queue)
+    claim = await next_claim(queue)
     began = time.monotonic()
     assert claim.backoff is not None
     await queue.settle([Retried(claim=claim, delay=claim.backoff.delay(claim.attempt), error=ERROR)])
@@ -170,7 +171,7 @@ async def fail_one(queue: BullStorage) -> float:
 async def test_a_failure_without_backoff_runs_again_at_once(queue: BullStorage, peer: BullPeer) -> None:
     """A Node job with attempts and no back-off that fails here is ready again, and Node completes it."""
     job_id = await peer.add({"failures": 1, "result": 1}, attempts=2)
-    await queue.settle([Retried(claim=await claim_one(queue), delay=timedelta(0), error=ERROR)])
+    await queue.settle([Retried(claim=await next_claim(queue), delay=timedelta(0), error=ERROR)])
     await peer.work()
     assert (await ended(queue, job_id)).result == b"1"
     assert [run["attemptsMade"] for run in await peer.runs(job_id)] == [1]

@@ -10,12 +10,12 @@ from itertools import pairwise
 
 import pytest
 
+from tests.interop.claims import LEASES, next_claim
 from tests.interop.peer import NodePeer, install_npm_packages, node_peer
 from tests.patience import PATIENCE_SECONDS
 from workers import DROP, JobState, NewJob, RetryPolicy, Worker
 from workers.jobs import (
     TERMINAL_EVENTS,
-    Claim,
     Completed,
     Continued,
     ErrorInfo,
@@ -28,7 +28,6 @@ from workers.storage.bullmq import BullMQStorage
 from workers.storage.on_redis.node_values import FOREVER
 from workers.worker.handlers import Job
 
-LEASES = {"*": timedelta(seconds=30)}
 HOUR = timedelta(hours=1)
 
 
@@ -49,14 +48,6 @@ async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
 async def node(redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodePeer]:
     async with node_peer(redis_url, storage.queue) as peer:
         yield peer
-
-
-async def claim_one(storage: BullMQStorage) -> Claim:
-    """The next job, waited for as a worker waits."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (claims := await storage.claim("ours", leases=LEASES, limit=1)):
-            await storage.wait(("*",), timeout=timedelta(seconds=PATIENCE_SECONDS))
-    return claims[0]
 
 
 async def work_until_ended(storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], job_id: str) -> None:
@@ -82,7 +73,7 @@ async def test_options_of_a_node_job_are_read(storage: BullMQStorage, node: Node
     }
     data = {"text": "häßlich 🙂", "list": [1, 2.5, None]}
     assert await node.add({"name": "deliver", "data": data, "opts": options}) == ["order-7"]
-    claim = await claim_one(storage)
+    claim = await next_claim(storage)
     assert (claim.job_id, claim.name, claim.attempt, claim.max_attempts) == ("order-7", "deliver", 1, 5)
     assert claim.payload == '{"text":"häßlich 🙂","list":[1,2.5,null]}'.encode()
     assert claim.backoff == RetryPolicy(initial=timedelta(seconds=5), multiplier=2.0, maximum=FOREVER, jitter=0.0)
@@ -92,7 +83,7 @@ async def test_options_of_a_node_job_are_read(storage: BullMQStorage, node: Node
 async def test_defaults_of_a_node_job(storage: BullMQStorage, node: NodePeer) -> None:
     """A Node job without options has a number for an id, one attempt, no back-off, and is kept."""
     [job_id] = await node.add({"name": "plain", "data": {}})
-    claim = await claim_one(storage)
+    claim = await next_claim(storage)
     assert (claim.job_id, claim.max_attempts, claim.backoff) == (job_id, 1, None)
     assert job_id.isdigit()
     assert (claim.keep_completed, claim.keep_failed) == (FOREVER, FOREVER)
@@ -111,15 +102,15 @@ async def test_a_delayed_node_job_wakes_our_wait(storage: BullMQStorage, node: N
     [status] = await storage.status(["later"])
     assert status is not None
     assert status.state is JobState.SCHEDULED
-    assert (await claim_one(storage)).job_id == "later"
+    assert (await next_claim(storage)).job_id == "later"
 
 
 async def test_our_failures_read_in_node(storage: BullMQStorage, node: NodePeer) -> None:
     """Reason, stack and attempts of a job that failed here are where Node looks for them."""
     await node.add({"name": "bad", "data": {}, "opts": {"jobId": "bad", "attempts": 2}})
     error = ErrorInfo(type="ValueError", message="no such server", stack="Traceback\nValueError: no such server")
-    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=error)])
-    await storage.settle([Failed(claim=await claim_one(storage), error=error)])
+    await storage.settle([Retried(claim=await next_claim(storage), delay=timedelta(0), error=error)])
+    await storage.settle([Failed(claim=await next_claim(storage), error=error)])
     found = await node.read("bad")
     assert (found["state"], found["failedReason"], found["attemptsMade"]) == ("failed", "no such server", 2)
     assert found["stacktrace"] == ["Traceback\nValueError: no such server"]
@@ -196,14 +187,14 @@ async def test_an_unrecoverable_node_failure_ends_our_job(storage: BullMQStorage
     assert status.last_error is not None
     assert (status.attempt, status.last_error.message, status.last_error.exhausted) == (1, "never", False)
     await storage.enqueue([job])
-    assert (await claim_one(storage)).attempt == 1
+    assert (await next_claim(storage)).attempt == 1
 
 
 async def test_attempts_are_counted_across_both(storage: BullMQStorage, node: NodePeer) -> None:
     """An attempt that failed here counts for the npm worker that takes the next."""
     await storage.enqueue([NewJob(id="shared", name="n", payload=b'{"failures":1,"result":"ok"}', max_attempts=2)])
     error = ErrorInfo(type="ValueError", message="ours")
-    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=error)])
+    await storage.settle([Retried(claim=await next_claim(storage), delay=timedelta(0), error=error)])
     [run] = await node.work(1)
     assert run["attemptsMade"] == 1
     outcome = await storage.result("shared")
@@ -215,8 +206,8 @@ async def test_node_works_the_next_link_of_our_chain(storage: BullMQStorage, nod
     """A job that failed once here and went on is, to an npm worker, a fresh job of the new name, data and options."""
     await storage.enqueue([NewJob(id="chain", name="first", payload=b"{}", max_attempts=2, priority=3)])
     error = ErrorInfo(type="ValueError", message="ours")
-    await storage.settle([Retried(claim=await claim_one(storage), delay=timedelta(0), error=error)])
-    claim = await claim_one(storage)
+    await storage.settle([Retried(claim=await next_claim(storage), delay=timedelta(0), error=error)])
+    claim = await next_claim(storage)
     payload = b'{"failures":1,"message":"theirs","result":{"\xc3\xbc":1}}'
     then = NewJob(id="chain", name="second", payload=payload, max_attempts=2, keep_completed=HOUR, chain_index=1)
     [outcome] = await storage.settle([Continued(claim=claim, then=then)])
