@@ -216,7 +216,7 @@ async def test_after_the_commit_the_handler_is_left_alone(storage: SqlStorage, u
         nonlocal committed
         async with job.transaction():
             job.complete("done")
-        committed = True
+            committed = True  # here: a renewal may learn of the commit before this task does
         await renewed.wait()
         await asyncio.sleep(0)
         raise ValueError("too late to matter")
