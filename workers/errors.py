@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from workers.retention import Retention, check_retention
+
 MESSAGE_CHARACTERS: Final = 2_000
 STACK_CHARACTERS: Final = 8_000
 
@@ -85,7 +87,23 @@ class Retry(WorkersError):
 
 
 class UnrecoverableError(WorkersError):
-    """Raised by a handler: fail the job now, whatever attempts are left."""
+    """Raised by a handler: fail the job now, whatever attempts are left.
+
+    `keep` says how long the record of the failure lasts (default: as long as the job's own `keep_failed` says). With
+    `DROP` there is none: whoever waits for the job is told that it failed, and its id may be enqueued again at once.
+    A subclass may set it for all of its kind, as an attribute.
+
+    Raises:
+        ValueError: `keep` is neither `DROP` nor a duration up to 100 years above zero.
+    """
+
+    keep: Retention | None = None
+
+    def __init__(self, *args: object, keep: Retention | None = None) -> None:
+        super().__init__(*args)
+        if keep is not None:
+            check_retention(keep)
+            self.keep = keep
 
 
 class UnknownJobError(UnrecoverableError):

@@ -34,8 +34,8 @@ GATHERED_BYTES: Final = 16 * 1024
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` runs a worker on it too.
 
-    `retry`, `concurrency`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that worker's. What
-    operators do, from `pause` to `drain`, is under `manage`.
+    `retry`, `concurrency`, `overtime`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that
+    worker's. What operators do, from `pause` to `drain`, is under `manage`.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Queue:
         result_ttl: timedelta | int = timedelta(hours=1),
         retry: RetryPolicy | None = None,
         concurrency: int = 1,
+        overtime: int = 0,
         visibility_timeout: timedelta = timedelta(seconds=30),
         worker_id: str | None = None,
         grace: timedelta = timedelta(seconds=20),
@@ -61,6 +62,7 @@ class Queue:
         self._result_ttl = as_ttl(result_ttl)
         self._retry = retry
         self._concurrency = concurrency
+        self._overtime = overtime
         self._lease = visibility_timeout
         self._worker_id = worker_id
         self._grace = grace
@@ -255,6 +257,7 @@ class Queue:
                 self._handlers,
                 worker_id=self._worker_id,
                 concurrency=self._concurrency,
+                overtime=self._overtime,
                 lease=self._lease,
                 retry=self._retry,
                 grace=self._grace,

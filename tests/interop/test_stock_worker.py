@@ -12,8 +12,8 @@ import bullmq
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
-from workers import JobState, JobStatus, NewJob, Retry, UnrecoverableError
-from workers.jobs import TERMINAL_EVENTS
+from workers import DROP, EnqueueStatus, ErrorInfo, JobState, JobStatus, NewJob, Retry, UnrecoverableError
+from workers.jobs import TERMINAL_EVENTS, Failed, Retention
 from workers.storage.bullmq import BullMQStorage, as_processor
 from workers.worker.handlers import Job
 
@@ -42,14 +42,22 @@ async def stock_worker(
 async def run_to_the_end(
     url: str, storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], job: NewJob
 ) -> JobStatus:
-    """The job's status after a stock worker ran it until it had ended for good."""
+    """The job's status after a stock worker ran it until it had ended for good; a record of it must be left."""
+    status = await status_at_the_end(url, storage, handler, job)
+    assert status is not None
+    return status
+
+
+async def status_at_the_end(
+    url: str, storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], job: NewJob
+) -> JobStatus | None:
+    """The job's status, if a record of it is left, after a stock worker ran it until it had ended for good."""
     async with asyncio.timeout(PATIENCE_SECONDS), storage.subscribe(job.id) as events:
         await storage.enqueue([job])
         async with stock_worker(url, storage, handler):
             while (await events.get()).kind not in TERMINAL_EVENTS:
                 pass
     [status] = await storage.status([job.id])
-    assert status is not None
     return status
 
 
@@ -98,3 +106,22 @@ async def test_unrecoverable(storage: BullMQStorage, redis_url: str) -> None:
     status = await run_to_the_end(redis_url, storage, handler, new)
     assert status.last_error is not None
     assert (status.state, status.attempt, status.last_error.message) == (JobState.FAILED, 1, "no such thing")
+
+
+@pytest.mark.parametrize("keep", [None, timedelta(minutes=1), DROP], ids=["its own", "a minute", "none"])
+async def test_a_record_of_a_failure(storage: BullMQStorage, redis_url: str, keep: Retention | None) -> None:
+    """With `keep=DROP` no record is left, and the id is free; any other `keep` leaves the job's own retention."""
+
+    async def handler(job: Job) -> object:
+        raise UnrecoverableError("no such thing", keep=keep)
+
+    kept = NewJob(id="kept", name="n", payload=b"{}")
+    await storage.enqueue([kept])
+    [held] = await storage.claim("ours", leases={"*": timedelta(minutes=1)}, limit=1)
+    await storage.settle([Failed(claim=held, error=ErrorInfo(type="ValueError", message="no"))])
+    new = NewJob(id="never", name="n", payload=b"{}", max_attempts=5)
+    status = await status_at_the_end(redis_url, storage, handler, new)
+    assert (status is None) is (keep is DROP)
+    assert (await storage.status([kept.id])) != [None], "the record of another failure stays"
+    [again] = await storage.enqueue([new])
+    assert again.status is EnqueueStatus.QUEUED

@@ -22,7 +22,7 @@ from workers.errors import (
     StorageUnavailable,
     UnrecoverableError,
 )
-from workers.jobs import DROP, CancelResult, EnqueueResult, JobState, NewJob
+from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob
 from workers.queue import JobSpec, Queue
 from workers.storage.base import Storage, Subscription
 from workers.storage.memory import MemoryStorage
@@ -186,6 +186,27 @@ async def test_an_id_that_failed_is_waited_for_anew(harness: Harness) -> None:
         with pytest.raises(JobFailedError):
             await queue.enqueue_and_wait("first", id="job")
         assert await queue.enqueue_and_wait("second", id="job") == "second"
+
+
+async def test_a_failure_without_a_record_is_told_and_done_again(harness: Harness) -> None:
+    """The waiter of a job that fails with `keep=DROP` learns that it failed, and the id is free for the next one."""
+
+    async def refuse(job: Job) -> object:
+        if job.payload == "first":
+            raise UnrecoverableError("no", keep=DROP)
+        return job.payload
+
+    async with serving(harness, refuse) as (queue, recorder):
+        with pytest.raises(JobFailedError, match="its error was not kept") as caught:
+            await queue.enqueue_and_wait("first", id="job", result_ttl=MINUTE)
+        assert caught.value.original is None
+        assert await queue.get_status("job") is None
+        failure = await recorder.seen(Kind.FAILED)
+        assert isinstance(failure.error, UnrecoverableError), "observers have the error all the same"
+        again = await queue.enqueue("second", id="job")
+        assert again.status is EnqueueStatus.QUEUED
+        await recorder.seen(Kind.COMPLETED)
+        assert await queue.get_result("job") == "second"
 
 
 async def test_a_cancelled_job_ends_its_waiters(harness: Harness) -> None:

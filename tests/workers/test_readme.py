@@ -44,6 +44,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "1 {'to': 'bob'}" in finished.stdout
 
 
+def test_the_overtime_example_runs(tmp_path: Path) -> None:
+    """The README's one slot is enough for two jobs of which one waits for the other."""
+    assert run_example(examples(README)["Overtime"], tmp_path).stdout.splitlines() == ["an answer"]
+
+
 def test_the_transaction_example_runs(tmp_path: Path) -> None:
     """The README's handler ends its job with its own writes as shown, on the application's engine."""
     finished = run_example(examples(README)["Jobs in your own transaction"], tmp_path)

@@ -1,7 +1,7 @@
 """The values that cross the Storage seam: jobs, claims, settlements and what became of them."""
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
-from workers.jobs.job import DROP, Claim, Drop, JobState, NewJob, Retention, check_retention
+from workers.jobs.job import Claim, JobState, NewJob
 from workers.jobs.reading import (
     TERMINAL_EVENTS,
     CancelResult,
@@ -29,6 +29,7 @@ from workers.jobs.settlements import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.retention import DROP, Drop, Retention, check_retention
 
 __all__ = [
     "DROP",

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import Enum, StrEnum
-from typing import Final, Literal, TypeAlias
+from enum import StrEnum
 
 from workers.checks import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORITY, check_text, check_whole
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
+from workers.retention import Retention, check_retention
 from workers.retry import RetryPolicy
-
-
-class Drop(Enum):
-    """The type of `DROP`."""
-
-    DROP = "drop"
-
-
-DROP: Final = Drop.DROP
-"""Retention: the record vanishes in the step that settles the job."""
-
-Retention: TypeAlias = timedelta | Literal[Drop.DROP]
 
 
 class JobState(StrEnum):
@@ -112,9 +100,3 @@ class Claim:
     stalled: ErrorInfo | None = None
     """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
     it as failed, run nothing."""
-
-
-def check_retention(value: Retention) -> None:
-    """Accept `DROP` or a positive duration of at most 100 years."""
-    if value is not DROP and not timedelta(0) < value <= MAX_DELAY:
-        raise ValueError(f"a retention is DROP or a duration up to 100 years above zero, not {value}")

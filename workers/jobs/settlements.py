@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 
 from workers.checks import check_progress
 from workers.errors import ErrorInfo, LossReason
-from workers.jobs.job import Claim, NewJob, Retention
+from workers.jobs.job import Claim, NewJob
+from workers.retention import Retention
 
 UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so that none can loop for ever
 

@@ -71,9 +71,17 @@ def _refuse(claim: Claim) -> OwnTransaction:
     raise Unsupported(f"job {claim.job_id!r} is run by no worker, which alone could commit its end")
 
 
+def _stay(token: str) -> bool:
+    """There is no slot to leave."""
+    return False
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One run of a claimed job; `reporter` is told of its progress, `make_own` asked once its handler wants one."""
+    """One run of a claimed job; `reporter` is told of its progress, `make_own` asked once its handler wants one.
+
+    `leave` is asked, by the claim's token, when its handler would give its slot back.
+    """
 
     claim: Claim
     queue: str
@@ -83,6 +91,7 @@ class Attempt:
     phase: Phase = Phase.STARTING
     task: asyncio.Task[None] | None = None
     own: OwnTransaction | None = None
+    leave: Callable[[str], bool] = field(default=_stay, kw_only=True)
 
     @property
     def settled(self) -> Completed | Continued | None:
@@ -115,6 +124,10 @@ class Attempt:
             )
         if self.phase is not Phase.ENDED:
             self.reporter(self.claim, progress)
+
+    def leave_slot(self) -> bool:
+        """See `Job.leave_slot`."""
+        return self.phase is not Phase.ENDED and self.leave(self.claim.token)
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """See `Job.transaction`."""
@@ -257,7 +270,9 @@ def settlement_of_failure(
     claim: Claim, error: BaseException, policy: RetryPolicy, *, now: datetime | None = None
 ) -> Retried | Failed:
     """What a handler's exception means for its job: again after some time, or failed for good."""
-    if isinstance(error, UnrecoverableError | StalledError):
+    if isinstance(error, UnrecoverableError):
+        return Failed(claim=claim, error=ErrorInfo.of(error), keep=error.keep)
+    if isinstance(error, StalledError):
         return Failed(claim=claim, error=ErrorInfo.of(error))
     if ends_the_job(error, claim.attempt, claim.max_attempts):
         return Failed(claim=claim, error=ErrorInfo.of(error, exhausted=True))

@@ -73,6 +73,9 @@ class Run(Protocol):
     def report(self, progress: bytes) -> None:
         """The job has come this far; from any thread, at once."""
 
+    def leave_slot(self) -> bool:
+        """See `Job.leave_slot`."""
+
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """See `Job.transaction`."""
 
@@ -87,6 +90,10 @@ class NoRun:
 
     def report(self, progress: bytes) -> None:
         """Nobody is told."""
+
+    def leave_slot(self) -> bool:
+        """There is no slot to leave."""
+        return False
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         raise Unsupported("no worker of this package runs the job, which alone could commit its end")
@@ -135,6 +142,19 @@ class Job:
         """
         extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
         job_logger.info("%s", log_line(line), extra={**extra, "queue": self.run.queue})
+
+    def leave_slot(self) -> bool:
+        """The attempt goes on in overtime: another job may run in its place among the worker's `concurrency`.
+
+        Nothing else changes. The lease is renewed, a timeout goes on, the job keeps its ordering key, hears of a cancel
+        and of a stop, is waited for by the grace, and is settled as any other. Returns at once and may be called from
+        any thread, as often as you like.
+
+        True: the attempt is out of its slot, since now or an earlier call. False: it stays where it was, because as
+        many as the worker's `overtime` allows are out already, because no worker of this package runs it, or because it
+        has ended.
+        """
+        return self.run.leave_slot()
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """`async with job.transaction() as session:` what the block writes and the job's end are committed together.

@@ -4,7 +4,8 @@ Theory of operation. One loop claims: it fills all free slots with one call, sta
 a slot while full, for the storage's hint while there is nothing to do. The reaper runs beside it; around both, for as
 long as any attempt lives, the settler, the lease keeper and the listener for cancel requests. An attempt lives in
 `_attempts` from its claim until its settlement is answered, so its lease is renewed all that time. Only the claim loop
-adds attempts, only an attempt removes itself.
+adds attempts, only an attempt removes itself. One that leaves its slot early, for overtime, is an attempt like any
+other: all it does not do is keep the claim loop waiting.
 
 Stopping has three phases: claim no more; wait `grace` for running handlers; cancel the rest and release their jobs,
 uncounted. What has not ended 5 s later is abandoned and its ids are logged: the lease will run out and another worker
@@ -17,11 +18,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from workers.checks import check_text, new_id
 from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
@@ -37,6 +38,7 @@ from workers.worker.leases import LeaseKeeper
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.settler import Settler
+from workers.worker.slots import Slots
 from workers.worker.stopping import Stop, all_done
 from workers.worker.transactions import OwnTransaction
 
@@ -47,9 +49,14 @@ FORCED_STOP_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 
+NotReady: TypeAlias = Callable[[], Coroutine[object, object, None] | None]
+
 
 class Worker:
     """Runs `handlers` (job name to function or `Handler`; `"*"` catches all) on one queue, `concurrency` at a time.
+
+    As many as `overtime` (default 0) attempts may go on beside those, see `Job.leave_slot`. `not_ready` is asked before
+    each claim: None, or what to wait for before anything is claimed, as the return of a database all handlers need.
 
     Leases (default 30 s) are renewed every third of theirs and reaped every half of the default. A failed attempt is
     repeated by the job's own back-off, else the handler's, else `retry`. `poll_interval` bounds how long an idle worker
@@ -63,6 +70,8 @@ class Worker:
         *,
         worker_id: str | None = None,
         concurrency: int = 10,
+        overtime: int = 0,
+        not_ready: NotReady = lambda: None,
         lease: timedelta = timedelta(seconds=30),
         retry: RetryPolicy | None = None,
         poll_interval: timedelta = timedelta(seconds=60),
@@ -75,6 +84,8 @@ class Worker:
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        if overtime < 0:
+            raise ValueError(f"overtime must be at least 0, not {overtime}")
         if lease <= timedelta(0):
             raise ValueError(f"the lease must be longer than nothing, not {lease}")
         self.worker_id = worker_id or new_id()
@@ -107,20 +118,21 @@ class Worker:
             storage, interval=lease / 2, max_stalls=max_stalls, observers=self._observers, name=self.worker_id
         )
         self._attempts: dict[str, Attempt] = {}  # by token
-        self._slot_freed = asyncio.Event()
+        self._slots = Slots(concurrency, overtime)
+        self._not_ready = not_ready
         self._stop = Stop()
         self._found_all = False  # whether the last claim brought all there was, and nothing was given back since
         self._idle = True  # whether that has been reported, and nothing was claimed since
 
     @property
     def running(self) -> int:
-        """How many jobs are claimed and not yet settled."""
+        """How many jobs are claimed and not yet settled, those in overtime among them."""
         return len(self._attempts)
 
     def stop(self) -> None:
         """Ask the worker to stop: claim no more and let handlers finish for *grace*. A second call skips the grace."""
         self._stop.ask()
-        self._slot_freed.set()
+        self._slots.freed.set()
 
     async def run(self) -> None:
         """Work until `stop`, then let jobs finish for *grace* and give back the rest, uncounted.
@@ -183,9 +195,12 @@ class Worker:
     async def _claim_until_stopped(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.asked:
-            free = self._concurrency - len(self._attempts)
+            free = self._slots.free
             if free == 0:
                 await self._wait_for_slots()
+                continue
+            if (wait := self._not_ready()) is not None:
+                await self._stop.unless(wait)
                 continue
             try:
                 claims = await self._claim(free)
@@ -232,18 +247,21 @@ class Worker:
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
             self._idle = False
-            attempt = Attempt(claim, self._storage.queue, self._progress.put, self._own_transaction)
+            attempt = Attempt(
+                claim, self._storage.queue, self._progress.put, self._own_transaction, leave=self._slots.leave
+            )
             self._attempts[claim.token] = attempt
+            self._slots.take(claim.token)
             self._leases.hold(claim, since=asked_at)
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
 
     async def _wait_for_slots(self) -> None:
         """Wait for a free slot; under load a moment longer, so that one claim fills several."""
-        self._slot_freed.clear()
+        self._slots.freed.clear()
         if self._stop.asked:
             return
-        await self._slot_freed.wait()
-        if self._concurrency - len(self._attempts) < self._concurrency // 2:
+        await self._slots.freed.wait()
+        if self._slots.free < self._concurrency // 2:
             await asyncio.sleep(LINGER_SECONDS)
 
     async def _wait_for_work(self) -> None:
@@ -267,7 +285,7 @@ class Worker:
         finally:
             self._leases.drop(claim)
             del self._attempts[claim.token]
-            self._slot_freed.set()
+            self._slots.end(claim.token)
         self._note_drained()
 
     def _own_transaction(self, claim: Claim) -> OwnTransaction:

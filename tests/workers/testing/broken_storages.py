@@ -17,6 +17,7 @@ from workers.jobs import (
     Continued,
     EnqueueResult,
     EnqueueStatus,
+    Failed,
     JobOutcome,
     JobState,
     NewJob,
@@ -224,7 +225,7 @@ class KeepIgnored(Fallible):
     """A settlement's own retention counts for nothing."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
-        if not isinstance(settlement, Released | Retried):
+        if isinstance(settlement, Completed | Failed):
             settlement = replace(settlement, keep=None)
         return super()._settle(settlement, now)
 

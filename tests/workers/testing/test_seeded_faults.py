@@ -31,7 +31,11 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.ExpiresWithNeighbours: ("retention.results_expire_one_by_one",),
     broken.SweepsNeighbours: ("retention.results_expire_one_by_one",),
     broken.RetentionIgnored: ("retention.results_expire_one_by_one", "retention.an_expired_id_is_free"),
-    broken.KeepIgnored: ("retention.a_settlement_may_choose_the_retention",),
+    broken.KeepIgnored: (
+        "retention.a_settlement_may_choose_the_retention",
+        "retention.a_failure_may_leave_no_record",
+        "chains.a_link_may_fail_without_a_record",
+    ),
     broken.AttemptCountedAtTheEnd: ("attempts.an_attempt_counts_when_it_is_claimed",),
     broken.StallsNotCounted: ("recover.a_job_stalled_too_often_fails",),
     broken.CancelIgnoredWhileScheduled: ("cancel.a_delayed_job_stays_cancelled_when_due",),

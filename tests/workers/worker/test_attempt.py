@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, NEVER, Recorder, done, outcome, running
-from workers.errors import Retry, UnrecoverableError
-from workers.jobs import DROP, Claim, Failed, JobState, NewJob, OutcomeKind, Retried
+from workers.errors import Retry, UnknownJobError, UnrecoverableError
+from workers.jobs import DROP, Claim, Failed, JobState, NewJob, OutcomeKind, Retention, Retried
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde
 from workers.storage.memory import MemoryStorage
@@ -98,6 +98,50 @@ def test_an_unrecoverable_error_fails_the_job_at_once() -> None:
     assert isinstance(settlement, Failed)
     assert (settlement.error.type, settlement.error.message) == ("UnrecoverableError", "bad address")
     assert not settlement.error.exhausted
+
+
+class Obsolete(UnrecoverableError):
+    """One whose arguments are its own."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"nobody needs {url}", keep=DROP)
+
+
+class Gone(UnrecoverableError):
+    """One that leaves no record, however it is made."""
+
+    keep = DROP
+
+    def __init__(self) -> None:
+        """Call nobody else."""
+
+
+@pytest.mark.parametrize(
+    ("error", "keep"),
+    [
+        (UnrecoverableError("no"), None),
+        (UnrecoverableError("no", keep=DROP), DROP),
+        (UnrecoverableError("no", keep=MINUTE), MINUTE),
+        (Obsolete("this"), DROP),
+        (Gone(), DROP),
+        (UnknownJobError("no"), None),
+    ],
+    ids=["the job's own", "no record", "a minute", "a subclass", "a subclass of its own making", "one of ours"],
+)
+def test_an_unrecoverable_error_says_how_long_its_record_lasts(
+    error: UnrecoverableError, keep: Retention | None
+) -> None:
+    """What `keep` says overrides the job's own retention, and says nothing unless asked to."""
+    settlement = settlement_of_failure(claim(), error, DOUBLING)
+    assert isinstance(settlement, Failed)
+    assert (settlement.keep, settlement.error.message) == (keep, str(error))
+
+
+@pytest.mark.parametrize("keep", [timedelta(0), -MINUTE, timedelta(days=40_000)], ids=str)
+def test_a_retention_that_cannot_be_is_refused(keep: timedelta) -> None:
+    """Where the error is made, and not when its job is settled."""
+    with pytest.raises(ValueError, match="a retention is DROP or a duration"):
+        UnrecoverableError("no", keep=keep)
 
 
 class Once(Exception):

@@ -360,13 +360,13 @@ async def test_a_job_stays_held_until_its_settlement_is_answered() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"concurrency": 0}, {"lease": timedelta(0)}, {"worker_id": "x" * 513}],
-    ids=["no slot", "no lease", "a worker id of 513 bytes"],
+    [{"concurrency": 0}, {"overtime": -1}, {"lease": timedelta(0)}, {"worker_id": "x" * 513}],
+    ids=["no slot", "less than no overtime", "no lease", "a worker id of 513 bytes"],
 )
 def test_a_worker_that_could_not_work_is_refused(options: dict[str, object]) -> None:
     """Settings out of their range are a `ValueError` when the worker is made."""
     make: Callable[..., Worker] = Worker
-    with pytest.raises(ValueError, match=r"concurrency|lease|worker id"):
+    with pytest.raises(ValueError, match=r"concurrency|overtime|lease|worker id"):
         make(MemoryStorage(), {"work": done}, **options)
 
 

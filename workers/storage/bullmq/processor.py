@@ -11,7 +11,7 @@ from bullmq.custom_errors import DelayedError
 from bullmq.custom_errors import UnrecoverableError as BullMQUnrecoverableError
 
 from workers.errors import Retry, UnrecoverableError
-from workers.jobs import Claim, Retried
+from workers.jobs import DROP, Claim, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bullmq.codec import decode_id, decode_options
 from workers.storage.bullmq.record import worker_of
@@ -26,9 +26,11 @@ def as_processor(
 ) -> Callable[[Any, str], Awaitable[object]]:
     """A processor `(job, token)` for `bullmq.Worker` that runs `handler` with our `Job`.
 
-    `UnrecoverableError` fails the job for good. `Retry` puts it aside for as long as it says, counted or not; without a
-    time for as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does
-    not count lost locks as attempts. Payload and result are JSON values; the signal never fires, progress goes nowhere.
+    `UnrecoverableError` fails the job for good, with `keep=DROP` without a record; any other `keep` is not known there,
+    and the job's own retention counts. `Retry` puts it aside for as long as it says, counted or not; without a time for
+    as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does not count
+    lost locks as attempts. Payload and result are JSON values; the signal never fires, progress goes nowhere, and no
+    attempt leaves its slot.
     """
     runner = Handler(handler)
     fallback = retry or RetryPolicy()
@@ -41,6 +43,8 @@ def as_processor(
         try:
             return await call(runner, context, ())
         except UnrecoverableError as error:
+            if error.keep is DROP:
+                job.opts["removeOnFail"] = True  # read by the stock worker when it fails the job, and stored nowhere
             raise BullMQUnrecoverableError(str(error)) from error
         except Retry as error:
             await _put_aside(job, claim, error, claim.backoff or fallback)

@@ -9,6 +9,7 @@ from workers.errors import LossReason
 from workers.jobs import (
     DROP,
     EnqueueStatus,
+    Failed,
     JobEventKind,
     JobOutcome,
     JobState,
@@ -19,6 +20,7 @@ from workers.jobs import (
 from workers.testing.case import NAME_FILTER, ORDERING_KEYS, OUTSIDE_ENDINGS, PRIORITY_ORDER, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
+    ERROR,
     HOUR,
     LEASE,
     apply,
@@ -203,6 +205,19 @@ async def a_chain_is_one_id(harness: Harness) -> None:
     await enqueue(storage, job("chain", payload=b"new"))
     fresh = await claim_one(storage)
     assert (fresh.payload, fresh.chain_index) == (b"new", 0)
+
+
+@case(guarantees=(2, 6))
+async def a_link_may_fail_without_a_record(harness: Harness) -> None:
+    """With a link that fails with `DROP` the whole chain is gone, and its id may begin another."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"))
+    await apply(storage, continued(await claim_one(storage), payload=b"2"))
+    await apply(storage, Failed(claim=await claim_one(storage), error=ERROR, keep=DROP))
+    assert (await state(storage, "chain"), await storage.result("chain")) == (None, None)
+    await enqueue(storage, job("chain", payload=b"new"))
+    fresh = await claim_one(storage)
+    assert (fresh.payload, fresh.attempt, fresh.chain_index) == (b"new", 1, 0)
 
 
 @case(guarantees=(20,))

@@ -7,7 +7,18 @@ from dataclasses import replace
 from datetime import timedelta
 
 from workers.errors import LossReason
-from workers.jobs import DROP, CancelResult, EnqueueStatus, Failed, JobOutcome, JobState, OutcomeKind
+from workers.jobs import (
+    DROP,
+    CancelResult,
+    EnqueueStatus,
+    Failed,
+    JobEventKind,
+    JobOutcome,
+    JobState,
+    OutcomeKind,
+    SettleOutcome,
+    SettleStatus,
+)
 from workers.storage.base import Storage
 from workers.testing.case import MEASURES, MOVES_TIME, RESULT_TTL_UPDATES, RETENTION_PER_JOB, case
 from workers.testing.harness import Harness
@@ -21,12 +32,16 @@ from workers.testing.steps import (
     completed,
     crash,
     enqueue,
+    expect,
     failed,
     job,
     recover,
     retried,
+    settle,
     state,
 )
+
+NOT_FOUND = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND)
 
 
 async def _swept(harness: Harness, storage: Storage, job_id: str) -> None:
@@ -114,6 +129,26 @@ async def jobs_may_drop_themselves(harness: Harness) -> None:
     await apply(storage, completed(claims["done"]), failed(claims["bad"]))
     assert await storage.status(["done", "bad"]) == [None, None]
     assert set((await storage.counts()).values()) == {0}
+
+
+@case(guarantees=(2, 6, 12, 20))
+async def a_failure_may_leave_no_record(harness: Harness) -> None:
+    """A job failed with `DROP`, whatever its own retention, is told as failed and gone; its id is free at once."""
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    await enqueue(storage, job("kept"), job("gone"))
+    claims = {held.job_id: held for held in await claim(storage, 2)}
+    await apply(storage, failed(claims["kept"]))
+    failure = Failed(claim=claims["gone"], error=ERROR, keep=DROP)
+    async with other.subscribe("gone") as events:
+        await apply(storage, failure)
+        await expect(events, JobEventKind.FAILED)
+    assert (await state(storage, "gone"), await storage.result("gone")) == (None, None)
+    assert (await storage.counts())[JobState.FAILED] == 1, "the record of another failure stays"
+    assert await settle(storage, failure) == NOT_FOUND
+    await enqueue(storage, job("gone", payload=b"again"))
+    fresh = await claim_one(storage)
+    assert (fresh.job_id, fresh.payload, fresh.attempt) == ("gone", b"again", 1)
 
 
 @case(guarantees=(12,), needs=(RETENTION_PER_JOB,))
