@@ -2,17 +2,26 @@
 
 from db.analytics import RelayCandidate, ServerScorecard
 from db.columns import FederationTable, HostTable, new_id
-from db.deliveries import AttemptOutcome, DeliveryAttempt, DeliveryJob, DeliveryPayload
+from db.deliveries import (
+    AttemptOutcome,
+    DeliveryAttempt,
+    DeliveryJob,
+    DeliveryPayload,
+    DeliveryState,
+    HoldReason,
+)
 from db.follows import Follow
 from db.host import Block, Post, User, create_host_tables
 from db.scheduling import RunOutcome, SchedulerJob
 from db.servers import (
     BlacklistedServer,
     BlacklistRevision,
+    LinkState,
     RotateChallengeToken,
     Server,
     ServerHealth,
     ServerHealthEvent,
+    ServerLink,
 )
 from db.session import Database
 from db.url import DatabaseUrlError
@@ -27,9 +36,12 @@ __all__ = [
     "DeliveryAttempt",
     "DeliveryJob",
     "DeliveryPayload",
+    "DeliveryState",
     "FederationTable",
     "Follow",
+    "HoldReason",
     "HostTable",
+    "LinkState",
     "Post",
     "RelayCandidate",
     "RotateChallengeToken",
@@ -38,6 +50,7 @@ __all__ = [
     "Server",
     "ServerHealth",
     "ServerHealthEvent",
+    "ServerLink",
     "ServerScorecard",
     "User",
     "create_host_tables",

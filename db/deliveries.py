@@ -20,29 +20,63 @@ class DeliveryPayload(FederationTable, table=True):
     created_at: datetime = Field(sa_type=UtcDateTime)
 
 
-class DeliveryJob(FederationTable, table=True):
-    """A delivery that is owed, or that failed for good and is kept for diagnosis; delivered ones are deleted.
+class DeliveryState(StrEnum):
+    """What a row in `delivery_jobs` stands for; a delivered delivery has no row."""
 
-    Rows written by the original Node implementation leave every column from `job_name` on null. A row is open while
-    `settled_at` is null; `error_code` is the code of the attempt that settled it. With a `payload_id` the text is in
-    `delivery_payloads`, and `payload` is empty.
+    READY = "ready"
+    """Owed, and a job in the queue stands for the next try."""
+    HELD = "held"
+    """Owed, and waiting without a job, for a `HoldReason`."""
+    FAILED = "failed"
+    """Given up: kept for a while, for whoever wants to know why, or to try again."""
+    EXPIRED = "expired"
+    """Held until it was too old; kept as a failed one is."""
+
+
+class HoldReason(StrEnum):
+    """What a held delivery waits for."""
+
+    SERVER = "server"
+    """Its server, which is down, refuses, shows another key, or was held by an operator."""
+    ORDER = "order"
+    """An older delivery of the same ordering key."""
+    REST = "rest"
+    """The end of the pause its server asked for."""
+    BUSY = "busy"
+    """Room among the attempts that wait for slow servers."""
+    OURS = "ours"
+    """This node, which could not do its part."""
+
+
+def _partial(name: str, *columns: str, where: str) -> Index:
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+
+
+class DeliveryJob(FederationTable, table=True):
+    """A delivery that is owed, or that was given up and is kept for diagnosis; delivered ones are deleted.
+
+    Rows written by the original Node implementation leave every column from `job_name` on to its default, until their
+    job is first met. `job_id` names the one queue job that may act for the row: its series number `n` is the row's id,
+    then `<id>.<n>`. `error_code` and `last_error` are those of the last attempt that failed. `next_attempt_at` is when
+    a delivery held for `rest`, `busy` or `ours` is released. `sending` is the number of an attempt under way. With a
+    `payload_id` the text is in `delivery_payloads`, and `payload` is empty.
     """
 
     __tablename__ = "delivery_jobs"
     __table_args__ = (
-        # The predicate names no column that an attempt updates, so PostgreSQL can keep those updates out of the index.
-        Index(
-            "delivery_jobs_open_idx",
-            "created_at",
-            postgresql_where=text("settled_at IS NULL"),
-            sqlite_where=text("settled_at IS NULL"),
+        # The predicates name no column that an attempt updates, so PostgreSQL can keep those updates out of the index.
+        _partial("delivery_jobs_ready_idx", "created_at", where="state = 'ready' AND settled_at IS NULL"),
+        _partial("delivery_jobs_held_idx", "server_url", "held_reason", "created_at", where="state = 'held'"),
+        _partial("delivery_jobs_held_age_idx", "created_at", where="state = 'held'"),
+        _partial("delivery_jobs_held_until_idx", "next_attempt_at", where="state = 'held'"),
+        _partial("delivery_jobs_suspect_idx", "suspect", where="suspect IS NOT NULL"),
+        _partial("delivery_jobs_released_idx", "released_at", where="released_at IS NOT NULL"),
+        _partial(
+            "delivery_jobs_order_idx",
+            *("ordering_key", "server_url", "ordering_position"),
+            where="ordering_key IS NOT NULL",
         ),
-        Index(
-            "delivery_jobs_payload_id_idx",
-            "payload_id",
-            postgresql_where=text("payload_id IS NOT NULL"),
-            sqlite_where=text("payload_id IS NOT NULL"),
-        ),
+        _partial("delivery_jobs_payload_id_idx", "payload_id", where="payload_id IS NOT NULL"),
     )
 
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
@@ -60,6 +94,27 @@ class DeliveryJob(FederationTable, table=True):
     last_error: str | None = Field(default=None, sa_type=Text)
     payload_id: str | None = Field(default=None, sa_type=Text)
     error_code: str | None = Field(default=None, sa_type=Text)
+    state: DeliveryState = Field(
+        default=DeliveryState.READY, sa_type=TextEnum(DeliveryState), sa_column_kwargs={"server_default": "ready"}
+    )
+    held_reason: HoldReason | None = Field(default=None, sa_type=TextEnum(HoldReason))
+    held_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    job_id: str | None = Field(default=None, sa_type=Text)
+    series: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    sending: int | None = None
+    first_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """When the present series of attempts began."""
+    released_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """When it was released last, until it is tried."""
+    canary_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """When it was last sent ahead of the others, to see whether its server takes deliveries again."""
+    ordering_key: str | None = Field(default=None, sa_type=Text)
+    ordering_position: int | None = Field(default=None, sa_type=BigInteger)
+    holds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    """How often in a row it was held for a fault of ours: each wait is twice as long."""
+    suspect: int | None = None
+    """Set once it was under way in too many crashes: how many such deliveries may run together, below 1 that it ran
+    alone, and how often in vain."""
 
 
 class AttemptOutcome(StrEnum):
@@ -74,6 +129,8 @@ class AttemptOutcome(StrEnum):
 class DeliveryAttempt(FederationTable, table=True):
     """One attempt at one delivery; append-only, purged by age. `method` is null where the payload named none.
 
+    `series` tells the delivery's series of attempts apart, each of which counts from 1; null where there is no row.
+
     The byte counts are of the HTTP bodies and null where no request was sent or no response came.
     """
 
@@ -81,6 +138,7 @@ class DeliveryAttempt(FederationTable, table=True):
     __table_args__ = (
         Index("delivery_attempts_started_at_idx", "started_at"),
         Index("delivery_attempts_server_url_started_at_idx", "server_url", "started_at"),
+        Index("delivery_attempts_number_uidx", "delivery_id", "series", "attempt", unique=True),
     )
 
     id: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
@@ -97,3 +155,6 @@ class DeliveryAttempt(FederationTable, table=True):
     relayed_by: str | None = Field(default=None, sa_type=Text)
     request_bytes: int | None = None
     response_bytes: int | None = None
+    series: int | None = None
+    remote_code: str | None = Field(default=None, sa_type=Text)
+    """The `code` or `reason` that a refusing server's JSON gave."""

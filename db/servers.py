@@ -44,6 +44,67 @@ class Server(FederationTable, table=True):
     unhealthy_reason: str | None = Field(default=None, sa_type=Text)
 
 
+class LinkState(StrEnum):
+    """What becomes of deliveries to a server."""
+
+    UP = "up"
+    """They are sent."""
+    DOWN = "down"
+    """They are held: it was not there over some time."""
+    REFUSING = "refusing"
+    """They are held: it answered, and took none of the last thousand."""
+    MISMATCH = "mismatch"
+    """They are held: it shows another signing key than the registered one."""
+
+
+class ServerLink(FederationTable, table=True):
+    """How deliveries to a server go, by evidence. A server without a row is up, and nothing is known of it.
+
+    `evidence` counts the intervals with failures since the last success, the latest at `evidence_at`; `rejections` the
+    refusals since. While the link is not up it is probed at `next_probe_at`, and where `needs_canary` a delivery must
+    get through; `rest_until` is when the pause ends that the server asked for; at `release_at` the next held
+    deliveries go out, `release_rate` a second. `profile` names the implementation it is known to run.
+    """
+
+    __tablename__ = "server_links"
+    __table_args__ = (
+        Index(
+            "server_links_probe_idx",
+            "next_probe_at",
+            postgresql_where=text("next_probe_at IS NOT NULL"),
+            sqlite_where=text("next_probe_at IS NOT NULL"),
+        ),
+        Index(
+            "server_links_release_idx",
+            "release_at",
+            postgresql_where=text("release_at IS NOT NULL"),
+            sqlite_where=text("release_at IS NOT NULL"),
+        ),
+    )
+
+    server_url: str = Field(sa_type=Text, primary_key=True)
+    state: LinkState = Field(default=LinkState.UP, sa_type=TextEnum(LinkState))
+    since: datetime = Field(sa_type=UtcDateTime)
+    reason: str | None = Field(default=None, sa_type=Text)
+    operator_hold: bool = False
+    relayed: bool = False
+    acknowledged: bool = False
+    evidence: int = 0
+    evidence_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    last_success_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    rejections: int = 0
+    needs_canary: bool = False
+    probes: int = 0
+    next_probe_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    rests: int = 0
+    rest_until: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    release_start: float = 1.0
+    release_rate: float = 1.0
+    release_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    looked_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    profile: str | None = Field(default=None, sa_type=Text)
+
+
 class BlacklistedServer(FederationTable, table=True):
     """A rule: the server, or the domain written `*.example`, that we refuse to deliver to and to hear from.
 

@@ -23,15 +23,21 @@ from federation.base.queues import (
 from federation.base.setting_types import plain
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
+from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog
+from federation.delivery.database_watch import DatabaseWatch
+from federation.delivery.exchange import Exchange
+from federation.delivery.holding import HeldDeliveries
 from federation.delivery.ledger import Ledger
 from federation.delivery.outbox import Outbox
 from federation.delivery.payloads import Payloads
 from federation.delivery.process import DeliveryProcessor
 from federation.delivery.producers import Producers
-from federation.delivery.slots import ServerSlots
+from federation.delivery.release import Releaser
+from federation.delivery.room import Room
 from federation.delivery.sweeper import OutboxSweeper
 from federation.health.checks import HealthCheckProcessor, HealthSchedule
+from federation.health.link_probes import LinkProbes
 from federation.health.long_range import LongRangeProbes, ProbePlan
 from federation.health.probe import Probe
 from federation.http.client import FederationClient
@@ -43,6 +49,7 @@ from federation.monitoring.readiness import Readiness, node_checks
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
+from federation.servers.links import Links
 from federation.servers.registry import Registry
 from federation.servers.relay import PeerRelay
 from federation.servers.relay_peers import RelayPeers
@@ -95,12 +102,15 @@ class Federation:
         self.registry = Registry(
             self.database, schedule_health_check=self.schedule_health_check, blacklist=self.blacklist
         )
+        self.links = Links(self.database, self.registry)
         self.relay_ranking = RelayRanking(self.database)
         self.relay_peers = RelayPeers(
             self.database, self.registry, self.client, own_url=self.own_url or "", ranking=self.relay_ranking
         )
         self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy, relay=self._relay())
-        self.discovery = Discovery(own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry)
+        self.discovery = Discovery(
+            own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry, links=self.links
+        )
         self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
         self.discovery_processor = DiscoveryProcessor(self.discovery)
@@ -108,15 +118,40 @@ class Federation:
         self.outbox = Outbox(self.database, self.delivery_queue, joins=self.queues_join_database)
         self.sweeper = OutboxSweeper(self.database, self.delivery_queue, min_age=settings.federation_outbox_interval)
         self.payloads = Payloads(self.database)
-        self.ledger = Ledger(self.database)
+        self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk)
         self.attempts = AttemptLog(self.database, meter=self.meter)
-        self._slots = ServerSlots(settings.federation_per_server)
+        self.database_watch = DatabaseWatch(self.database)
+        self.apart = Apart()
+        self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
         self.delivery_processor = self._delivery_processor(self.discovery)
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
         self.readiness = Readiness(
             node_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
         )
-        self.probe = Probe(self.registry, self.fetch)
+        self.probe = Probe(self.registry, self.fetch, self.links)
+        self.held = HeldDeliveries(
+            self.database,
+            self.delivery_queue,
+            links=self.links,
+            registry=self.registry,
+            max_age=settings.federation_delivery_max_age,
+            meter=self.meter,
+        )
+        self.releaser = Releaser(
+            self.database,
+            self.delivery_queue,
+            links=self.links,
+            rate=settings.federation_release_rate,
+            most_waiting=2 * settings.federation_delivery_concurrency,
+            meter=self.meter,
+        )
+        self.link_probes = LinkProbes(
+            links=self.links,
+            registry=self.registry,
+            probe=self.probe,
+            discover=self.discovery,
+            send_canary=self.releaser.send_canary,
+        )
         self.probe_plan = ProbePlan(
             checks=settings.federation_health_checks,
             quick_first=settings.federation_health_first_delay,
@@ -151,17 +186,25 @@ class Federation:
         )
 
     def _delivery_processor(self, discover: Discover) -> DeliveryProcessor:
-        return DeliveryProcessor(
+        exchange = Exchange(
             own_url=self.own_url,
             keys=self.keys,
             registry=self.registry,
             discover=discover,
             guard=self.guard,
             fetch=self.fetch,
+        )
+        return DeliveryProcessor(
+            exchange=exchange,
+            registry=self.registry,
+            links=self.links,
+            look_again=self.discovery.look_again,
             payloads=self.payloads,
             ledger=self.ledger,
             attempts=self.attempts,
-            slots=self._slots,
+            room=self.room,
+            apart=self.apart,
+            database_watch=self.database_watch,
         )
 
     def worker_storage(self, queue: str) -> Storage:
@@ -238,6 +281,7 @@ class Federation:
             keys=self.keys,
             database=self.database,
             registry=self.registry,
+            links=self.links,
             fetch=self.fetch,
             guard=self.guard,
             discovery=self.discovery,
@@ -258,6 +302,7 @@ class Federation:
             stack.push_async_callback(self.ledger.close)
             stack.push_async_callback(self.payloads.close)
             stack.push_async_callback(self.registry.close)
+            stack.push_async_callback(self.links.close)
             for client in (self.redis, self.worker_redis):
                 if client is not None:
                     stack.push_async_callback(client.aclose)
@@ -286,6 +331,7 @@ def _pool_limits(settings: Settings) -> PoolLimits:
     """Room for every attempt and probe at once: waiting for a connection would count against the server."""
     attempts = (
         settings.federation_delivery_concurrency
+        + settings.federation_overtime
         + settings.federation_health_concurrency
         + settings.federation_discovery_concurrency
     )

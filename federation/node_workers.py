@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
 from pydantic import ValidationError
 
-from db import AttemptOutcome, new_id
+from db import new_id
 from federation.app import Federation
 from federation.base.jobs import FederationDeliveryJob
 from federation.base.logs import crash
@@ -22,19 +22,19 @@ from federation.base.queues import (
     TASKS_QUEUE_NAME,
     delivery_backoff,
 )
-from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
+from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
+from federation.delivery.ledger import Abandoned
+from federation.delivery.rows import row_of_job
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, Scheduler
+from federation.tending import Tending
 from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
 from workers.storage.base import ANY_NAME
 
 log = structlog.get_logger(__name__)
 
 NO_TASKS: Final[Mapping[str, Handler]] = {}
-
-STALLED: Final = "STALLED"
-"""The code of deliveries that lost their worker too often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,7 @@ class FederationWorkers:
         self._working: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
+        self._tending = Tending([federation.link_probes.tick, federation.releaser.tick])
         leases = Leases(federation.database, holder=new_id())
         self._scheduler = Scheduler(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
@@ -89,6 +90,7 @@ class FederationWorkers:
                 self._working = _run(self._tasks_worker())
             self._stop_requested = False
             self._scheduler.start()
+            self._tending.start()
         return self._running
 
     def _delivery_worker(self) -> Worker:
@@ -97,6 +99,8 @@ class FederationWorkers:
             self._federation.worker_storage(DELIVERY_QUEUE_NAME),
             {ANY_NAME: self._federation.shared_delivery_processor},
             concurrency=settings.federation_delivery_concurrency,
+            overtime=settings.federation_overtime,
+            not_ready=self._federation.database_watch.not_ready,
             lease=settings.federation_lease,
             grace=settings.federation_grace,
             max_stalls=settings.federation_max_stalls,
@@ -158,6 +162,7 @@ class FederationWorkers:
             self._request_stop_once()
             errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
             await self._scheduler.stop()
+            await self._tending.stop()
             await self._rows.close()
         if errors:
             raise BaseExceptionGroup("a worker ended", errors)
@@ -188,22 +193,20 @@ def _log_end(task: asyncio.Task[None]) -> None:
 
 
 class RowKeeper:
-    """Brings a delivery's row in line where no processor could: its job completed, or failed without being run again.
-
-    A job that `enqueue_delivery` added carries its row's id; for others nothing is found and nothing happens.
-    """
+    """Holds the delivery of a job that ended without an attempt having a say: its worker disappeared too often."""
 
     def __init__(self, federation: Federation) -> None:
         self._ledger = federation.ledger
         self._writing: set[asyncio.Task[None]] = set()
 
     def __call__(self, event: WorkerEvent) -> None:
-        if event.kind is WorkerEventKind.COMPLETED and event.claim is not None:
-            self._write(self._delete(event.claim.job_id))
-        elif event.kind is WorkerEventKind.FAILED and (event.claim is None or isinstance(event.error, StalledError)):
-            ids = event.job_ids if event.claim is None else (event.claim.job_id,)
-            for delivery_id in ids:
-                self._write(self._settle(delivery_id))
+        if event.kind is not WorkerEventKind.FAILED:
+            return
+        if event.claim is None:
+            for job_id in event.job_ids:
+                self._write(self._hold(row_of_job(job_id), job_id))
+        elif isinstance(event.error, StalledError):
+            self._write(self._hold(_delivery_of(event.claim), event.claim.job_id))
 
     async def close(self) -> None:
         """What was begun is written."""
@@ -214,18 +217,21 @@ class RowKeeper:
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    async def _delete(self, delivery_id: str) -> None:
-        try:
-            await self._ledger.gone(delivery_id)
-        except Exception as error:
-            log.error("delivery_row_not_deleted", delivery_id=delivery_id, **crash(error))
-
-    async def _settle(self, delivery_id: str) -> None:
+    async def _hold(self, delivery_id: str, job_id: str) -> None:
         reason = "its worker disappeared with it too often; look for a crash in the worker's log"
+        now = datetime.now(UTC)
+        entry = Abandoned(delivery_id=delivery_id, job_id=job_id, at=now, until=now, error=reason)
         try:
-            await self._ledger.settled(delivery_id, outcome=AttemptOutcome.RETRYABLE, error=reason, code=STALLED)
-        except Exception as error:
-            log.error("delivery_row_not_settled", delivery_id=delivery_id, **crash(error))
+            await self._ledger.abandoned(entry)
+        except Exception as error:  # the row is ready and its job has ended: the sweeper gives it another one
+            log.error("delivery_row_not_held", delivery_id=delivery_id, **crash(error))
+
+
+def _delivery_of(claim: Claim) -> str:
+    try:
+        return FederationDeliveryJob.model_validate_json(claim.payload).delivery_job_id
+    except ValidationError:
+        return row_of_job(claim.job_id)
 
 
 _LEVELS: Final = {
@@ -242,7 +248,8 @@ _LEVELS: Final = {
 def log_event(event: WorkerEvent) -> None:
     """One line for each event worth one: a worker's start, stop and errors, and every attempt that did not succeed."""
     level = _LEVELS.get(event.kind)
-    if level is None or isinstance(event.error, Parked):  # every second, for each delivery to a busy server
+    # They would be a line for each of a hundred thousand deliveries to a server that is down.
+    if level is None or isinstance(event.error, Held | Superseded):
         return
     fields: dict[str, object] = {"queue": event.queue, "worker_id": event.worker_id}
     if event.claim is not None:

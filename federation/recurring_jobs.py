@@ -26,7 +26,7 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
     jobs = [
         RecurringJob(
             name="outbox-sweep",
-            does="adds the jobs of deliveries that are owed and have none",
+            does="adds the jobs of ready deliveries that have none, and moves held ones on whose time has come",
             interval=settings.federation_outbox_interval,
             run=_outbox_sweep(federation),
         ),
@@ -71,7 +71,7 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
 
 def _outbox_sweep(federation: Federation) -> Callable[[], Awaitable[Mapping[str, object]]]:
     async def sweep() -> Mapping[str, object]:
-        return asdict(await federation.sweeper.sweep())
+        return {**asdict(await federation.sweeper.sweep()), **await federation.held.sweep()}
 
     return sweep
 

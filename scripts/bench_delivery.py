@@ -177,15 +177,15 @@ async def serve_peers() -> None:
             following_id=FOLLOWED,
             accepted=True,
         )
-        post = post_ack(own_url="http://peer", post_id="row", federation_post_id="post")
-        answers = {
-            kind: _http(json.dumps(ack_response(text, recipient_key=key, signing_secret=own.signing.secret)).encode())
-            for kind, text in (("follows", follow), ("posts", post))
-        }
+        answers: dict[str, bytes] = {}
         server = await asyncio.start_server(lambda r, w, answers=answers: _answer(r, w, answers), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        post = post_ack(own_url=url, post_id="row", federation_post_id="post")
+        for kind, text in (("follows", follow), ("posts", post)):
+            ack = ack_response(text, recipient_key=key, signing_secret=own.signing.secret)
+            answers[kind] = _http(json.dumps(ack).encode())
         public = {"public": own.signing.public_text, "encryption": own.encryption.public_text}
-        peers.append({"url": f"http://127.0.0.1:{port}", **public})
+        peers.append({"url": url, **public})
     print(json.dumps(peers), flush=True)
     await asyncio.Event().wait()
 

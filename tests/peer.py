@@ -99,6 +99,13 @@ def inline(answer: Answer) -> Canned:
     return json_answer(answer.ack())
 
 
+def original(answer: Answer) -> Canned:
+    """As the first implementation: a post's acknowledgment is signed, a follow's is not."""
+    if answer.accepted is None:
+        return inline(answer)
+    return json_answer({"status": "acknowledged", "accepted": answer.accepted})
+
+
 class Peer:
     """Vector B's node by default. `private_users` are acknowledged, not accepted.
 
@@ -228,6 +235,24 @@ class Peer:
             recipient_key=decode_key(self.senders[arrived.sender].encryption_public_key, what="sender's key"),
             accepted=accepted,
         )
+
+
+class OriginalPeer(Peer):
+    """Answers as the first implementation does: `original`, no post twice, and no unfollow at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.render = original
+
+    def answer(self, request: Received) -> Canned:
+        method = json.loads(request.body)["method"]
+        if method == ActivityMethod.UNFOLLOW:
+            return json_answer({"message": "[body.userId] Invalid input", "code": "VALIDATION_ERROR"}, status=400)
+        stored = len(self._applied)
+        answer = super().answer(request)
+        if method == ActivityMethod.FEDERATE_POST and answer.status == 200 and len(self._applied) == stored:
+            return json_answer({"error": "Post already exists", "code": "FEDERATED_POST_ALREADY_EXISTS"}, status=409)
+        return answer
 
 
 async def acquaint(federation: Federation, peer: Peer) -> None:

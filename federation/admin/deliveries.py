@@ -1,6 +1,6 @@
-"""What an administrator sees of deliveries: which are owed, which failed, why, and where they pile up.
+"""What an administrator sees of deliveries: which are owed or held, which were given up, why, and where they pile up.
 
-A delivered delivery has no row. `OPEN` ones are owed; `FAILED` ones are settled and kept for a week.
+A delivered delivery has no row. Ready and held ones are owed; failed and expired ones are kept for a week.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Executable, Select, and_, case, distinct, func, literal, or_, select
 from sqlmodel import col
 
-from db import Database, DeliveryAttempt, DeliveryJob
+from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
+from db.columns import TextEnum
 
 MAX_ATTEMPTS_SHOWN: Final = 50
 
+K = TypeVar("K")
 
-class DeliveryState(StrEnum):
-    """What a row in `delivery_jobs` stands for."""
+OPEN: Final = "open"
+"""Owed: ready or held."""
 
-    OPEN = "open"
-    FAILED = "failed"
+AnyState: TypeAlias = DeliveryState | Literal["open"]
 
 
 class Age(StrEnum):
@@ -37,15 +38,38 @@ class Age(StrEnum):
 
 _AGES: Final = ((Age.MINUTE, timedelta(minutes=1)), (Age.HOUR, timedelta(hours=1)), (Age.DAY, timedelta(days=1)))
 
+# Versions before the states marked what they gave up by `settled_at` alone, and may still run beside this one.
+_STATE: Final[ColumnElement[DeliveryState]] = case(
+    (
+        and_(col(DeliveryJob.state) == DeliveryState.READY, col(DeliveryJob.settled_at).is_not(None)),
+        literal(DeliveryState.FAILED, TextEnum(DeliveryState)),
+    ),
+    else_=col(DeliveryJob.state),
+)
+
+
+def is_in(state: AnyState) -> ColumnElement[bool]:
+    """Rows in the state, written so that the indexes of those that are owed serve."""
+    column, settled = col(DeliveryJob.state), col(DeliveryJob.settled_at)
+    match state:
+        case DeliveryState.READY:
+            return and_(column == DeliveryState.READY, settled.is_(None))
+        case DeliveryState.FAILED:
+            return or_(column == DeliveryState.FAILED, and_(column == DeliveryState.READY, settled.is_not(None)))
+        case DeliveryState.HELD | DeliveryState.EXPIRED:
+            return column == state
+        case _:
+            return or_(is_in(DeliveryState.READY), is_in(DeliveryState.HELD))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which deliveries are meant: those that meet everything that is set. `code` is that of a failure, so only failed
-    deliveries have one; `older_than` counts from when the delivery was made.
+    """Which deliveries are meant: those that meet everything that is set. `code` is that of the last failed attempt;
+    `older_than` counts from when the delivery was made.
     """
 
     server_url: str | None = None
-    state: DeliveryState | None = None
+    state: AnyState | None = None
     code: str | None = None
     older_than: timedelta | None = None
     ids: tuple[str, ...] = ()
@@ -61,10 +85,8 @@ class Selection:
             conditions.append(col(DeliveryJob.id).in_(self.ids))
         if self.server_url is not None:
             conditions.append(_is_for(self.server_url))
-        if self.state is DeliveryState.OPEN:
-            conditions.append(col(DeliveryJob.settled_at).is_(None))
-        elif self.state is DeliveryState.FAILED:
-            conditions.append(col(DeliveryJob.settled_at).is_not(None))
+        if self.state is not None:
+            conditions.append(is_in(self.state))
         if self.code is not None:
             conditions.append(col(DeliveryJob.error_code) == self.code)
         if self.older_than is not None:
@@ -74,32 +96,38 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRow:
-    """One delivery without its text."""
+    """One delivery without its text. `held_until` is when a held one is released, where that is known; `error_code` and
+    `last_error` are of the last attempt that failed.
+    """
 
     id: str
+    state: DeliveryState
     job_name: str | None
     server_url: str | None
     target_url: str
     attempts: int
     created_at: datetime
     last_attempted_at: datetime | None
+    held_reason: HoldReason | None
+    held_at: datetime | None
+    held_until: datetime | None
     settled_at: datetime | None
     error_code: str | None
     last_error: str | None
-
-    @property
-    def state(self) -> DeliveryState:
-        return DeliveryState.OPEN if self.settled_at is None else DeliveryState.FAILED
+    ordering_key: str | None
+    series: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt as `delivery_attempts` has it; `code` is None if it delivered."""
+    """One attempt as `delivery_attempts` has it; `code` is None if it delivered, `remote_code` what the server said."""
 
     started_at: datetime
+    series: int | None
     attempt: int
     outcome: str
     code: str | None
+    remote_code: str | None
     http_status: int | None
     duration_ms: int
     relayed_by: str | None
@@ -115,22 +143,33 @@ class DeliveryPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCount:
-    """How many deliveries a server is owed, and how many to it failed; None: rows that name no server."""
+    """How many deliveries to a server are in each state; None: rows that name no server."""
 
     server_url: str | None
-    open: int
+    ready: int
+    held: int
     failed: int
+    expired: int
     oldest: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryStats:
-    """Where deliveries stand. `servers` are those with the most rows, `codes` why deliveries failed."""
+    """Where deliveries stand. `open` ones are owed, ready or held; `ages` are theirs. `servers` are those with the most
+    rows, `held_servers` how many of all have held ones, `codes` why deliveries failed.
+    """
 
     open: int
+    ready: int
+    held: int
     failed: int
+    expired: int
     oldest_open: datetime | None
+    oldest_ready: datetime | None
+    oldest_held: datetime | None
     ages: dict[Age, int]
+    held_by_reason: dict[HoldReason, int]
+    held_servers: int
     codes: dict[str, int]
     servers: tuple[ServerCount, ...]
 
@@ -179,44 +218,52 @@ async def count(database: Database, conditions: Sequence[ColumnElement[bool]]) -
 async def stats(database: Database, selection: Selection, *, servers: int = 10) -> DeliveryStats:
     """The selected deliveries, counted by state, code, age, and for the *servers* that have the most of them."""
     now = datetime.now(UTC)
-    is_open = col(DeliveryJob.settled_at).is_(None)
     created = col(DeliveryJob.created_at)
     age = case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
-    groups = (
-        select(is_open.label("open"), col(DeliveryJob.error_code), age.label("age"), func.count(), func.min(created))
-        .where(*selection.conditions())
-        .group_by(is_open, col(DeliveryJob.error_code), age)
+    keys = (_STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age)
+    groups: Executable = select(*keys, func.count(), func.min(created)).where(*selection.conditions()).group_by(*keys)
+    held = select(func.count(distinct(col(DeliveryJob.server_url)))).where(
+        *selection.conditions(), is_in(DeliveryState.HELD)
     )
-    open_ = failed = 0
-    oldest: datetime | None = None
-    ages, codes = dict.fromkeys(Age, 0), dict[str, int]()
+    counts = dict.fromkeys(DeliveryState, 0)
+    oldest = dict[DeliveryState, datetime]()
+    ages, reasons, codes = dict.fromkeys(Age, 0), dict[HoldReason, int](), dict[str, int]()
     async with database.read() as session:
-        for group_open, code, group_age, number, first in await session.execute(groups):
-            if group_open:
-                open_ += number
+        for state, reason, code, group_age, number, first in await session.execute(groups):
+            counts[state] += number
+            oldest[state] = min(first, oldest.get(state, first))
+            if state in (DeliveryState.READY, DeliveryState.HELD):
                 ages[Age(group_age)] += number
-                oldest = first if oldest is None else min(oldest, first)
-            else:
-                failed += number
+            if state is DeliveryState.HELD and reason is not None:
+                reasons[reason] = reasons.get(reason, 0) + number
+            if state is DeliveryState.FAILED:
                 codes[code or "?"] = codes.get(code or "?", 0) + number
+        held_servers = (await session.execute(held)).scalar_one() if counts[DeliveryState.HELD] else 0
         by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(selection, servers))]
+    oldest_ready, oldest_held = oldest.get(DeliveryState.READY), oldest.get(DeliveryState.HELD)
     return DeliveryStats(
-        open=open_,
-        failed=failed,
-        oldest_open=oldest,
+        open=counts[DeliveryState.READY] + counts[DeliveryState.HELD],
+        **{state.value: number for state, number in counts.items()},
+        oldest_open=min((at for at in (oldest_ready, oldest_held) if at is not None), default=None),
+        oldest_ready=oldest_ready,
+        oldest_held=oldest_held,
         ages=ages,
-        codes=dict(sorted(codes.items(), key=lambda each: -each[1])),
+        held_by_reason=_most_first(reasons),
+        held_servers=held_servers,
+        codes=_most_first(codes),
         servers=tuple(by_server),
     )
 
 
+def _most_first(counts: dict[K, int]) -> dict[K, int]:
+    return dict(sorted(counts.items(), key=lambda each: -each[1]))
+
+
 def _by_server(selection: Selection, limit: int) -> Executable:
-    open_ = func.count().filter(col(DeliveryJob.settled_at).is_(None))
-    failed = func.count().filter(col(DeliveryJob.settled_at).is_not(None))
     server = col(DeliveryJob.server_url)
-    oldest = func.min(col(DeliveryJob.created_at))
+    states = (func.count().filter(is_in(state)).label(state.value) for state in DeliveryState)
     return (
-        select(server, open_.label("open"), failed.label("failed"), oldest.label("oldest"))
+        select(server, *states, func.min(col(DeliveryJob.created_at)).label("oldest"))
         .where(*selection.conditions())
         .group_by(server)
         .order_by(func.count().desc(), server)
@@ -224,8 +271,14 @@ def _by_server(selection: Selection, limit: int) -> Executable:
     )
 
 
-def _rows() -> Select[tuple[object, ...]]:
-    return select(*(getattr(DeliveryJob, column.name) for column in fields(DeliveryRow)))
+def _rows() -> Select[*tuple[Any, ...]]:
+    is_held = col(DeliveryJob.state) == DeliveryState.HELD
+    given: dict[str, ColumnElement[Any]] = {
+        "state": _STATE,
+        "held_until": case((is_held, col(DeliveryJob.next_attempt_at))),
+    }
+    names = [column.name for column in fields(DeliveryRow)]
+    return select(*(given[name].label(name) if name in given else getattr(DeliveryJob, name) for name in names))
 
 
 def _attempts(*conditions: ColumnElement[bool], limit: int) -> Executable:
@@ -233,9 +286,11 @@ def _attempts(*conditions: ColumnElement[bool], limit: int) -> Executable:
     return (
         select(
             col(DeliveryAttempt.started_at),
+            col(DeliveryAttempt.series),
             col(DeliveryAttempt.attempt),
             col(DeliveryAttempt.outcome),
             col(DeliveryAttempt.error_code).label("code"),
+            col(DeliveryAttempt.remote_code),
             col(DeliveryAttempt.http_status),
             col(DeliveryAttempt.duration_ms),
             col(DeliveryAttempt.relayed_by),

@@ -1,29 +1,34 @@
-"""Giving failed deliveries another chance, and giving deliveries up; a million of them, in batches.
+"""Giving deliveries another chance that were given up, and giving deliveries up; a million of them, in batches.
 
 Theory of operation. Both walk the rows there are, each once, a batch at a time: no transaction is long, what is done
 stays done if the command is stopped, and repeating it does the rest. They go by id, and on SQLite in the order of the
-file: ids are random, and a batch of them would touch as many pages as rows. Jobs may live elsewhere than rows, so the
-order of steps makes every interruption harmless.
+file: ids are random, and a batch of them would touch as many pages as rows. Rows of one ordering key are changed
+together, whichever of them a batch meets first. Jobs may live elsewhere than rows, so the order of steps makes every
+interruption harmless.
 
-`retry` removes the failed job, reopens the row, adds the job. After the first step the row still counts as failed.
-After the second it is owed, unattempted and without a job: just what the outbox sweeper looks for. No attempt can be
-under way, because the job of a failed row has ended; where somebody else set it going again, it is left alone, and
-adding it once more adds nothing.
+`retry` makes the rows ready for a new series of attempts, then adds their jobs, which have ids of their own: what the
+queue remembers of earlier ones is no matter. Between the two steps a row is ready and without a job: just what the
+outbox sweeper looks for. No attempt can be under way, because no job may act for a row that is not ready. A row whose
+ordering key has a younger one that is owed is left alone: sent now it would undo what that one does. One that has an
+older one waits behind it.
 
-`drop` removes the job, then the row. A job that a worker is running stays, and so does its row: the delivery may be
-arriving at this moment, and what the attempt reports must find its row. Which are running is asked before and after the
-removal, so one that ends in between is not taken for one that never began. What a job could still come from are the
-sweeper, which adds those of rows never attempted, and an attempt that began and failed between two of these steps: so
-jobs of open rows that refer to a shared text, which the end of one row does not take away, are removed once more. Any
-other completes without sending when it finds its text gone.
+`drop` removes the job that the row names, then the row. A job that a worker is running stays, and so does its row: the
+delivery may be arriving at this moment, and what the attempt reports must find its row. Which are running is asked
+before and after the removal, so one that ends in between is not taken for one that never began; a row that names
+another job by then has moved on, and stays as well. What a job could still come from is the sweeper, which adds that of
+any ready row: so jobs of ready rows that refer to a shared text, which the end of one row does not take away, are
+removed once more. Any other completes without sending when it finds its text gone. The transaction that removes a row
+makes the next of its ordering key ready, as the ledger's do.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -32,28 +37,35 @@ from sqlalchemy import (
     Connection,
     Row,
     Text,
+    and_,
     any_,
+    bindparam,
+    case,
+    cast,
     delete,
     func,
     literal,
     literal_column,
+    or_,
     select,
-    type_coerce,
     update,
 )
 from sqlmodel import col
 
-from db import Database, DeliveryJob
-from federation.admin.deliveries import DeliveryState, Selection, count
+from db import Database, DeliveryJob, DeliveryState, HoldReason
+from federation.admin.deliveries import Selection, count, is_in
 from federation.base.bull_queue import BullQueue
+from federation.delivery.order import OPEN_STATES, lock_keys
 from federation.delivery.payloads import release
-from federation.delivery.sweeper import OwedRow
+from federation.delivery.rows import TABLE, OwedRow, next_in_order, places_of
 from workers import JobState
 
 BATCH: Final = 5_000
 RUNNING_PAGE: Final = 1_000
 JOBS_AT_ONCE: Final = 1_000
 """Added in one round trip: a statement of several thousand is slower."""
+KEYS_AT_ONCE: Final = 200
+"""Ordering keys locked by one transaction: PostgreSQL has room for a few thousand locks in all."""
 
 Progress = Callable[[int], None]
 """Told how many rows more have been dealt with."""
@@ -61,10 +73,13 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """How many deliveries are owed again; `left` were not, for a Node producer wrote them and has their jobs."""
+    """How many deliveries are owed again. `left` were not, for a Node producer wrote them and has their jobs;
+    `out_of_order` neither, for a younger delivery of their ordering key is owed, or an older one comes first.
+    """
 
     retried: int
     left: int
+    out_of_order: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +90,40 @@ class Dropped:
     busy: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Rows by the jobs they name, and their ordering keys, of which all selected rows are here."""
+
+    jobs: Mapping[str, str]
+    keys: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """Rows that are ready again, how many wait behind them, and which were left alone."""
+
+    ready: list[OwedRow] = field(default_factory=list)
+    waiting: int = 0
+    out_of_order: set[str] = field(default_factory=set)
+
+    def with_those_of(self, more: _Again) -> _Again:
+        return _Again(
+            ready=self.ready + more.ready,
+            waiting=self.waiting + more.waiting,
+            out_of_order=self.out_of_order | more.out_of_order,
+        )
+
+
 def _unwatched(_rows: int) -> None:
     pass
 
 
-def _is_among(ids: Sequence[str], dialect: str) -> ColumnElement[bool]:
-    """As `IN`, with all ids in one parameter: a statement of thousands takes longer to write than to run."""
+def _is_among(column: ColumnElement[str], values: Sequence[str], dialect: str) -> ColumnElement[bool]:
+    """As `IN`, with all values in one parameter: a statement of thousands takes longer to write than to run."""
     if dialect == "postgresql":
-        return col(DeliveryJob.id) == any_(literal(list(ids), ARRAY(Text)))
-    listed = func.json_each(json.dumps(list(ids))).table_valued("value")
-    return col(DeliveryJob.id).in_(select(listed.c.value))
+        return column == any_(literal(list(values), ARRAY(Text)))
+    listed = func.json_each(json.dumps(list(values))).table_valued("value")
+    return column.in_(select(listed.c.value))
 
 
 class BulkDeliveries:
@@ -96,22 +135,29 @@ class BulkDeliveries:
         self._batch = batch
 
     async def retry(self, selection: Selection, *, progress: Progress = _unwatched) -> Retried:
-        """Every failed delivery among the selected is owed again, with fresh attempts, and its job is in the queue.
+        """Every selected delivery that was given up is owed again, with fresh attempts, and its job is in the queue.
+
+        Failed and expired ones; held ones only where the selection names that state, or ids.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
         """
-        failed = [*selection.conditions(), *Selection(state=DeliveryState.FAILED).conditions()]
+        chosen = [*selection.conditions(), retryable(selection)]
         unnamed = col(DeliveryJob.job_name).is_(None)
+        named = [*chosen, ~unnamed]
         retried = 0
+        out_of_order: set[str] = set()
 
-        async def retry_batch(ids: Sequence[str]) -> None:
-            nonlocal retried
-            retried += await self._retry(ids)
-            progress(len(ids))
+        async def retry_batch(batch: _Batch) -> None:
+            nonlocal retried, out_of_order
+            done = await self._retry(batch, named)
+            retried += len(done.ready) + done.waiting
+            out_of_order |= done.out_of_order
+            progress(len(batch.jobs))
 
-        await self._each_batch([*failed, ~unnamed], retry_batch)
-        return Retried(retried=retried, left=await count(self._database, [*failed, unnamed]))
+        await self._each_batch(named, retry_batch)
+        left = await count(self._database, [*chosen, unnamed])
+        return Retried(retried=retried, left=left, out_of_order=len(out_of_order))
 
     async def drop(self, selection: Selection, *, progress: Progress = _unwatched) -> Dropped:
         """The selected deliveries are given up: row, text and job are gone, but for those a worker is just trying.
@@ -122,61 +168,59 @@ class BulkDeliveries:
         conditions = selection.conditions()
         dropped = busy = 0
 
-        async def drop_batch(ids: Sequence[str]) -> None:
+        async def drop_batch(batch: _Batch) -> None:
             nonlocal dropped, busy
             before = await self._running()
-            removed = await self._queue.storage.remove(ids)
-            running = (before | await self._running()).intersection(ids)
-            busy += len(running)
-            idle = [each for each in ids if each not in running]
-            dropped += await self._delete_rows(idle, conditions, had_jobs=removed == len(idle))
-            progress(len(ids))
+            await self._queue.storage.remove([*batch.jobs])
+            running = before | await self._running()
+            idle = {job: row for job, row in batch.jobs.items() if job not in running}
+            gone = await self._delete_rows(idle, conditions)
+            moved_on = [row for row in idle.values() if row not in gone]
+            dropped += len(gone)
+            busy += len(batch.jobs) - len(idle)
+            busy += await self._count_left(moved_on, conditions) if moved_on else 0
+            progress(len(batch.jobs))
 
         await self._each_batch(conditions, drop_batch)
         return Dropped(dropped=dropped, busy=busy)
 
     async def _each_batch(
-        self, conditions: Sequence[ColumnElement[bool]], change: Callable[[Sequence[str]], Awaitable[None]]
+        self, conditions: Sequence[ColumnElement[bool]], change: Callable[[_Batch], Awaitable[None]]
     ) -> None:
         await self._queue.start()
-        made_before = col(DeliveryJob.created_at) <= datetime.now(UTC)
+        wanted = [col(DeliveryJob.created_at) <= datetime.now(UTC), *conditions]
         last: object = None
         while True:
             async with self._database.read() as session:
-                is_sqlite = session.get_bind().dialect.name == "sqlite"
-                place: ColumnElement[object] = literal_column("rowid" if is_sqlite else "id")
-                query = select(col(DeliveryJob.id), place.label("place")).where(made_before, *conditions)
+                dialect = session.get_bind().dialect.name
+                place: ColumnElement[Any] = literal_column("rowid" if dialect == "sqlite" else "id")
+                query = select(TABLE.c.id, _JOB.label("job"), TABLE.c.ordering_key, place.label("place")).where(*wanted)
                 if last is not None:
                     query = query.where(place > last)
                 rows = (await session.execute(query.order_by(place).limit(self._batch))).all()
-            if not rows:
-                return
+                if not rows:
+                    return
+                jobs = {row.job: row.id for row in rows}
+                keys = {row.ordering_key for row in rows if row.ordering_key is not None}
+                if keys:
+                    same_key = _is_among(TABLE.c.ordering_key, [*keys], dialect)
+                    others = await session.execute(select(TABLE.c.id, _JOB.label("job")).where(*wanted, same_key))
+                    jobs |= {row.job: row.id for row in others}
             last = rows[-1].place
-            await change([row.id for row in rows])
+            await change(_Batch(jobs=jobs, keys=sorted(keys)))
 
-    async def _retry(self, ids: Sequence[str]) -> int:
-        await self._queue.storage.remove(ids)
-        reopened = (
-            update(DeliveryJob)
-            .where(col(DeliveryJob.settled_at).is_not(None))
-            .values(
-                settled_at=None,
-                outcome=None,
-                last_error=None,
-                error_code=None,
-                last_attempted_at=None,
-                attempts=0,
-                queued_at=None,
-            )
-            .returning(*(getattr(DeliveryJob, column.name) for column in fields(OwedRow)))
-        )
-        async with self._database.transaction() as session:
-            connection = await session.connection()
-            found = await connection.execute(reopened.where(_is_among(ids, connection.dialect.name)))
-            rows = [OwedRow(**row._mapping) for row in found]
+    async def _retry(self, batch: _Batch, chosen: Sequence[ColumnElement[bool]]) -> _Again:
+        ids = [*batch.jobs.values()]
+        done = await self._database.transact(lambda connection: _ready_again(connection, ids, chosen))
+        for start in range(0, len(batch.keys), KEYS_AT_ONCE):
+            change = partial(_in_order_again, keys=batch.keys[start : start + KEYS_AT_ONCE], chosen=chosen)
+            done = done.with_those_of(await self._database.transact(change))
+        await self._add(done.ready)
+        return done
+
+    async def _add(self, rows: Sequence[OwedRow]) -> None:
         for start in range(0, len(rows), JOBS_AT_ONCE):
             await self._queue.add_bulk([row.job() for row in rows[start : start + JOBS_AT_ONCE]])
-        return len(rows)
 
     async def _running(self) -> set[str]:
         """The jobs that are at a worker: as many as all workers together hold."""
@@ -187,24 +231,134 @@ class BulkDeliveries:
             found.update(job.id for job in page.jobs)
         return found
 
-    async def _delete_rows(
-        self, ids: Sequence[str], conditions: Sequence[ColumnElement[bool]], *, had_jobs: bool
-    ) -> int:
-        """The rows are gone, if they still meet the conditions; `had_jobs`: the jobs of all of them were removed."""
-        # The times as they come, for whether there is one: SQLite 3.40 says of a row it deletes that nothing is null.
-        times = (type_coerce(col(each), Text) for each in (DeliveryJob.settled_at, DeliveryJob.last_attempted_at))
+    async def _delete_rows(self, jobs: Mapping[str, str], conditions: Sequence[ColumnElement[bool]]) -> set[str]:
+        """Those of the rows are gone that still name these jobs, and meet the conditions; which."""
         gone = (
-            delete(DeliveryJob).where(*conditions).returning(col(DeliveryJob.id), col(DeliveryJob.payload_id), *times)
+            delete(TABLE)
+            .where(*conditions)
+            .returning(
+                *(TABLE.c[name] for name in ("id", "job_id", "payload_id", "state", "server_url", "ordering_key"))
+            )
         )
 
-        def delete_rows(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
-            rows = connection.execute(gone.where(_is_among(ids, connection.dialect.name))).all()
+        def delete_rows(connection: Connection) -> tuple[Sequence[Row[*tuple[Any, ...]]], Sequence[OwedRow]]:
+            dialect = connection.dialect.name
+            these = (_is_among(TABLE.c.id, [*jobs.values()], dialect), _is_among(_JOB, [*jobs], dialect))
+            rows = connection.execute(gone.where(*these)).all()
             release(connection, [row.payload_id for row in rows])
-            return rows
+            return rows, next_in_order(connection, places_of(rows), datetime.now(UTC))
 
-        rows = await self._database.transact(delete_rows)
-        shared = [row for row in rows if row.payload_id is not None and row.settled_at is None]
-        again = [row.id for row in shared if row.last_attempted_at is None or not had_jobs]
+        rows, ready = await self._database.transact(delete_rows)
+        await self._add(ready)
+        again = [row for row in rows if row.payload_id is not None and row.state is DeliveryState.READY]
         if again:
-            await self._queue.storage.remove(again)
-        return len(rows)
+            await self._queue.storage.remove([row.job_id or row.id for row in again])
+        return {row.id for row in rows}
+
+    async def _count_left(self, ids: Sequence[str], conditions: Sequence[ColumnElement[bool]]) -> int:
+        async with self._database.read() as session:
+            among = _is_among(TABLE.c.id, ids, session.get_bind().dialect.name)
+            query = select(func.count()).select_from(TABLE).where(*conditions, among)
+            return int((await session.execute(query)).scalar_one())
+
+
+def retryable(selection: Selection) -> ColumnElement[bool]:
+    """Which of the selected deliveries may be retried: those given up, and held ones that are meant explicitly."""
+    given_up = or_(is_in(DeliveryState.FAILED), is_in(DeliveryState.EXPIRED))
+    means_held = selection.state is DeliveryState.HELD or (selection.state is None and selection.ids)
+    return or_(given_up, is_in(DeliveryState.HELD)) if means_held else given_up
+
+
+def _ready_again(connection: Connection, ids: Sequence[str], chosen: Sequence[ColumnElement[bool]]) -> _Again:
+    """Those without an ordering key are ready for a new series."""
+    statement = (
+        update(TABLE)
+        .where(*chosen, TABLE.c.ordering_key.is_(None), _is_among(TABLE.c.id, ids, connection.dialect.name))
+        .values(**_READY_AGAIN, attempts=0)
+        .returning(*_OWED)
+    )
+    rows = [OwedRow(**row._mapping) for row in connection.execute(statement)]
+    return _Again(ready=rows)
+
+
+def _in_order_again(connection: Connection, *, keys: Sequence[str], chosen: Sequence[ColumnElement[bool]]) -> _Again:
+    """Those of the ordering keys are owed again where nothing younger is: the oldest is ready, the others wait for it.
+
+    They keep the number of their attempts: a follow that was sent once must not be taken for one that never was.
+    """
+    lock_keys(connection, keys)
+    meant = and_(*chosen).label("meant")
+    columns = (*_OWED, *(TABLE.c[name] for name in ("ordering_key", "ordering_position", "state", "settled_at")), meant)
+    of_keys = _is_among(TABLE.c.ordering_key, keys, connection.dialect.name)
+    found = connection.execute(select(*columns).where(of_keys).order_by(TABLE.c.id).with_for_update()).all()
+    done = _Again()
+    waiting: list[str] = []
+    for _, line in groupby(sorted(found, key=_place), key=lambda row: _place(row)[:2]):
+        rows = list(line)
+        last_open = max((index for index, row in enumerate(rows) if _is_open(row)), default=-1)
+        has_older = False
+        for index, row in enumerate(rows):
+            is_open = _is_open(row)  # of those that are meant: held
+            if row.meant and not has_older and (is_open or index > last_open):
+                done.ready.append(_owed(row))
+                has_older = True
+            elif row.meant and not is_open and index > last_open:
+                waiting.append(row.id)
+            elif row.meant:
+                done.out_of_order.add(row.id)
+            has_older = has_older or is_open
+    again = [{"row": row.id} for row in done.ready]
+    if again:
+        connection.execute(update(TABLE).where(TABLE.c.id == bindparam("row")).values(**_READY_AGAIN), again)
+    if waiting:
+        now = datetime.now(UTC)
+        behind = {"state": DeliveryState.HELD, "held_reason": HoldReason.ORDER, "held_at": now}
+        connection.execute(
+            update(TABLE).where(TABLE.c.id == bindparam("row")).values(**_FRESH | behind),
+            [{"row": each} for each in waiting],
+        )
+    return replace(done, waiting=len(waiting))
+
+
+def _is_open(row: Row[*tuple[Any, ...]]) -> bool:
+    return row.state in OPEN_STATES and row.settled_at is None
+
+
+def _place(row: Row[*tuple[Any, ...]]) -> tuple[str, str, int]:
+    return row.ordering_key, row.server_url or "", row.ordering_position or 0
+
+
+def _owed(row: Row[*tuple[Any, ...]]) -> OwedRow:
+    """The row as it is about to be: in its next series."""
+    values = {field.name: row._mapping[field.name] for field in fields(OwedRow)}
+    return OwedRow(**values | {"series": row.series + 1})
+
+
+_JOB: Final = func.coalesce(TABLE.c.job_id, TABLE.c.id)
+"""The queue job that may act for a row."""
+_OWED: Final = tuple(TABLE.c[field.name] for field in fields(OwedRow))
+_DROPPED: Final = tuple(TABLE.c[name] for name in ("id", "job_id", "payload_id", "state", "server_url", "ordering_key"))
+_FRESH: Final[dict[str, Any]] = {
+    "held_reason": None,
+    "held_at": None,
+    "next_attempt_at": None,
+    "settled_at": None,
+    "outcome": None,
+    "last_error": None,
+    "error_code": None,
+    "last_attempted_at": None,
+    "first_attempted_at": None,
+    "queued_at": None,
+    "released_at": None,
+    "canary_at": None,
+    "sending": None,
+    "holds": 0,
+    # What was once under way in too many crashes runs apart from others again, alone.
+    "suspect": case((TABLE.c.suspect.is_not(None), 1)),
+}
+_READY_AGAIN: Final[dict[str, Any]] = _FRESH | {
+    "state": DeliveryState.READY,
+    "series": TABLE.c.series + 1,
+    "job_id": TABLE.c.id + "." + cast(TABLE.c.series + 1, Text),
+}
+"""The series and the name of its job are `rows.series_job_id`'s."""

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import RunOutcome
+from db import HoldReason, RunOutcome
 from federation.admin import deliveries, queues
 from federation.admin.deliveries import Selection
+from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, Unreachable
 from federation.base.reach import behind, schema_of
@@ -205,14 +206,35 @@ def _error_of(detail: str | None) -> str:
 
 
 async def _backlog(federation: Federation) -> _Found:
-    counted = await deliveries.stats(federation.database, Selection(), servers=0)
-    if counted.oldest_open is None:
-        return _ok(f"nothing is owed; {counted.failed} failed deliveries are kept")
-    age = datetime.now(UTC) - counted.oldest_open
-    text = f"{counted.open} deliveries are owed, the oldest for {age.total_seconds() / 60:.0f} min"
-    if age > OLD_BACKLOG:
+    found = await deliveries.stats(federation.database, Selection(), servers=0)
+    now = datetime.now(UTC)
+    told = []
+    if found.oldest_ready is not None:
+        told.append(f"{_are(found.ready, 'to be sent')}, the oldest for {ago(now - found.oldest_ready)}")
+    if found.oldest_held is not None:
+        reasons = ", ".join(f"{number} {reason.value}" for reason, number in found.held_by_reason.items())
+        servers = "1 server" if found.held_servers == 1 else f"{found.held_servers} servers"
+        age = ago(now - found.oldest_held)
+        told.append(f"{_are(found.held, 'held')} for {servers} ({reasons}), the oldest for {age}")
+    if found.expired:
+        told.append(f"{found.expired} expired: held until too old")
+    told.append(f"{found.failed} failed {'one is' if found.failed == 1 else 'ones are'} kept")
+    text = "; ".join(told if found.open or found.expired else ["nothing is owed", *told])
+    if found.oldest_ready is not None and now - found.oldest_ready > OLD_BACKLOG:
         return _warning(text, "`federation deliveries stats` says to whom; do workers run?")
-    return _ok(f"{text}; {counted.failed} failed ones are kept")
+    if found.expired:
+        return _warning(text, "`federation deliveries list --state expired`; `retry --state expired` owes them again")
+    if found.held_by_reason.keys() & _HELD_BY_TROUBLE:
+        return _warning(text, "`federation deliveries stats --state held` says for whom, `federation why URL` why")
+    return _note(text) if found.held else _ok(text)
+
+
+_HELD_BY_TROUBLE: Final = frozenset({HoldReason.SERVER, HoldReason.OURS})
+"""The other reasons pass by themselves, and soon."""
+
+
+def _are(number: int, how: str) -> str:
+    return f"{counted(number)} {'is' if number == 1 else 'are'} {how}"
 
 
 async def _discover(federation: Federation) -> _Found:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import date, datetime
-from typing import TYPE_CHECKING
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Select, delete, func, or_, select
 from sqlmodel import col
 
-from db import Database, Follow, Server, ServerHealth, ServerHealthEvent, ServerScorecard
+from db import (
+    Database,
+    DeliveryJob,
+    DeliveryState,
+    Follow,
+    LinkState,
+    Server,
+    ServerHealth,
+    ServerHealthEvent,
+    ServerLink,
+    ServerScorecard,
+)
 from federation.protocol.urls import canonical_origin
+from federation.servers.link_rules import LONGEST_REST
 from federation.servers.registry import KnownServer
 
 if TYPE_CHECKING:
@@ -36,6 +48,21 @@ class ServerRow:
     def known(self) -> KnownServer:
         """What deliveries know of it."""
         return KnownServer(**{column.name: getattr(self, column.name) for column in fields(KnownServer)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRow:
+    """What becomes of deliveries to a server, and how many are held for it; of an unknown one, that they are sent."""
+
+    state: LinkState
+    since: datetime | None
+    reason: str | None
+    relayed: bool
+    operator_hold: bool
+    held: int
+    next_probe_at: datetime | None
+    rest_until: datetime | None
+    profile: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +95,18 @@ class ServerPage:
     after: str | None
 
 
+_UNKNOWN_LINK: Final[dict[str, Any]] = {
+    "state": LinkState.UP,
+    "since": None,
+    "reason": None,
+    "relayed": False,
+    "operator_hold": False,
+    "next_probe_at": None,
+    "rest_until": None,
+    "profile": None,
+}
+
+
 def server_url(text: str) -> str:
     """The canonical URL of the server *text* names, which may be a bare host name.
 
@@ -98,6 +137,33 @@ async def show(database: Database, url: str) -> ServerRow | None:
     return None if row is None else ServerRow(**row._mapping)
 
 
+async def links(database: Database, urls: Sequence[str]) -> dict[str, LinkRow]:
+    """The links to these servers."""
+    names = [column.name for column in fields(LinkRow) if column.name != "held"]
+    columns = (getattr(ServerLink, name) for name in names)
+    query = select(col(ServerLink.server_url), *columns).where(col(ServerLink.server_url).in_(urls))
+    server = col(DeliveryJob.server_url)
+    held = (
+        select(server, func.count())
+        .where(col(DeliveryJob.state) == DeliveryState.HELD, server.in_(urls))
+        .group_by(server)
+    )
+    async with database.read() as session:
+        known = {row.server_url: dict(row._mapping) for row in await session.execute(query)}
+        counts = {url: int(number) for url, number in await session.execute(held)}
+    now = datetime.now(UTC)
+    found = {}
+    for url in urls:
+        values = {**_UNKNOWN_LINK, **known.get(url, {})}
+        rest_until = values["rest_until"]
+        over = rest_until is None or not now < rest_until <= now + LONGEST_REST
+        columns_of_link = {name: values[name] for name in names}
+        found[url] = LinkRow(
+            **columns_of_link | {"rest_until": None if over else rest_until, "held": counts.get(url, 0)}
+        )
+    return found
+
+
 async def health_events(database: Database, url: str, *, limit: int = 5) -> Sequence[HealthEvent]:
     """The last changes of the server's health, the latest first."""
     query = (
@@ -122,16 +188,24 @@ async def scorecards(database: Database, urls: Sequence[str], *, window_days: in
 
 
 async def probe(federation: Federation, server: ServerRow) -> str | None:
-    """The server was asked for `/discover`: why it is not well, None if it is, and then the registry says so.
+    """The server was asked for `/discover`: why it is not well, None if it is, and then registry and link say so.
 
-    A failed look counts for nothing: the probes go on as planned. A blacklisted server is not asked.
+    Where only a delivery can show whether the server takes deliveries again, the next one is tried now. A failed look
+    counts for nothing: the probes go on as planned. A blacklisted server is not asked.
     """
     if await federation.registry.is_blacklisted(server.url):
         return "it is blacklisted here, and was not asked"
-    problem = await federation.probe.problem(server.known)
-    if problem is None and not server.is_healthy:
+    problem = (await federation.probe.look(server.known)).problem
+    if problem is not None:
+        return problem
+    link = await federation.links.find(server.url)
+    if link.state is LinkState.DOWN and not link.needs_canary:
+        await federation.links.returned(server.url, reason="probe")
+    else:
+        await federation.links.look_soon(server.url)
+    if not server.is_healthy:
         await federation.registry.mark_healthy(server.url, reason="probe")
-    return problem
+    return None
 
 
 async def count_follows(database: Database, url: str) -> int:

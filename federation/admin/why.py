@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from db import LinkState
 from federation.admin import blacklist, deliveries, servers
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
 from federation.admin.servers import HealthEvent, Scorecard, ServerRow
+from federation.admin.words import ago, counted
 from federation.base.reach import connect
 from federation.health.checks import health_check_id
 from federation.http.threat_policy import get_threat_policy
+from federation.servers.link_rules import Link
 from workers import JobState
 
 if TYPE_CHECKING:
@@ -27,12 +30,15 @@ _MEANING: Final = {
     "TLS_ERROR": "its certificate is not valid, or it does not speak TLS",
     "INVALID_RESPONSE_FROM_TARGET": "what it answers is no HTTP, or not ours",
     "UNKNOWN": "the connection failed in a way we have no name for",
+    "DISCOVERY": "it could not be asked who it is",
+    "FOREIGN_ANSWER": "something answers there that is not the server",
+    "KEY_MISMATCH": "it shows another signing key than the registered one",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextProbe:
-    """When the server is looked at again: by a job in the queue, or by the scheduler; `at` may be past: it is due."""
+    """When the server is looked at again; `at` may be past: it is due. `queued`: by a job in the queue."""
 
     at: datetime
     queued: bool
@@ -40,9 +46,12 @@ class NextProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that is known of why a server gets its deliveries or not. `since`: when it fell into its present state."""
+    """All that is known of why a server gets its deliveries or not. `since`: when its health became what it is;
+    `max_age`: when held deliveries expire.
+    """
 
     url: str
+    link: Link
     server: ServerRow | None
     since: datetime | None
     events: Sequence[HealthEvent]
@@ -51,20 +60,99 @@ class Explanation:
     backlog: DeliveryStats
     attempts: Sequence[AttemptRow]
     next_probe: NextProbe | None
+    max_age: timedelta | None
     at: datetime
 
     @property
     def in_the_way(self) -> bool:
         """Whether there is something an administrator should know."""
-        return bool(self.rules or self.server is None or not self.server.is_healthy or self.backlog.failed)
+        backlog = self.backlog
+        is_sick = self.server is None or not self.server.is_healthy
+        return bool(
+            self.rules or is_sick or self.link.hold(self.at) or backlog.failed or backlog.held or backlog.expired
+        )
 
     def sentences(self) -> Iterator[str]:
         """The same for people, the most important first."""
         yield from (self._rule(rule) for rule in self.rules)
+        if not self.rules:
+            yield self._link()
+            yield self._next()
         yield from self._health()
         yield from self._scorecard()
         yield from self._backlog()
         yield from (self._attempt(attempt) for attempt in self.attempts)
+
+    def _link(self) -> str:
+        """What becomes of deliveries to it, since when, and why."""
+        link = self.link
+        since = f"since {_moment(link.since)} ({ago(self.at - link.since)})"
+        if link.operator_hold:
+            down = "" if link.state is LinkState.UP else f"; its link is {link.state.value}, because of {_cause(link)}"
+            return f"Deliveries to it are held by an operator {since}{down}."
+        match link.state:
+            case LinkState.DOWN:
+                return f"It is down {since}, because of {_cause(link)}; deliveries to it are held."
+            case LinkState.REFUSING:
+                last = f", the last with {link.reason}" if link.reason else ""
+                return f"It refuses everything {since}: {link.rejections} deliveries{last}; deliveries to it are held."
+            case LinkState.MISMATCH:
+                return f"It shows another signing key than the registered one {since}; deliveries to it are held."
+        hold = link.hold(self.at)
+        if hold is not None and hold.until is not None:
+            return f"It asked for a pause until {_moment(hold.until)}; deliveries to it are held so long."
+        how = " through other servers, not directly" if link.relayed else ""
+        if link.release_at is not None:
+            return f"It is up again {since}; what was held for it is being sent{how}, slowly at first."
+        times = f", though it was not there in {link.evidence} of the last intervals of 10 s" if link.evidence else ""
+        return f"Deliveries to it are sent{how}{times}."
+
+    def _next(self) -> str:
+        """What is held, and what happens next and when."""
+        return f"{self._held()}; {self._plan()}." if self.backlog.held else f"Nothing is held for it; {self._plan()}."
+
+    def _held(self) -> str:
+        backlog = self.backlog
+        assert backlog.oldest_held is not None
+        is_one = backlog.held == 1
+        told = f"{counted(backlog.held)} {'is' if is_one else 'are'} held for it"
+        return f"{told}, {'' if is_one else 'the oldest '}made {ago(self.at - backlog.oldest_held)} ago{self._expiry()}"
+
+    def _expiry(self) -> str:
+        assert self.backlog.oldest_held is not None
+        if self.max_age is None:
+            return ""
+        return f" and given up {self._when(self.backlog.oldest_held + self.max_age)} at the latest"
+
+    def _plan(self) -> str:
+        link = self.link
+        by_hand = f"`federation deliveries release {self.url}` sends what is held"
+        if link.operator_hold:
+            return f"{by_hand}, and nothing else does"
+        match link.state:
+            case LinkState.DOWN if link.needs_canary:
+                next_ = "one delivery is sent to it to see if it takes it"
+                return f"{next_} {self._probe_time()}, and then the others"
+            case LinkState.DOWN:
+                return f"it is looked at {self._probe_time()}, and once it is back everything held is sent"
+            case LinkState.REFUSING:
+                return f"one delivery is tried {self._probe_time()}, and if it is taken the others follow"
+            case LinkState.MISMATCH:
+                return f"it is looked at {self._probe_time()}; once it proves its new key, or {by_hand}"
+        hold = link.hold(self.at)
+        if hold is not None and hold.until is not None:
+            return f"what waits goes out {self._when(hold.until)}"
+        if link.release_at is not None:
+            return f"the next of what is held goes out {self._when(link.release_at)}"
+        return "what is held goes out when its time comes" if self.backlog.held else "new deliveries go out at once"
+
+    def _probe_time(self) -> str:
+        at = self.link.next_probe_at
+        return "soon" if at is None else self._when(at)
+
+    def _when(self, at: datetime) -> str:
+        left = at - self.at
+        return f"in {ago(left)} ({_moment(at)})" if left > timedelta(0) else "now"
 
     def _rule(self, rule: Entry) -> str:
         until = f"until {_moment(rule.expires_at)}" if rule.expires_at else "for good"
@@ -75,21 +163,23 @@ class Explanation:
         if server is None:
             yield "It is not in the registry: the next delivery to it discovers it first."
             return
-        since = f" since {_moment(self.since)} ({_ago(self.at - self.since)})" if self.since else ""
+        since = f" since {_moment(self.since)} ({ago(self.at - self.since)})" if self.since else ""
         if server.is_healthy:
-            yield f"It is healthy{since}; last seen {_ago(self.at - server.last_seen)} ago."
+            yield f"It is healthy{since}; last seen {ago(self.at - server.last_seen)} ago."
             return
         reason = server.unhealthy_reason or "UNKNOWN"
         meaning = _MEANING.get(reason, "a code this version does not know")
         yield f"It is unhealthy{since}, because of {reason}: {meaning}."
-        yield f"Deliveries to it are still attempted. {self._probes(server)}"
+        if self.link.state is LinkState.UP:
+            yield self._probes(server)
 
     def _probes(self, server: ServerRow) -> str:
-        failed = f"{server.health_check_attempts} probes have failed so far; "
+        number = server.health_check_attempts
+        failed = f"{number} {'probe has' if number == 1 else 'probes have'} failed so far; "
         if self.next_probe is None:
             return failed + "no further one is planned."
         left = self.next_probe.at - self.at
-        when = f"in {_ago(left)}" if left > timedelta(0) else "due now"
+        when = f"in {ago(left)}" if left > timedelta(0) else "due now"
         by = "is in the queue" if self.next_probe.queued else "is the scheduler's"
         return f"{failed}the next one is {when} ({_moment(self.next_probe.at)}) and {by}."
 
@@ -103,19 +193,24 @@ class Explanation:
 
     def _backlog(self) -> Iterator[str]:
         backlog = self.backlog
-        if backlog.open:
-            assert backlog.oldest_open is not None
-            yield f"{backlog.open} deliveries are owed to it, the oldest for {_ago(self.at - backlog.oldest_open)}."
-        else:
+        if backlog.ready:
+            assert backlog.oldest_ready is not None
+            verb = "is" if backlog.ready == 1 else "are"
+            age = ago(self.at - backlog.oldest_ready)
+            yield f"{counted(backlog.ready)} to it {verb} on the way, the oldest made {age} ago."
+        if not backlog.open:
             yield "No delivery is owed to it."
+        if backlog.expired:
+            yield f"{counted(backlog.expired)} to it expired: held until too old."
         if backlog.failed:
             codes = ", ".join(f"{number} {code}" for code, number in backlog.codes.items())
-            yield f"{backlog.failed} deliveries to it failed for good in the last days: {codes}."
+            yield f"{counted(backlog.failed)} to it failed for good in the last days: {codes}."
 
     def _attempt(self, attempt: AttemptRow) -> str:
         by = f" through {attempt.relayed_by}" if attempt.relayed_by else ""
         status = f", status {attempt.http_status}" if attempt.http_status else ""
-        ending = f"{attempt.outcome}{by}" if attempt.code is None else f"{attempt.code}{status}{by}"
+        said = f" ({attempt.remote_code})" if attempt.remote_code else ""
+        ending = f"{attempt.outcome}{by}" if attempt.code is None else f"{attempt.code}{said}{status}{by}"
         return f"Attempt at {_moment(attempt.started_at)}: {ending} after {attempt.duration_ms} ms."
 
 
@@ -127,11 +222,13 @@ async def explain(federation: Federation, url: str) -> Explanation:
     """
     database = federation.database
     server = await servers.show(database, url)
+    link = await federation.links.find(url)
     events = await servers.health_events(database, url)
     # A server that was never sick has no events: then it has been well since we know it.
     since = events[0].at if events else server.created_at if server else None
     return Explanation(
         url=url,
+        link=link,
         server=server,
         since=since,
         events=events,
@@ -139,12 +236,15 @@ async def explain(federation: Federation, url: str) -> Explanation:
         scorecard=(await servers.scorecards(database, [url])).get(url),
         backlog=await deliveries.stats(database, Selection(server_url=url), servers=1),
         attempts=await deliveries.last_attempts(database, url),
-        next_probe=await _next_probe(federation, server),
+        next_probe=await _next_probe(federation, server, link),
+        max_age=federation.settings.federation_delivery_max_age,
         at=datetime.now(UTC),
     )
 
 
-async def _next_probe(federation: Federation, server: ServerRow | None) -> NextProbe | None:
+async def _next_probe(federation: Federation, server: ServerRow | None, link: Link) -> NextProbe | None:
+    if link.state is not LinkState.UP:
+        return None if link.next_probe_at is None else NextProbe(at=link.next_probe_at, queued=False)
     if server is None or server.is_healthy:
         return None
     if get_threat_policy(server.unhealthy_reason).direct_health_checkable:
@@ -156,13 +256,12 @@ async def _next_probe(federation: Federation, server: ServerRow | None) -> NextP
     return NextProbe(at=federation.probe_plan.due_at(server.known, server.updated_at), queued=False)
 
 
+def _cause(link: Link) -> str:
+    reason = link.reason or "UNKNOWN"
+    if reason.startswith("HTTP_"):
+        return f"{reason}: something answers there, but not as the server should"
+    return f"{reason}: {_MEANING.get(reason, 'a code this version does not know')}"
+
+
 def _moment(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _ago(duration: timedelta) -> str:
-    """The duration in its two largest units."""
-    seconds = max(round(duration.total_seconds()), 0)
-    parts = [(seconds // 86_400, "d"), (seconds // 3_600 % 24, "h"), (seconds // 60 % 60, "min"), (seconds % 60, "s")]
-    first = next((index for index, (number, _) in enumerate(parts) if number), len(parts) - 1)
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number) or "0 s"

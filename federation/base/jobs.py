@@ -37,7 +37,7 @@ class FederationDeliveryJob(_JobData):
     """One delivery: the row it belongs to, where it goes, and its payload, a JSON text, or what refers to it.
 
     Jobs of Node producers carry the text. Ours carry `payload_id`: the row's own id where the row has the text, else
-    that of a `delivery_payloads` row.
+    that of a `delivery_payloads` row. `suspect`: it may be what crashed workers, and runs apart from others.
     """
 
     delivery_job_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
@@ -45,6 +45,7 @@ class FederationDeliveryJob(_JobData):
     server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
     payload: Annotated[str, Field(repr=False, max_length=MAX_PAYLOAD_BYTES)]
     payload_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")] | None = None
+    suspect: bool = False
 
     @model_validator(mode="after")
     def _has_one_text(self) -> Self:
@@ -53,8 +54,9 @@ class FederationDeliveryJob(_JobData):
         return self
 
     def to_wire(self) -> dict[str, object]:
-        """The data as it lies in the queue; without `payloadId` where the text is inline, as Node writes it."""
-        return self.model_dump(by_alias=True, exclude=None if self.payload_id else {"payload_id"})
+        """The data as it lies in the queue; of what Node does not know only what is needed."""
+        absent = {name for name in ("payload_id", "suspect") if not getattr(self, name)}
+        return self.model_dump(by_alias=True, exclude=absent)
 
 
 class HealthCheckJob(_JobData):

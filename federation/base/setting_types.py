@@ -33,6 +33,11 @@ def parse_duration(value: object) -> timedelta:
     return duration
 
 
+def parse_age(value: object) -> timedelta | None:
+    """As `parse_duration`, and 0 means no limit: None."""
+    return None if value is None or str(value).strip() == "0" else parse_duration(value)
+
+
 def _duration(text: str) -> timedelta:
     match = _DURATION.fullmatch(text)
     if match is None:
@@ -144,6 +149,7 @@ def plain(value: SecretStr | str | None) -> str | None:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Age = Annotated[timedelta | None, BeforeValidator(parse_age)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(_modules)]

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from federation.base.errors import ConfigurationError
 from federation.base.setting_types import (
+    Age,
     DatabaseUrl,
     Duration,
     Hostnames,
@@ -101,8 +102,14 @@ class Settings(BaseSettings):
     federation_grace: Duration = timedelta(seconds=20)
     federation_per_server: Annotated[int, Field(ge=1, le=1000)] = 3
     """Attempts at one server at once, per process."""
+    federation_delivery_max_age: Age = timedelta(days=7)
+    """How old a held delivery may be before it is given up; 0: however old."""
+    federation_overtime: Annotated[int, Field(ge=0, le=10_000)] = 500
+    """Attempts that wait for slow servers outside the delivery slots, per process; each needs a file descriptor."""
+    federation_release_rate: Annotated[int, Field(ge=1, le=10_000)] = 50
+    """Held deliveries a second that a server gets after its return, at the most; it begins with one."""
     federation_max_stalls: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often a delivery may lose its worker before it counts as failed."""
+    """How often a delivery may lose its worker before it is held for a while."""
 
     @classmethod
     def load(cls) -> Self:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from federation.cli.options import AsJson, Limit, OlderThan, Yes, group
-from federation.cli.output import confirm, print_json, print_lines, print_table, progress
+from federation.cli.options import AsJson, Limit, OlderThan, ServerUrl, Yes, group
+from federation.cli.output import confirm, print_json, print_lines, print_table, progress, shown
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
 
@@ -17,23 +17,37 @@ if TYPE_CHECKING:
     from federation.admin.deliveries_bulk import BulkDeliveries
     from federation.app import Federation
 
-app = group("Deliveries, owed or failed: list, show, stats, retry, drop.")
+app = group("Deliveries, owed or given up: list, show, stats, retry, drop, hold, release.")
 
 
 class State(StrEnum):
-    """Open: owed. Failed: given up, kept for a week."""
+    """Open: owed, which is ready or held. Failed and expired: given up, kept for a week."""
 
     OPEN = "open"
+    READY = "ready"
+    HELD = "held"
     FAILED = "failed"
+    EXPIRED = "expired"
+
+
+class Retryable(StrEnum):
+    """What may be owed again."""
+
+    FAILED = "failed"
+    EXPIRED = "expired"
+    HELD = "held"
 
 
 Ids: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Only these deliveries.", show_default=False)
 ]
 Server: TypeAlias = Annotated[str | None, typer.Option("--server", metavar="URL", help="Only those to this server.")]
-InState: TypeAlias = Annotated[State | None, typer.Option("--state", help="Open: owed. Failed: given up.")]
+InState: TypeAlias = Annotated[
+    State | None,
+    typer.Option("--state", help="Ready: to be sent. Held: waiting. Open: both. Failed, expired: given up."),
+]
 Code: TypeAlias = Annotated[
-    str | None, typer.Option("--code", help="Only those that failed with this code, such as TIMEOUT or HTTP_500.")
+    str | None, typer.Option("--code", help="Only those whose last attempt failed with this, as TIMEOUT or HTTP_500.")
 ]
 All: TypeAlias = Annotated[bool, typer.Option("--all", help="Every one; needed where nothing else is chosen.")]
 
@@ -56,12 +70,24 @@ def list_deliveries(
     if as_json:
         print_json(page)
         return
-    columns = ("ID", "SERVER", "STATE", "CODE", "ATTEMPTS", "MADE", "LAST ATTEMPT", "ERROR")
+    columns = (
+        "ID",
+        "SERVER",
+        "STATE",
+        "HELD FOR",
+        "SINCE",
+        "UNTIL",
+        "CODE",
+        "ATTEMPTS",
+        "MADE",
+        "LAST ATTEMPT",
+        "ERROR",
+    )
     print_table(
         columns,
         (
-            (d.id, d.server_url or d.target_url, d.state, d.error_code, d.attempts, d.created_at, d.last_attempted_at,
-             (d.last_error or "")[:80])
+            (d.id, d.server_url or d.target_url, d.state, d.held_reason, d.held_at, d.held_until, d.error_code,
+             d.attempts, d.created_at, d.last_attempted_at, (d.last_error or "")[:80])
             for d in page.deliveries
         ),
     )  # fmt: skip
@@ -87,9 +113,14 @@ def show(
         ("", delivery.id),
         [
             ("state", delivery.state),
+            ("held for", delivery.held_reason),
+            ("held since", delivery.held_at),
+            ("held until", delivery.held_until),
             ("job", delivery.job_name),
             ("target", delivery.target_url),
             ("made", delivery.created_at),
+            ("ordering key", delivery.ordering_key),
+            ("series", delivery.series),
             ("attempts", delivery.attempts),
             ("last attempt", delivery.last_attempted_at),
             ("given up", delivery.settled_at),
@@ -97,8 +128,21 @@ def show(
             ("error", delivery.last_error),
         ],
     )
-    columns = ("ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "MS", "RELAYED BY")
-    rows = ((a.attempt, a.started_at, a.outcome, a.code, a.http_status, a.duration_ms, a.relayed_by) for a in attempts)
+    columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY")
+    rows = (
+        (
+            a.series,
+            a.attempt,
+            a.started_at,
+            a.outcome,
+            a.code,
+            a.http_status,
+            a.remote_code,
+            a.duration_ms,
+            a.relayed_by,
+        )
+        for a in attempts
+    )
     print_table(columns, rows)
 
 
@@ -122,41 +166,61 @@ def stats(
     print_table(
         ("STATE", "DELIVERIES", "OF THEM"),
         [
-            ("open", found.open, ", ".join(f"{number} {age.value}" for age, number in found.ages.items() if number)),
+            ("ready", found.ready, ""),
+            (
+                "held",
+                found.held,
+                ", ".join(f"{number} {reason.value}" for reason, number in found.held_by_reason.items()),
+            ),
             ("failed", found.failed, ", ".join(f"{number} {code}" for code, number in found.codes.items())),
+            ("expired", found.expired, ""),
+            ("owed", found.open, ", ".join(f"{number} {age.value}" for age, number in found.ages.items() if number)),
         ],
     )
+    if found.oldest_open is not None:
+        servers_held = "1 server" if found.held_servers == 1 else f"{found.held_servers} servers"
+        held = f"; held for {servers_held}" if found.held else ""
+        print_lines([f"the oldest that is owed was made {shown(found.oldest_open)}{held}"])
     if found.servers:
-        columns = ("SERVER", "OPEN", "FAILED", "OLDEST")
-        print_table(columns, ((each.server_url, each.open, each.failed, each.oldest) for each in found.servers))
+        columns = ("SERVER", "READY", "HELD", "FAILED", "EXPIRED", "OLDEST")
+        rows = ((s.server_url, s.ready, s.held, s.failed, s.expired, s.oldest) for s in found.servers)
+        print_table(columns, rows)
 
 
 @app.command("retry")
 def retry(
     ids: Ids = None,
     server: Server = None,
+    state: Annotated[
+        Retryable | None, typer.Option("--state", help="Only those. Without it: failed and expired ones.")
+    ] = None,
     code: Code = None,
     older_than: OlderThan = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Owe failed deliveries again, with fresh attempts.
+    """Owe deliveries again that were given up, with fresh attempts.
 
+    Held ones too, if their ids or `--state held` say so; to send all that is held for a server: `deliveries release`.
+    One that a younger delivery of its ordering key follows is left alone: sent now it would undo what that one does.
     May be stopped at any time, and repeated: it does the rest. What a crash leaves in between the outbox sweeper ends.
     """
     from federation.admin import deliveries
+    from federation.admin.deliveries_bulk import retryable
 
-    chosen = _chosen(_selection(ids, server, State.FAILED, code, older_than), everything)
-    total = with_database(lambda database: deliveries.count(database, chosen.conditions()))
+    chosen = _chosen(_selection(ids, server, State(state.value) if state else None, code, older_than), everything)
+    wanted = [*chosen.conditions(), retryable(chosen)]
+    total = with_database(lambda database: deliveries.count(database, wanted))
     if not total:
-        fail("no failed delivery is chosen", status=NOT_FOUND)
+        fail("no delivery that was given up is chosen", status=NOT_FOUND)
     with progress(total, "retrying") as bar:
         done = with_node(lambda federation: _bulk(federation).retry(chosen, progress=bar))
     if as_json:
         print_json(done)
     else:
         left = f"; {done.left} left, which a Node producer wrote: retry their jobs there" if done.left else ""
-        print_lines([f"{done.retried} deliveries are owed again{left}"])
+        behind = f"; {done.out_of_order} left, which would be out of order" if done.out_of_order else ""
+        print_lines([f"{_counted(done.retried)} owed again{left}{behind}"])
     if not done.retried:
         raise typer.Exit(NOT_FOUND)
 
@@ -183,16 +247,77 @@ def drop(
     total = with_database(lambda database: deliveries.count(database, chosen.conditions()))
     if not total:
         fail("no delivery is chosen", status=NOT_FOUND)
-    confirm(f"Drop {total} deliveries? They cannot be brought back.", yes=yes)
+    confirm(f"Drop {total} {'delivery' if total == 1 else 'deliveries'}? They cannot be brought back.", yes=yes)
     with progress(total, "dropping") as bar:
         done = with_node(lambda federation: _bulk(federation).drop(chosen, progress=bar))
     if as_json:
         print_json(done)
     else:
-        busy = f"; {done.busy} are being tried at this moment and stay" if done.busy else ""
-        print_lines([f"{done.dropped} deliveries are dropped{busy}"])
+        busy = f"; {done.busy} being tried at this moment, and left" if done.busy else ""
+        print_lines([f"{_counted(done.dropped)} dropped{busy}"])
     if not done.dropped:
         raise typer.Exit(NOT_FOUND)
+
+
+@app.command("hold")
+def hold(url: ServerUrl, as_json: AsJson = False) -> None:
+    """Hold deliveries to a server, until `release`.
+
+    New ones are held as well, and nothing is lost. Attempts under way end as they do.
+    """
+    from federation.admin import holds
+    from federation.admin.servers import server_url
+
+    name = server_url(url)
+    owed = with_node(lambda federation: holds.hold(federation, name))
+    if as_json:
+        print_json({"url": name, "owed": owed})
+    else:
+        print_lines(
+            [f"deliveries to {name} are held ({owed} owed now); `federation deliveries release {name}` sends them"]
+        )
+
+
+@app.command("release")
+def release(
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="The server: https://peer.example, or peer.example.", show_default=False),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="For every server, and at once: needed before an older version is installed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send what is held for a server, whatever is known of it.
+
+    Its link counts as up, an operator's hold and a pause it asked for are over; if it is still down, the link goes
+    down again. Deliveries go out slowly at first. With `--all` every hold is over, and every held delivery has a job
+    in the queue when the command ends; those that wait for an older one follow it.
+    """
+    from db import DeliveryState
+    from federation.admin import deliveries, holds
+    from federation.admin.servers import server_url
+
+    if everything == (url is not None):
+        fail("say which: a URL, or --all")
+    if url is not None:
+        name = server_url(url)
+        done = with_node(lambda federation: holds.release(federation, name))
+    else:
+        held = [deliveries.is_in(DeliveryState.HELD)]
+        total = with_database(lambda database: deliveries.count(database, held))
+        with progress(total, "releasing") as bar:
+            done = with_node(lambda federation: holds.release_all(federation, progress=bar))
+    if as_json:
+        print_json(done)
+        return
+    behind = f"; {done.in_order} more wait for an older one, and follow it" if done.in_order else ""
+    print_lines([f"{_counted(done.released)} released{behind}"])
+
+
+def _counted(number: int) -> str:
+    return "1 delivery is" if number == 1 else f"{number} deliveries are"
 
 
 def _bulk(federation: Federation) -> BulkDeliveries:
@@ -204,14 +329,15 @@ def _bulk(federation: Federation) -> BulkDeliveries:
 def _selection(
     ids: list[str] | None, server: str | None, state: State | None, code: str | None, older_than: str | None
 ) -> Selection:
-    from federation.admin.deliveries import DeliveryState, Selection
+    from db import DeliveryState
+    from federation.admin.deliveries import OPEN, Selection
     from federation.admin.servers import server_url
     from federation.base.setting_types import parse_duration
 
     return Selection(
         ids=tuple(ids or ()),
         server_url=server_url(server) if server else None,
-        state=DeliveryState(state.value) if state else None,
+        state=OPEN if state is State.OPEN else DeliveryState(state.value) if state else None,
         code=code,
         older_than=parse_duration(older_than) if older_than else None,
     )

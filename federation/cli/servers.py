@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,10 +16,17 @@ from federation.cli.session import with_database, with_node
 
 if TYPE_CHECKING:
     from db import Database
-    from federation.admin.servers import Scorecard, ServerPage
+    from federation.admin.servers import LinkRow, Scorecard, ServerPage, ServerRow
     from federation.app import Federation
 
-app = group("The servers we know: list, show, discover, probe, forget.")
+app = group("The servers we know: list, show, discover, probe, set, forget.")
+
+
+class Profile(StrEnum):
+    """Which implementation a server runs."""
+
+    ORIGINAL = "original"
+    NONE = "none"
 
 
 @app.command("list")
@@ -31,21 +41,22 @@ def list_servers(
     """List servers, by URL."""
     from federation.admin import servers
 
-    async def look(database: Database) -> tuple[ServerPage, dict[str, Scorecard]]:
+    async def look(database: Database) -> tuple[ServerPage, dict[str, LinkRow], dict[str, Scorecard]]:
         page = await servers.list_servers(database, healthy=healthy, limit=limit, after=after)
-        return page, await servers.scorecards(database, [each.url for each in page.servers])
+        urls = [each.url for each in page.servers]
+        return page, await servers.links(database, urls), await servers.scorecards(database, urls)
 
-    page, cards = with_database(look)
+    page, links, cards = with_database(look)
     if as_json:
-        print_json({"servers": page.servers, "after": page.after, "scorecards": cards})
+        print_json({"servers": page.servers, "after": page.after, "links": links, "scorecards": cards})
         return
-    columns = ("URL", "HEALTHY", "REASON", "FAILED PROBES", "LAST SEEN", "SCORE", "ADVICE")
+    columns = ("URL", "LINK", "SINCE", "REASON", "HELD", "NEXT PROBE", "LAST SEEN", "SCORE", "ADVICE")
     rows = (
         (
             each.url,
-            each.is_healthy,
-            each.unhealthy_reason,
-            each.health_check_attempts,
+            *_link(links[each.url], each.unhealthy_reason),
+            links[each.url].held,
+            links[each.url].next_probe_at,
             each.last_seen,
             *_advice(cards.get(each.url)),
         )
@@ -56,6 +67,15 @@ def list_servers(
         print_lines([f"more: --after {page.after}"])
 
 
+def _link(link: LinkRow, unhealthy_reason: str | None) -> tuple[str, datetime | None, str | None]:
+    """The state in a word, since when, and why; of a link that is up, why the registry has the server as unhealthy."""
+    if link.operator_hold:
+        return "on hold", link.since, "OPERATOR"
+    if link.rest_until is not None and link.state.value == "up":
+        return "resting", link.since, link.reason
+    return link.state.value, link.since, link.reason or unhealthy_reason
+
+
 def _advice(card: Scorecard | None) -> tuple[int | None, str | None]:
     if card is None:
         return None, None
@@ -64,28 +84,44 @@ def _advice(card: Scorecard | None) -> tuple[int | None, str | None]:
 
 @app.command("show")
 def show(url: ServerUrl, as_json: AsJson = False) -> None:
-    """Show one server: keys, health, and when we saw it."""
+    """Show one server: its link, keys, health, and when we saw it."""
     from federation.admin import servers
 
     name = servers.server_url(url)
-    server = with_database(lambda database: servers.show(database, name))
-    if server is None:
+
+    async def look(database: Database) -> tuple[ServerRow | None, LinkRow]:
+        return await servers.show(database, name), (await servers.links(database, [name]))[name]
+
+    server, link = with_database(look)
+    if server is None and link.since is None and not link.held:
         fail(f"{name} is not in the registry", status=NOT_FOUND)
     if as_json:
-        print_json(server)
+        print_json({"url": name, **(asdict(server) if server else {}), "link": link})
         return
-    print_table(
-        ("", server.url),
-        [
+    rows: list[tuple[str, object]] = [
+        ("link", link.state),
+        ("since", link.since),
+        ("reason", link.reason),
+        ("held by an operator", link.operator_hold),
+        ("held deliveries", link.held),
+        ("next probe", link.next_probe_at),
+        ("rests until", link.rest_until),
+        ("through relays", link.relayed),
+        ("profile", link.profile),
+    ]
+    if server is None:
+        rows.append(("registry", "not in it"))
+    else:
+        rows += [
             ("healthy", server.is_healthy),
-            ("reason", server.unhealthy_reason),
+            ("unhealthy because", server.unhealthy_reason),
             ("failed probes", server.health_check_attempts),
             ("last seen", server.last_seen),
             ("known since", server.created_at),
             ("signing key", server.public_key),
             ("encryption key", server.encryption_public_key),
-        ],
-    )
+        ]
+    print_table(("", name), rows)
 
 
 @app.command("discover")
@@ -110,7 +146,8 @@ def discover(url: ServerUrl, as_json: AsJson = False) -> None:
 def probe(url: ServerUrl, as_json: AsJson = False) -> None:
     """Look now whether a server is well.
 
-    One that is counts as healthy again. Exit status 1 if it is not.
+    One that is counts as healthy again, and what is held for it goes out; where a delivery has to get through first,
+    one is sent now. Exit status 1 if the server is not well.
     """
     from federation.admin import servers
 
@@ -129,6 +166,20 @@ def probe(url: ServerUrl, as_json: AsJson = False) -> None:
         print_lines([f"{name} is well" if problem is None else f"{name} is not well: {problem}"])
     if problem is not None:
         raise typer.Exit(NOT_FOUND)
+
+
+@app.command("set")
+def set_profile(
+    url: ServerUrl,
+    profile: Annotated[Profile, typer.Option("--profile", help="The implementation it runs; none: not known.")],
+) -> None:
+    """Say what a server is known to run."""
+    from federation.admin import servers
+
+    name = servers.server_url(url)
+    known = None if profile is Profile.NONE else profile.value
+    with_node(lambda federation: federation.links.set_profile(name, known))
+    print_lines([f"{name} is known to run {known}" if known else f"it is not known what {name} runs"])
 
 
 @app.command("forget")
@@ -151,8 +202,8 @@ def forget(url: ServerUrl, yes: Yes = False) -> None:
 def why(url: ServerUrl, as_json: AsJson = False) -> None:
     """Say why a server gets its deliveries or not.
 
-    State, reason and since when; backlog; last attempts; next probe; blacklist rule. Exit status 1 if something
-    stands in the way.
+    The link's state, reason and since when; what is held, and what happens next; backlog; last attempts; blacklist
+    rule. Exit status 1 if something stands in the way.
     """
     from federation.admin import servers
     from federation.admin.why import explain

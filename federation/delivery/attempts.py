@@ -1,19 +1,25 @@
-"""The log of every attempt: collected in memory, written in batches, never in a delivery's way."""
+"""The log of attempts. Those at deliveries with a row are written with the row's fate, by the ledger; those of jobs
+without one are collected in memory and written in batches, never in a delivery's way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import structlog
-from sqlalchemy import insert
+from sqlalchemy import Connection, Executable, Row, insert
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from db import AttemptOutcome, Database, DeliveryAttempt
 from federation.base.meter import NO_METER, Meter
+from federation.delivery.codes import STALLED
 
 log = structlog.get_logger(__name__)
 
@@ -39,10 +45,50 @@ class AttemptRecord:
     relayed_by: str | None = None
     request_bytes: int | None = None
     response_bytes: int | None = None
+    series: int | None = None
+    remote_code: str | None = None
 
 
-_INSERT: Final = insert(DeliveryAttempt)
+_TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
+_INSERT: Final = insert(_TABLE)
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
+_LEARNED_LATE: Final = (
+    *("method", "duration_ms", "outcome", "error_code", "http_status", "remote_code", "relayed_by"),
+    *("request_bytes", "response_bytes"),
+)
+
+
+def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
+    """The attempt that was under way when its worker disappeared, as far as its delivery's row tells of it."""
+    return AttemptRecord(
+        delivery_id=row.id,
+        series=row.series,
+        job_name=row.job_name or "",
+        method=None,
+        server_url=row.server_url or "",
+        attempt=row.sending,
+        started_at=row.last_attempted_at,
+        duration_ms=0,
+        outcome=AttemptOutcome.RETRYABLE,
+        error_code=STALLED,
+    )
+
+
+def write_attempts(connection: Connection, attempts: Sequence[AttemptRecord]) -> None:
+    """The attempts are on record, each once; one that was taken for stalled and ended after all says how."""
+    if attempts:
+        rows = [{column: getattr(attempt, column) for column in _COLUMNS} for attempt in attempts]
+        connection.execute(_insert_once(connection.dialect.name), rows)
+
+
+@cache
+def _insert_once(dialect: str) -> Executable:
+    once = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+    return once.on_conflict_do_update(
+        index_elements=[_TABLE.c.delivery_id, _TABLE.c.series, _TABLE.c.attempt],
+        set_={name: once.excluded[name] for name in _LEARNED_LATE},
+        where=_TABLE.c.error_code == STALLED,
+    )
 
 
 class AttemptLog:
@@ -59,9 +105,13 @@ class AttemptLog:
         self._flusher: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
-    def add(self, attempt: AttemptRecord) -> None:
-        """The attempt will be written soon."""
+    def count(self, attempt: AttemptRecord) -> None:
+        """The attempt is in the metrics; its row is written with its delivery's."""
         self._meter.attempt(attempt.outcome, attempt.error_code, relayed=attempt.relayed_by is not None)
+
+    def add(self, attempt: AttemptRecord) -> None:
+        """The attempt, of a job without a row, will be written soon."""
+        self.count(attempt)
         self._buffer.append(attempt)
         if len(self._buffer) > MAX_BUFFERED:
             log.warning("attempt_log_overflow", dropped=MAX_BATCH)

@@ -1,8 +1,12 @@
-"""What `delivery_attempts.error_code` may hold, by outcome: the list every reader of the attempt log judges by."""
+"""What `delivery_attempts.error_code` may hold, by outcome and by what it means for the delivery.
+
+The list every reader of the attempt log judges by, and the one table by which a failed attempt decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final
 
 from db import AttemptOutcome
@@ -11,9 +15,32 @@ from federation.http.threat_policy import NetworkErrorCode
 HTTP_CODE: Final = "HTTP_(?!2)[1-9][0-9]{2}"
 """Regular expression of the codes that name an HTTP status; they are retryable."""
 
+STORED_ALREADY: Final = 409
+"""The one status besides a 2xx that a delivered attempt may have: of a repeat, where the server refuses what it has."""
+
+STALLED: Final = "STALLED"
+"""Of attempts that lost their worker, and of deliveries that lost theirs too often."""
+
+
+class FailureClass(StrEnum):
+    """What a failure says, and so what becomes of the delivery when its attempts are used up."""
+
+    UNAVAILABLE = "unavailable"
+    """The server could not judge it: held until the server is back."""
+    REST = "rest"
+    """The server asked for a pause: held for so long, and the attempt does not count."""
+    REJECTED = "rejected"
+    """The server answered and refuses: failed, and kept for a while."""
+    OURS = "ours"
+    """A fault of this node: held for a while."""
+    INVALID = "invalid"
+    """It can never be delivered, or must not be: failed, with nothing to look at."""
+
+
 ERROR_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
     AttemptOutcome.DELIVERED: frozenset(),
-    AttemptOutcome.RETRYABLE: frozenset(NetworkErrorCode) | {"DISCOVERY", "KEY_MATERIAL", "DATABASE", "INTERNAL"},
+    AttemptOutcome.RETRYABLE: frozenset(NetworkErrorCode)
+    | {"DISCOVERY", "DISCOVERY_REFUSED", "FOREIGN_ANSWER", "KEY_MATERIAL", "DATABASE", "INTERNAL", STALLED},
     AttemptOutcome.PERMANENT: frozenset(
         {
             "BLACKLISTED",
@@ -27,11 +54,49 @@ ERROR_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
             "NO_OWN_KEYS",
             "NO_OWN_URL",
             "NO_PUBLIC_KEY",
+            "NO_RECEIVER",
         }
     ),
     AttemptOutcome.PARKED: frozenset({"PARKED"}),
 }
 """Every code but those of `HTTP_CODE`. No code belongs to two outcomes."""
+
+CLASSES: Final[Mapping[str, FailureClass]] = {
+    **dict.fromkeys(NetworkErrorCode, FailureClass.UNAVAILABLE),
+    **dict.fromkeys(("DISCOVERY", "FOREIGN_ANSWER"), FailureClass.UNAVAILABLE),
+    **dict.fromkeys(
+        (
+            *("BODY_TOO_LARGE", "DISCOVERY_REFUSED", "INVALID_ACK", "INVALID_ACK_SIGNATURE", "KEY_MATERIAL"),
+            *("NOT_JSON", "NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
+        ),
+        FailureClass.REJECTED,
+    ),
+    **dict.fromkeys(("DATABASE", "INTERNAL", "NO_OWN_KEYS", "NO_OWN_URL", STALLED), FailureClass.OURS),
+    **dict.fromkeys(("BLACKLISTED", "BLOCKED_URL", "INVALID_JOB", "INVALID_PAYLOAD"), FailureClass.INVALID),
+}
+"""The class of every code but those of `HTTP_CODE`, which are `class_of_status`'s."""
+
+_NOT_JUDGED: Final = frozenset({408, 425})
+_LOOKED_AT: Final = frozenset({400, 401, 403})
+
+
+def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool, acknowledged: bool) -> FailureClass:
+    """What an HTTP status that is not a 2xx says.
+
+    `asks_to_wait`: the answer has a `Retry-After`; `is_json`: its body is a JSON object; `acknowledged`: the server has
+    acknowledged a delivery before, so a 4xx without JSON is a proxy's or a hoster's page.
+    """
+    if status == 429 or (status == 503 and asks_to_wait):
+        return FailureClass.REST
+    if status in _NOT_JUDGED or not 400 <= status <= 499 or (acknowledged and not is_json):
+        return FailureClass.UNAVAILABLE
+    return FailureClass.REJECTED
+
+
+def may_be_misunderstood(code: str) -> bool:
+    """Whether the refusal may be about who we are or which key we sealed to: `/discover` is looked at first."""
+    return code in {f"HTTP_{status}" for status in _LOOKED_AT}
+
 
 OWN_FAULTS: Final = frozenset(
     {
@@ -43,6 +108,8 @@ OWN_FAULTS: Final = frozenset(
         "NO_OWN_KEYS",
         "NO_OWN_URL",
         "NO_PUBLIC_KEY",
+        "NO_RECEIVER",
+        STALLED,
     }
 )
 """Failures that say nothing of the server: they are decided or caused on this side."""

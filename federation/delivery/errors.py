@@ -4,33 +4,60 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from workers import Retry, UnrecoverableError
+from db import HoldReason
+from federation.delivery.codes import CLASSES, FailureClass
+from workers import DROP, Retry, UnrecoverableError
 
 
 class PermanentFailure(UnrecoverableError):
-    """The delivery can never succeed. `code` names the reason in the attempt log, `method` what was to be delivered.
+    """The job ends now. `code` names the reason in the attempt log, `method` what was to be delivered.
 
-    `keep_row`: the row stays, settled, for an operator to look at; otherwise there is nothing to diagnose and it goes.
+    What becomes of the row is `failure_class`'s to say: one that is `INVALID` leaves none.
     """
 
-    def __init__(self, code: str, message: str, *, keep_row: bool) -> None:
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.keep_row = keep_row
+        self.failure_class = CLASSES[code]
         self.method: str | None = None  # set by the attempt that ends with it
 
 
 class RetryableFailure(Retry):
-    """The attempt failed and may succeed later. `at_least` is how long the server asked to be left alone."""
+    """The attempt failed and may succeed later. `at_least` is how long the server asked to be left alone.
 
-    def __init__(self, code: str, message: str, *, at_least: timedelta | None = None) -> None:
+    `failure_class` is needed where the code alone does not tell.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        failure_class: FailureClass | None = None,
+        at_least: timedelta | None = None,
+    ) -> None:
         super().__init__(message, at_least=at_least)
         self.code = code
+        self.failure_class = CLASSES[code] if failure_class is None else failure_class
         self.method: str | None = None  # set by the attempt that ends with it
 
 
-class Parked(Retry):
-    """The server is busy with other attempts of this process: the job goes back, uncounted."""
+class Held(UnrecoverableError):
+    """The delivery waits in its row, without a job: this one ends and leaves nothing."""
 
-    def __init__(self, server_url: str, delay: timedelta) -> None:
-        super().__init__(f"{server_url} has all the attempts it may have at once", delay=delay, postponed=True)
+    def __init__(self, delivery_id: str, reason: HoldReason) -> None:
+        super().__init__(f"delivery {delivery_id} is held: {reason.value}", keep=DROP)
+
+
+class Superseded(UnrecoverableError):
+    """Another job acts for the delivery, or none may: this one ends and leaves nothing."""
+
+    def __init__(self, delivery_id: str) -> None:
+        super().__init__(f"delivery {delivery_id} is not this job's to send", keep=DROP)
+
+
+class NotNow(Retry):
+    """This node cannot do its part for the moment: the job goes back, uncounted."""
+
+    def __init__(self, message: str, delay: timedelta) -> None:
+        super().__init__(message, delay=delay, postponed=True)

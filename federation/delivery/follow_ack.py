@@ -29,18 +29,15 @@ async def read_follow_ack(
         plaintext = ack.open(keys.encryption.secret)
         following = parse_model(FollowAck, plaintext).following
     except ProtocolError as error:
-        raise PermanentFailure("INVALID_ACK", f"the follow's acknowledgment: {error}", keep_row=False) from None
+        raise PermanentFailure("INVALID_ACK", f"the follow's acknowledgment: {error}") from None
     public_key = cached_public_key or await find_public_key()
     if public_key is None:
         raise PermanentFailure(
             "NO_PUBLIC_KEY",
             f"{server_url} is no longer registered, its acknowledgment cannot be verified",
-            keep_row=False,
         )
     if not ack.is_signed(plaintext, public_key):
-        raise PermanentFailure(
-            "INVALID_ACK_SIGNATURE", f"the follow's acknowledgment is not signed by {server_url}", keep_row=False
-        )
+        raise PermanentFailure("INVALID_ACK_SIGNATURE", f"the follow's acknowledgment is not signed by {server_url}")
     return FollowAnswer(
         follower_id=following.follower_id,
         following_id=following.following_id,

@@ -10,32 +10,35 @@ servers, in batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import chain, islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import structlog
 from sqlalchemy import event, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from db import Database, DeliveryJob, DeliveryPayload, new_id
+from db import Database, DeliveryJob, DeliveryPayload, DeliveryState, new_id
 from federation.base.bull_queue import BullQueue
-from federation.base.jobs import FederationDeliveryJob
+from federation.delivery.order import Standing, stand
+from federation.delivery.rows import PlannedJob, delivery_job
 from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
 from workers import WorkersError
 from workers.checks import check_text
+from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
 
 BATCH: Final = 1_000
 """Rows of one statement, jobs of one round trip."""
 
-PlannedJob: TypeAlias = tuple[str, object, dict[str, object]]
+Delivery: TypeAlias = tuple[str, str, str]
+"""Its id, target URL and server URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Planned:
 
     stored: object
     name: str
-    deliveries: Sequence[tuple[str, str, str]]
+    deliveries: Sequence[Delivery]
     payload_id: str | None = None
 
     def jobs(self) -> Iterator[PlannedJob]:
@@ -55,20 +58,6 @@ class Planned:
             yield delivery_job(
                 self.name, delivery_id, target_url=target_url, server_url=server_url, payload_id=self.payload_id
             )
-
-
-def delivery_job(
-    name: str, delivery_id: str, *, target_url: str, server_url: str, payload_id: str | None
-) -> PlannedJob:
-    """The job of a delivery as `BullQueue.add_bulk` takes it; the row has the text if `payload_id` is None."""
-    data = FederationDeliveryJob(
-        delivery_job_id=delivery_id,
-        target_url=target_url,
-        server_url=server_url,
-        payload="",
-        payload_id=payload_id or delivery_id,
-    )
-    return (name, data.to_wire(), {"jobId": delivery_id})
 
 
 @dataclass(slots=True)
@@ -89,10 +78,11 @@ _KEY = "federation.outbox"
 class Outbox:
     """Deliveries of one application database. `joins`: the queue lives in that database and takes its connection."""
 
-    def __init__(self, database: Database, queue: BullQueue, *, joins: bool) -> None:
+    def __init__(self, database: Database, queue: BullQueue, *, joins: bool, clock: Clock | None = None) -> None:
         self._database = database
         self._queue = queue
         self._joins = joins
+        self._clock = clock or SystemClock()
         self._adding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -102,8 +92,7 @@ class Outbox:
         If the block raises, neither happens. Jobs the queue does not take after the commit are logged: their rows are
         committed, so they are owed, not lost.
         """
-        if self._joins:  # not in the transaction: connecting for the first time writes, and would wait for its lock
-            await self._queue.start()
+        await self._connect()
         pending = _Pending()
         async with self._database.transaction() as session:
             session.sync_session.info[_KEY] = pending
@@ -116,46 +105,84 @@ class Outbox:
             await self._add(planned)
 
     async def enqueue_delivery(
-        self, session: AsyncSession, name: str, target_url: str, server_url: str, payload: str
+        self,
+        session: AsyncSession,
+        name: str,
+        target_url: str,
+        server_url: str,
+        payload: str,
+        *,
+        ordering_key: str | None = None,
     ) -> str:
         """A delivery of `payload` to `target_url` is owed from the moment `session` commits; returns its id.
 
         In a session of `transaction()` the job is certain when that block has ended; in a session of your own it
-        follows the commit by itself.
+        follows the commit by itself. While its server is down the delivery is held, and has no job.
+
+        Deliveries with one `ordering_key` to one server arrive in the order in which they were enqueued, each after the
+        end of the one before. Older ones of the key that were given up are removed, so that no retry by hand brings
+        back what this one replaces.
 
         Raises:
             ValueError: the payload is no activity we deliver, a URL is not acceptable, or the target is not on that
                 server.
         """
         check_text("job name", name)
+        if ordering_key is not None:
+            check_text("ordering key", ordering_key)
         parse_method(payload)
         server_url = canonical_origin(server_url)
         _check_target(target_url, server_url)
-        now = datetime.now(UTC)
+        delivery = (new_id(), target_url, server_url)
+        # Only now: a target URL the job could not carry is refused before anything is written.
+        _check_jobs(Planned(stored=None, name=name, deliveries=[delivery]))
+        await self._connect()
+        now = self._clock.now()
+        standings = await stand(session, [server_url], ordering_key)
         row = DeliveryJob(
-            id=new_id(),
+            id=delivery[0],
             target_url=target_url,
             payload=payload,
             created_at=now,
             job_name=name,
             server_url=server_url,
-            queued_at=now if self._joins else None,
+            **self._row_values(delivery, standings, ordering_key, now),
         )
-        delivery = (row.id, target_url, server_url)
-        # Only now: a target URL the job could not carry is refused before anything is written.
-        planned = Planned(stored=row, name=name, deliveries=[delivery])
-        _check_jobs(planned)
         session.add(row)
-        await self._plan(session, planned)
+        ready = [delivery] if row.state is DeliveryState.READY else []
+        await self._plan(session, Planned(stored=row, name=name, deliveries=ready))
         return row.id
 
+    def _row_values(
+        self, delivery: Delivery, standings: Mapping[str, Standing], ordering_key: str | None, now: datetime
+    ) -> dict[str, Any]:
+        standing = standings[delivery[2]]
+        held = standing.held is not None
+        return {
+            "state": DeliveryState.HELD if held else DeliveryState.READY,
+            "held_reason": standing.held,
+            "held_at": now if held else None,
+            "job_id": delivery[0],
+            "queued_at": now if self._joins and not held else None,
+            "ordering_key": ordering_key,
+            "ordering_position": standing.position,
+        }
+
     async def enqueue_fanout(
-        self, session: AsyncSession, name: str, path: str, server_urls: Iterable[str], payload: str
+        self,
+        session: AsyncSession,
+        name: str,
+        path: str,
+        server_urls: Iterable[str],
+        payload: str,
+        *,
+        ordering_key: str | None = None,
     ) -> tuple[str, ...]:
         """A delivery of one `payload` to `path` on every server is owed from the moment `session` commits.
 
         The text is stored once, and goes with the last of its deliveries. A server named twice, in whatever spelling,
-        gets one delivery. Returns their ids in the order of the servers. The jobs come as with `enqueue_delivery`.
+        gets one delivery. Returns their ids in the order of the servers. Jobs, held deliveries and `ordering_key`, to
+        each server for itself, are as with `enqueue_delivery`.
 
         Raises:
             ValueError: the payload is no activity we deliver, the path does not begin with a slash, or a URL is not
@@ -163,24 +190,29 @@ class Outbox:
         """
         check_text("job name", name)
         parse_method(payload)
+        if ordering_key is not None:
+            check_text("ordering key", ordering_key)
         if not path.startswith("/"):
             raise ValueError(f"the path must begin with a slash, not {path[:100]!r}")
         servers = tuple(dict.fromkeys(map(canonical_origin, server_urls)))
         if not servers:
             return ()
-        text = DeliveryPayload(id=new_id(), payload=payload, refs=len(servers), created_at=datetime.now(UTC))
+        text = DeliveryPayload(id=new_id(), payload=payload, refs=len(servers), created_at=self._clock.now())
         deliveries = [(new_id(), server + path, server) for server in servers]
         _check_target(deliveries[0][1], servers[0])
         planned = Planned(stored=text, name=name, deliveries=deliveries, payload_id=text.id)
         _check_jobs(planned)
+        await self._connect()
         session.add(text)
         await session.flush()
-        await self._insert_rows(session, planned, text.created_at)
-        await self._plan(session, planned)
+        ready = await self._insert_rows(session, planned, ordering_key, text.created_at)
+        await self._plan(session, replace(planned, deliveries=ready))
         return tuple(delivery_id for delivery_id, _, _ in deliveries)
 
-    async def _insert_rows(self, session: AsyncSession, planned: Planned, now: datetime) -> None:
-        """By statements of many rows: objects of the session would cost ten times as much."""
+    async def _insert_rows(
+        self, session: AsyncSession, planned: Planned, ordering_key: str | None, now: datetime
+    ) -> list[Delivery]:
+        """By statements of many rows, as objects of the session would cost ten times as much; those that are ready."""
         connection = await session.connection()
         shared = {
             "payload": "",
@@ -188,14 +220,29 @@ class Outbox:
             "attempts": 0,
             "created_at": now,
             "job_name": planned.name,
-            "queued_at": now if self._joins else None,
         }
+        ready: list[Delivery] = []
         for start in range(0, len(planned.deliveries), BATCH):
+            batch = planned.deliveries[start : start + BATCH]
+            standings = await stand(session, [server_url for _, _, server_url in batch], ordering_key)
+            ready += [each for each in batch if standings[each[2]].held is None]
             rows = [
-                {**shared, "id": delivery_id, "target_url": target_url, "server_url": server_url}
-                for delivery_id, target_url, server_url in planned.deliveries[start : start + BATCH]
+                {
+                    **shared,
+                    **self._row_values(delivery, standings, ordering_key, now),
+                    "id": delivery[0],
+                    "target_url": delivery[1],
+                    "server_url": delivery[2],
+                }
+                for delivery in batch
             ]
             await connection.execute(insert(DeliveryJob), rows)
+        return ready
+
+    async def _connect(self) -> None:
+        """A queue in the same database is connected: that writes the first time, and would wait for our own lock."""
+        if self._joins:
+            await self._queue.start()
 
     async def close(self) -> None:
         """Jobs that follow a commit of somebody else's session are added."""

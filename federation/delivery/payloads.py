@@ -9,53 +9,41 @@ delivery is over, and only the job had not heard of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlmodel import col
 
-from db import Database, DeliveryJob, DeliveryPayload
-from federation.base.jobs import FederationDeliveryJob
+from db import Database, DeliveryPayload
 from federation.servers.cache import LoadingCache
-from workers.gathering import Gathering
 
-MAX_GROUP: Final = 200
 SHARED_TTL: Final = timedelta(seconds=30)
 MAX_SHARED: Final = 16
 """Texts held at once; each has up to 2 MiB."""
 
 
 class Payloads:
-    """Reads texts: those of rows in groups, those that are shared once in a while."""
+    """Reads the texts that several deliveries share, each once in a while."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._own: Gathering[str, str | None] = Gathering(self._of_rows, MAX_GROUP)
-        self._shared = LoadingCache(self._load_shared, ttl=SHARED_TTL, max_entries=MAX_SHARED)
+        self._shared = LoadingCache(self._load, ttl=SHARED_TTL, max_entries=MAX_SHARED)
 
-    async def text(self, delivery: FederationDeliveryJob) -> str | None:
-        """The delivery's payload; None if it is over, and its row and text are gone.
+    async def shared(self, payload_id: str) -> str | None:
+        """The text; None if it is gone, with the last of its deliveries.
 
         Raises:
             SQLAlchemyError: the database did not answer.
         """
-        if delivery.payload_id is None:
-            return delivery.payload
-        if delivery.payload_id == delivery.delivery_job_id:
-            return await self._own.ask(delivery.payload_id)
-        return await self._shared.get(delivery.payload_id)
+        return await self._shared.get(payload_id)
 
     async def close(self) -> None:
         """Nothing is being read any more."""
         await self._shared.close()
 
-    async def _of_rows(self, ids: Sequence[str]) -> list[str | None]:
-        texts = {row.id: row.payload for row in await self._database.rows(_OWN, {"ids": ids})}
-        return [texts.get(row_id) for row_id in ids]
-
-    async def _load_shared(self, payload_id: str) -> str | None:
+    async def _load(self, payload_id: str) -> str | None:
         shared = await self._database.rows(_SHARED, {"text": payload_id})
         return shared[0].payload if shared else None
 
@@ -74,10 +62,6 @@ def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
         delete(DeliveryPayload).where(col(DeliveryPayload.id).in_(counts), col(DeliveryPayload.refs) <= 0)
     )
 
-
-_OWN = select(col(DeliveryJob.id), col(DeliveryJob.payload)).where(
-    col(DeliveryJob.id).in_(bindparam("ids", expanding=True))
-)
 
 _SHARED = select(col(DeliveryPayload.payload)).where(col(DeliveryPayload.id) == bindparam("text"))
 

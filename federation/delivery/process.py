@@ -1,318 +1,340 @@
 """One attempt at one delivery, from the job to the row's fate.
 
-Theory of operation. The steps are those of the wire protocol, in its order. What an attempt learns on the way gathers
-in a `Report`; whatever ends it, an exception or not, the row's fate is committed last, and only then is the job settled
-by the worker. A crash in between repeats the attempt: receivers know the activity by its id and answer as before.
+Theory of operation. The row decides and the job only stands for "try now": an attempt first asks the ledger whether its
+job may act, and learns there that the delivery is held, or over, or another job's. What the attempt then learns on the
+way gathers in a `Report`; whatever ends it, an exception or not, what it says of the server goes to the server's link,
+and the row's fate is committed last, and only then is the job settled by the worker. A crash in between repeats the
+attempt: receivers know the activity by its id and answer as before. A job without a row is tried as often as the queue
+says, and that is all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Final
 
 import structlog
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from db import AttemptOutcome
-from federation.base.jobs import FOLLOW_JOB, FederationDeliveryJob
+from db import AttemptOutcome, HoldReason
+from federation.base.jobs import FederationDeliveryJob
 from federation.base.logs import crash
+from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog, AttemptRecord
-from federation.delivery.errors import Parked, PermanentFailure, RetryableFailure
-from federation.delivery.follow_ack import read_follow_ack
-from federation.delivery.ledger import FollowAnswer, Ledger
+from federation.delivery.codes import OWN_FAULTS, FailureClass, may_be_misunderstood
+from federation.delivery.database_watch import DatabaseWatch
+from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
+from federation.delivery.exchange import Exchange, Report
+from federation.delivery.fates import HELD_FOR_SERVER, LONGEST_OWN_PAUSE, Fate, fails_alone, fate_of
+from federation.delivery.ledger import Abandoned, Begin, Begun, Ended, Ledger, NotBegun, Series
 from federation.delivery.payloads import Payloads
-from federation.delivery.slots import ServerSlots
-from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
-from federation.http.gates import FederationFetch, Fetched
-from federation.http.guard import AddressGuard
-from federation.http.response import Response
-from federation.protocol.acks import Ack, find_ack, parse_ack_body
-from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers, parse_method
-from federation.protocol.errors import AckMissing, KeyMaterialError, NotJson, PayloadError, UrlError
-from federation.protocol.keys import OwnKeys, decode_key
-from federation.protocol.sealing import seal
-from federation.protocol.signing import sign_message
-from federation.servers.discovery import Discover, DiscoveryError
-from federation.servers.registry import KnownServer, Registry
+from federation.delivery.room import Busy, Room
+from federation.protocol.errors import UrlError
+from federation.protocol.urls import canonical_origin
+from federation.servers.link_rules import Hold
+from federation.servers.links import Links
+from federation.servers.profiles import profile_of
+from federation.servers.registry import Registry
 from workers import Job
+from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
 
-DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
+DATABASE_PAUSE: Final = timedelta(seconds=5)
+LOOK_INTERVAL: Final = timedelta(minutes=10)
+CHECK_AGAIN_SECONDS: Final = 0.25
+"""An attempt that waited longer for its turn asks again whether it may be sent."""
+TYPICAL_BYTES: Final = 8 * 1024
+"""What an attempt has in memory whose text is not read yet."""
 
-_ASKS_TO_WAIT: Final = frozenset({429, 503})
-
-
-@dataclass(slots=True)
-class Report:
-    """What one attempt has learned so far."""
-
-    delivery: FederationDeliveryJob
-    payload: str = field(default="", repr=False)
-    method: ActivityMethod | None = None
-    cached_public_key: str | None = None
-    status: int | None = None
-    peer: str | None = None
-    request_bytes: int | None = None
-    response_bytes: int | None = None
-    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    started: float = field(default_factory=monotonic)
-
-
-ReadAck: TypeAlias = Callable[[Ack, Report], Awaitable[FollowAnswer | None]]
+LookAgain = Callable[[str, str | None], Awaitable[bool]]
+"""Called with a server that refused us and the code it gave: whether it knows us, or shows its keys, otherwise now."""
 
 
 class DeliveryProcessor:
-    """Callable with a job of the delivery queue. `own_url` and `keys` may be None: every delivery then fails for good.
-    `timeout` covers a whole exchange, from the moment a slot is held.
+    """Callable with a job of the delivery queue.
 
     Raises:
         PermanentFailure: the job fails now.
         RetryableFailure: it is tried again while attempts are left.
-        Parked: the server is busy with others; the job comes back in about a second, uncounted.
+        Held, Superseded: the job ends and leaves nothing; the row says how the delivery goes on.
+        NotNow: the database did not answer, or there is no room for a job without a row; it comes back, uncounted.
     """
 
     def __init__(
         self,
         *,
-        own_url: str | None,
-        keys: OwnKeys | None,
+        exchange: Exchange,
         registry: Registry,
-        discover: Discover,
-        guard: AddressGuard,
-        fetch: FederationFetch,
+        links: Links,
+        look_again: LookAgain,
         payloads: Payloads,
         ledger: Ledger,
         attempts: AttemptLog,
-        slots: ServerSlots,
-        timeout: timedelta = DELIVERY_TIMEOUT,
+        room: Room,
+        apart: Apart,
+        database_watch: DatabaseWatch,
+        clock: Clock | None = None,
     ) -> None:
-        self._own_url = own_url
-        self._keys = keys
+        self._exchange = exchange
         self._registry = registry
-        self._discover = discover
-        self._guard = guard
-        self._fetch = fetch
+        self._links = links
+        self._look_again = look_again
         self._payloads = payloads
         self._ledger = ledger
         self._attempts = attempts
-        self._slots = slots
-        self._timeout = timeout
-        self._ack_readers: Mapping[str, ReadAck] = {FOLLOW_JOB: self._read_follow_ack}
+        self._room = room
+        self._apart = apart
+        self._database_watch = database_watch
+        self._clock = clock or SystemClock()
 
     async def __call__(self, job: Job) -> None:
         try:
             await self._run(job)
+        except (DataError, IntegrityError) as error:  # it takes others: this one is at fault
+            trouble = _database_trouble(error)
+            if job.attempt >= job.max_attempts:
+                await self._abandon(job, trouble)
+            raise trouble from None
         except SQLAlchemyError as error:  # the row's fate is not on disk, so the attempt is not over
-            raise _database_trouble(error) from None
+            self._database_watch.note_trouble()
+            raise NotNow(f"the database does not answer: {type(error).__name__}", DATABASE_PAUSE) from None
+
+    async def _abandon(self, job: Job, trouble: RetryableFailure) -> None:
+        """The row is held, if the database takes that: else the sweeper finds it ready and its job ended."""
+        row, now = _row_of(job.payload), self._clock.now()
+        if row is None:
+            return
+        until = now + LONGEST_OWN_PAUSE
+        entry = Abandoned(delivery_id=row, job_id=job.id, at=now, until=until, error=str(trouble), code=trouble.code)
+        with contextlib.suppress(SQLAlchemyError):
+            await self._ledger.abandoned(entry)
 
     async def _run(self, job: Job) -> None:
         delivery = await self._parse(job)
-        report = Report(delivery)
-        try:
-            async with self._slots.take(delivery.server_url, delivery.delivery_job_id):
-                await self._attempt(job, report)
-        except Parked as parked:
-            await self._refuse_waiting(job, report)
-            if self._slots.note_parked(delivery.server_url, delivery.delivery_job_id):
-                self._log(job, report, AttemptOutcome.PARKED, "PARKED", parked)
-            raise
-
-    async def _refuse_waiting(self, job: Job, report: Report) -> None:
-        """A delivery that finds its server busy ends with a rule like any other: the server may hang for long."""
-        try:
-            await self._refuse_blacklisted(report.delivery)
-        except PermanentFailure as failure:
-            self._slots.forget_parked(report.delivery.delivery_job_id)
-            await self._fail(job, report, failure)
-            raise failure from None
-        except SQLAlchemyError:  # rules that were never read: it stays parked, as the look is no attempt
+        report = Report(delivery, attempt=job.attempt, started_at=self._clock.now())
+        if await self._is_held(job, report):
             return
+        try:
+            async with self._room.turn(
+                delivery.server_url, size=len(delivery.payload) or TYPICAL_BYTES, leave_slot=job.leave_slot
+            ) as turn:
+                report.first_byte = turn.first_byte
+                try:
+                    async with self._apart.enter(suspect=delivery.suspect):
+                        await self._attempt(job, report)
+                finally:
+                    turn.answered = report.answered
+        except Busy as busy:
+            await self._hold_busy(job, report, busy.pause)
+
+    async def _is_held(self, job: Job, report: Report) -> bool:
+        """Whether there is nothing to send. Of a server that is away, only the canary sent to find out goes on.
+
+        Raises:
+            Held, Superseded: the job has no say in this delivery now.
+            PermanentFailure: the server is blacklisted.
+        """
+        await self._refuse_blacklisted(job, report)
+        report.checked = monotonic()
+        link = await self._links.view(report.delivery.server_url)
+        report.acknowledged, report.profile = link.acknowledged, profile_of(link.profile)
+        hold = link.hold(self._clock.now())
+        return hold is not None and not report.begun and not await self._begin(job, report, hold)
+
+    async def _hold_busy(self, job: Job, report: Report, pause: timedelta) -> None:
+        """There is no room to wait for the server: the delivery waits in its row."""
+        if not report.begun:
+            await self._begin(job, report, Hold(reason=HoldReason.BUSY, until=self._clock.now() + pause))
+        if report.series is not None:  # the canary of a server that is away: the next look sends another
+            await self._links.probe_failed(report.delivery.server_url)
+        raise NotNow(f"no room to wait for {report.delivery.server_url}", pause)
 
     async def _parse(self, job: Job) -> FederationDeliveryJob:
         try:
-            return FederationDeliveryJob.model_validate(job.payload)
+            delivery = FederationDeliveryJob.model_validate(job.payload)
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in error.errors()[:5])
+        else:
+            return await self._canonical(delivery)
         if (row := _row_of(job.payload)) is not None:
             await self._ledger.gone(row)
-        raise PermanentFailure("INVALID_JOB", f"the data of job {job.id!r} is malformed: {problems}", keep_row=False)
+        raise PermanentFailure("INVALID_JOB", f"the data of job {job.id!r} is malformed: {problems}")
+
+    async def _canonical(self, delivery: FederationDeliveryJob) -> FederationDeliveryJob:
+        """The server by its one name, unless the registry of an adopted node has it spelled just so."""
+        try:
+            server_url = canonical_origin(delivery.server_url)
+        except UrlError:
+            return delivery  # the guard will say what is wrong with it
+        if server_url == delivery.server_url or await self._registry.known(delivery.server_url):
+            return delivery
+        return delivery.model_copy(update={"server_url": server_url})
+
+    async def _refuse_blacklisted(self, job: Job, report: Report) -> None:
+        try:
+            await self._exchange.refuse_blacklisted(report.delivery)
+        except PermanentFailure as failure:
+            await self._fail(job, report, failure)
+            raise failure from None
+
+    async def _begin(self, job: Job, report: Report, hold: Hold | None) -> bool:
+        """The attempt may send, and `report` has the text. False: there is nothing to send.
+
+        Raises:
+            Held, Superseded: the job has no say in this delivery now.
+        """
+        delivery = report.delivery
+        began = await self._ledger.begin(
+            Begin(
+                delivery_id=delivery.delivery_job_id,
+                job_id=job.id,
+                job_name=job.name,
+                server_url=delivery.server_url,
+                attempt=job.attempt,
+                at=report.started_at,
+                hold=hold,
+            )
+        )
+        if isinstance(began, NotBegun):
+            if began.held is not None:
+                raise Held(delivery.delivery_job_id, began.held)
+            if began.exists:
+                raise Superseded(delivery.delivery_job_id)
+            if delivery.payload_id is not None:
+                log.info("delivery_over_already", delivery_id=delivery.delivery_job_id, server_url=delivery.server_url)
+                return False
+            report.begun, report.payload = True, delivery.payload
+            return True
+        report.begun, report.series = True, began.series
+        report.payload = await self._text(delivery, began) or ""  # one that is gone is no activity
+        return True
+
+    async def _text(self, delivery: FederationDeliveryJob, began: Begun) -> str | None:
+        if delivery.payload_id is None:
+            return delivery.payload
+        return await self._payloads.shared(delivery.payload_id) if began.text is None else began.text
 
     async def _attempt(self, job: Job, report: Report) -> None:
         """Deliver, and commit the row's fate whatever comes of it."""
-        row = report.delivery.delivery_job_id
+        delivery = report.delivery
+        # Again, as it may have waited long; and an attempt that was not let through yet begins here.
+        if monotonic() - report.checked > CHECK_AGAIN_SECONDS and await self._is_held(job, report):
+            return
+        if not report.begun and not await self._begin(job, report, None):
+            return
         try:
-            payload = await self._payloads.text(report.delivery)
-            if payload is None:
-                log.info("delivery_over_already", delivery_id=row, job_id=job.id, server_url=report.delivery.server_url)
-                return
-            report.payload = payload
-            follow = await self._deliver(job, report)
-            if not await self._ledger.gone(row, follow=follow):
-                log.info("follow_ack_unknown", delivery_id=row, server_url=report.delivery.server_url)
+            follow = await self._exchange(job.name, report)
+        except SQLAlchemyError:
+            raise
         except PermanentFailure as failure:
             await self._fail(job, report, failure)
             raise
         except Exception as error:
-            trouble = _retryable(error, row)
-            trouble.method = report.method
-            self._log(job, report, AttemptOutcome.RETRYABLE, trouble.code, trouble)
-            if job.attempt >= job.max_attempts:
-                await self._give_up(row, trouble)
+            trouble = _retryable(error, delivery.delivery_job_id)
+            await self._fail(job, report, trouble)
             if trouble is error:
                 raise
             raise trouble from None  # a stock worker stores the whole chain, whose messages may quote payloads
-        self._log(job, report, AttemptOutcome.DELIVERED, None, None)
+        await self._links.succeeded(delivery.server_url, relayed=report.peer is not None)
+        record = self._log(job, report, AttemptOutcome.DELIVERED, None, None)
+        if not await self._ledger.gone(delivery.delivery_job_id, follow=follow, attempt=record):
+            log.info("follow_ack_unknown", delivery_id=delivery.delivery_job_id, server_url=delivery.server_url)
 
-    async def _fail(self, job: Job, report: Report, failure: PermanentFailure) -> None:
-        """The attempt is on record, and the row's fate committed."""
-        row = report.delivery.delivery_job_id
+    async def _fail(self, job: Job, report: Report, failure: PermanentFailure | RetryableFailure) -> None:
+        """The attempt is on record, and the row's fate committed.
+
+        Raises:
+            Held: the row is held, so the job has nothing more to do.
+        """
         failure.method = report.method
-        self._log(job, report, AttemptOutcome.PERMANENT, failure.code, failure)
-        if failure.keep_row:
-            await self._ledger.settled(row, outcome=AttemptOutcome.PERMANENT, error=str(failure), code=failure.code)
-        else:
-            await self._ledger.gone(row)
-
-    async def _give_up(self, row: str, failure: RetryableFailure) -> None:
-        """The row is settled, if the database takes it: the job fails now in any case, and for its own reason."""
-        try:
-            await self._ledger.settled(row, outcome=AttemptOutcome.RETRYABLE, error=str(failure), code=failure.code)
-        except SQLAlchemyError as error:
-            log.error("delivery_row_not_settled", delivery_id=row, **crash(error))
-
-    async def _deliver(self, job: Job, report: Report) -> FollowAnswer | None:
-        delivery = report.delivery
-        report.method = _method_of(report.payload)
-        server = await self._find_server(report)
-        body, headers = await self._prepare(report, server)
-        fetched = await self._post(delivery, body, headers, report)
-        await self._note_success(server, fetched)
-        _require_success(fetched.response)
-        ack = _acknowledgment(fetched.response)
-        read_ack = self._ack_readers.get(job.name)
-        return await read_ack(ack, report) if read_ack else None
-
-    async def _find_server(self, report: Report) -> KnownServer:
-        delivery = report.delivery
-        await self._refuse_blacklisted(delivery)
-        standing = await self._registry.standing(delivery.server_url)
-        try:
-            target = self._guard.check_url(delivery.target_url)
-            if target.origin != delivery.server_url.rstrip("/"):  # what producers of ours never do; others may
-                log.warning("delivery_target_elsewhere", server_url=delivery.server_url, target=target.origin)
-            if standing.server is not None:
-                report.cached_public_key = standing.server.public_key
-                return standing.server
-            server = await self._discover(delivery.server_url)
-        except BlockedUrl as error:
-            raise PermanentFailure(
-                "BLOCKED_URL", f"the target may not be contacted: {error}", keep_row=False
-            ) from error
-        except (DiscoveryError, NetworkError) as error:
-            raise RetryableFailure("DISCOVERY", str(error)) from error
-        await self._refuse_blacklisted(delivery)  # a discovery may take long enough for an administrator to act
-        return server
-
-    async def _refuse_blacklisted(self, delivery: FederationDeliveryJob) -> None:
-        """Neither the server nor the target, which may lie elsewhere in another producer's job, is blacklisted."""
-        for url in (delivery.server_url, delivery.target_url):
-            if await self._registry.is_blacklisted(url):
-                raise PermanentFailure("BLACKLISTED", f"{url} is blacklisted", keep_row=False)
-
-    async def _prepare(self, report: Report, server: KnownServer) -> tuple[bytes, dict[str, str]]:
-        """The request body and headers; the attempt is on record once they exist."""
-        delivery, method = report.delivery, report.method
-        assert method is not None
-        try:
-            envelope = seal(report.payload, decode_key(server.encryption_public_key, what="encryption key"))
-        except KeyMaterialError as error:
-            raise RetryableFailure("KEY_MATERIAL", f"the registered key of {server.url} is unusable: {error}") from None
-        await self._ledger.attempted(delivery.delivery_job_id)
-        if self._own_url is None:
-            raise PermanentFailure("NO_OWN_URL", "BETTER_AUTH_URL is not set: this node has no name", keep_row=True)
-        if self._keys is None:
-            raise PermanentFailure(
-                "NO_OWN_KEYS", "FEDERATION_PRIVATE_KEY is not set: nothing to sign with", keep_row=True
-            )
-        signature = sign_message(report.payload, self._keys.signing.secret)
-        try:
-            headers = delivery_headers(own_url=self._own_url, target_url=delivery.target_url)
-        except UrlError as error:
-            raise PermanentFailure("BLOCKED_URL", str(error), keep_row=False) from error
-        body = DeliveryRequest(method=method, payload=envelope, signature=signature).to_bytes()
-        report.request_bytes = len(body)
-        return body, headers
-
-    async def _post(
-        self, delivery: FederationDeliveryJob, body: bytes, headers: Mapping[str, str], report: Report
-    ) -> Fetched:
-        try:
-            fetched = await self._fetch(
-                delivery.target_url,
-                method="POST",
-                headers=headers,
-                body=body,
-                timeout=self._timeout,
-                proxy_fallback=True,
-                server_url=delivery.server_url,
-            )
-        except NetworkError as error:
-            raise RetryableFailure(error.code, str(error)) from error
-        except BodyTooLarge as error:
-            raise PermanentFailure("BODY_TOO_LARGE", str(error), keep_row=True) from error
-        report.status = fetched.response.status
-        report.response_bytes = len(fetched.response.body)
-        report.peer = fetched.peer
-        return fetched
-
-    async def _note_success(self, server: KnownServer, fetched: Fetched) -> None:
-        """A server that takes a direct delivery is healthy, whatever its last probe said."""
-        if fetched.response.ok and not fetched.proxied and not server.is_healthy:
-            await self._registry.mark_healthy(server.url, reason="delivered")
-
-    async def _read_follow_ack(self, ack: Ack, report: Report) -> FollowAnswer:
-        assert self._keys is not None  # nothing was sent without them
-        server_url = report.delivery.server_url
-
-        async def find_public_key() -> str | None:
-            server = await self._registry.find(server_url)
-            return server.public_key if server else None
-
-        return await read_follow_ack(
-            ack,
-            server_url,
-            keys=self._keys,
-            cached_public_key=report.cached_public_key,
-            find_public_key=find_public_key,
+        is_permanent = isinstance(failure, PermanentFailure)
+        outcome = AttemptOutcome.PERMANENT if is_permanent else AttemptOutcome.RETRYABLE
+        record = self._log(job, report, outcome, failure.code, failure)
+        delivery_id = report.delivery.delivery_job_id
+        if failure.failure_class is FailureClass.INVALID:
+            await self._ledger.gone(delivery_id, attempt=record)
+            return
+        if report.series is None:
+            return
+        is_last = is_permanent or job.attempt >= job.max_attempts
+        fate = await self._fate(report, report.series, failure, is_last=is_last)
+        ended = Ended(
+            series=report.series,
+            state=fate.state,
+            at=self._clock.now(),
+            code=failure.code,
+            error=str(failure),
+            reason=fate.reason,
+            until=fate.until,
+            outcome=outcome,
+            attempt=record,
         )
+        if await self._ledger.ended(ended) and fate.reason is not None:
+            raise Held(delivery_id, fate.reason) from None
+
+    async def _fate(
+        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool
+    ) -> Fate:
+        """What becomes of the row, after the server's link has heard of the failure."""
+        server_url, kind, code = report.delivery.server_url, failure.failure_class, failure.code
+        if kind is FailureClass.UNAVAILABLE and series.canary_at is not None:
+            # What the server takes from others it refuses from this one, whatever status it gives.
+            kind = FailureClass.REJECTED if fails_alone(series, await self._links.find(server_url)) else kind
+        if kind is FailureClass.UNAVAILABLE:
+            await self._links.unavailable(server_url, code)
+            if is_last:
+                await self._links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
+            if series.is_canary:
+                await self._links.probe_failed(server_url)
+        elif kind is FailureClass.REST:
+            await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
+        elif kind is FailureClass.REJECTED and is_last:
+            if await self._is_misunderstood(report, code):
+                return HELD_FOR_SERVER
+            if code not in OWN_FAULTS:
+                await self._links.rejected(server_url, code)
+        link = await self._links.view(server_url)
+        return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
+
+    async def _is_misunderstood(self, report: Report, code: str) -> bool:
+        """Whether the refusal may end once we know the server's keys anew, or it knows ours."""
+        if not may_be_misunderstood(code):
+            return False
+        now = self._clock.now()
+        server_url = report.delivery.server_url
+        if not await self._links.looked(server_url, not_since=now - LOOK_INTERVAL):
+            return False
+        return await self._look_again(server_url, report.remote_code)
 
     def _log(
         self, job: Job, report: Report, outcome: AttemptOutcome, code: str | None, error: Exception | None
-    ) -> None:
-        """One row in the attempt log, one line in the process's log."""
+    ) -> AttemptRecord | None:
+        """One line in the process's log, and the attempt for its delivery's next entry in the ledger.
+
+        None for a job without a row: its attempt is in the attempt log already.
+        """
         delivery = report.delivery
-        duration_ms = round((monotonic() - report.started) * 1000)
-        self._attempts.add(
-            AttemptRecord(
-                delivery_id=delivery.delivery_job_id,
-                job_name=job.name,
-                method=report.method,
-                server_url=delivery.server_url,
-                attempt=job.attempt,
-                started_at=report.started_at,
-                duration_ms=duration_ms,
-                outcome=outcome,
-                error_code=code,
-                http_status=report.status,
-                relayed_by=report.peer,
-                request_bytes=report.request_bytes,
-                response_bytes=report.response_bytes,
-            )
+        record = AttemptRecord(
+            delivery_id=delivery.delivery_job_id,
+            job_name=job.name,
+            method=report.method,
+            server_url=delivery.server_url,
+            attempt=job.attempt,
+            started_at=report.started_at,
+            duration_ms=round((monotonic() - report.started) * 1000),
+            outcome=outcome,
+            error_code=code,
+            http_status=report.status,
+            relayed_by=report.peer,
+            request_bytes=report.request_bytes,
+            response_bytes=report.response_bytes,
+            series=report.series.number if report.series else None,
+            remote_code=report.remote_code,
         )
         level = log.info if outcome is AttemptOutcome.DELIVERED else log.warning
         level(
@@ -326,11 +348,17 @@ class DeliveryProcessor:
             attempt=job.attempt,
             max_attempts=job.max_attempts,
             status=report.status,
+            remote_code=report.remote_code,
             relayed_by=report.peer,
-            duration_ms=duration_ms,
+            duration_ms=record.duration_ms,
             code=code,
             error=str(error) if error else None,
         )
+        if report.series is None:
+            self._attempts.add(record)
+            return None
+        self._attempts.count(record)
+        return record
 
 
 def _row_of(data: object) -> str | None:
@@ -342,8 +370,6 @@ def _row_of(data: object) -> str | None:
 def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
     if isinstance(error, RetryableFailure):
         return error
-    if isinstance(error, SQLAlchemyError):
-        return _database_trouble(error)
     # A bug of ours: on record like any failure.
     log.error("delivery_attempt_crashed", delivery_id=delivery_id, **crash(error))
     return RetryableFailure("INTERNAL", f"the attempt broke off: {type(error).__name__}")
@@ -351,26 +377,3 @@ def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
 
 def _database_trouble(error: SQLAlchemyError) -> RetryableFailure:
     return RetryableFailure("DATABASE", f"the database did not take the attempt: {type(error).__name__}")
-
-
-def _method_of(payload: str) -> ActivityMethod:
-    try:
-        return parse_method(payload)
-    except PayloadError as error:
-        raise PermanentFailure("INVALID_PAYLOAD", str(error), keep_row=False) from None
-
-
-def _require_success(response: Response) -> None:
-    if response.ok:
-        return
-    pause = response.retry_after(datetime.now(UTC)) if response.status in _ASKS_TO_WAIT else None
-    raise RetryableFailure(f"HTTP_{response.status}", f"the server answered {response.status}", at_least=pause)
-
-
-def _acknowledgment(response: Response) -> Ack:
-    try:
-        return find_ack(parse_ack_body(response.body))
-    except NotJson as error:
-        raise PermanentFailure("NOT_JSON", f"the server's answer is not JSON: {error}", keep_row=True) from None
-    except AckMissing as error:
-        raise PermanentFailure("NO_ACK", str(error), keep_row=True) from None

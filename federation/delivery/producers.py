@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from sqlmodel import col
 
 from db import Follow, Post, User, new_id
 from federation.base.jobs import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
+from federation.delivery.order import cancelled_unsent
 from federation.delivery.outbox import Outbox
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
 from federation.protocol.models import parse_model
@@ -99,7 +101,12 @@ class Producers:
             requester_signature=requester_signature,
         )
         delivery_id = await self._outbox.enqueue_delivery(
-            session, FOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload
+            session,
+            FOLLOW_JOB,
+            server_url + FOLLOWS_PATH,
+            server_url,
+            payload,
+            ordering_key=_follow_key(follower_id, following_id),
         )
         return RequestedFollow(follow_id=follow.id, delivery_id=delivery_id)
 
@@ -108,7 +115,8 @@ class Producers:
     ) -> str | None:
         """The local user's follow is removed and the other server will hear of it; the delivery's id.
 
-        None if there was no such follow: then nothing is sent.
+        None if there is nothing to send: there was no such follow, or its own request was never tried; that one is
+        cancelled then. Otherwise the server hears of it after the follow, never before.
         """
         server_url = canonical_origin(server_url)
         removed = (
@@ -122,9 +130,12 @@ class Producers:
         )
         if not (await session.execute(removed)).all():
             return None
+        key = _follow_key(follower_id, following_id)
+        if await cancelled_unsent(session, server_url, key, FOLLOW_JOB):
+            return None
         payload = unfollow_activity(federation_url=self._own_url, follower_id=follower_id, following_id=following_id)
         return await self._outbox.enqueue_delivery(
-            session, UNFOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload
+            session, UNFOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload, ordering_key=key
         )
 
     async def publish_post(
@@ -195,3 +206,8 @@ class Producers:
         document = await self._discovery.learn(server_url)
         await self._discovery.introduce_ourselves(server_url, registered=False)
         await self._discovery.register(server_url, document, session=session)
+
+
+def _follow_key(follower_id: str, following_id: str) -> str:
+    """What a pair's follows and unfollows have in common, so that none overtakes another; ids may be of any length."""
+    return "follow " + hashlib.sha256(f"{len(follower_id)} {follower_id} {following_id}".encode()).hexdigest()

@@ -1,27 +1,31 @@
-"""Deliveries that are owed and whose job was never added: a process died, or the queue was down, after the commit.
+"""Deliveries that are ready and whose job is not there: a process died, or the queue was down, or lost its data.
 
-Theory of operation. Such a row was written by `Outbox` (it has a `job_name`, which rows of Node producers have not), is
-open, was never attempted, and has no job of its id in the queue, in whatever state. A sweep reads the rows that are old
-enough for their job to have been added, asks the queue for their jobs, and adds those that are missing under the row's
-id, so whoever adds them at the same time adds nothing twice. `queued_at` notes when a job was last known to be there:
-rows that wait behind a long backlog are asked about every ten minutes, in case the queue lost its data, and not by
-every sweep.
+Theory of operation. A ready row has a job, named by the row. A sweep reads the rows that are old enough for their job
+to have been added, asks the queue for their jobs, and adds those that are missing under the id the row names, so
+whoever adds them at the same time adds nothing twice. A job that has ended although its row is ready had no say: a
+worker of another database took it, or somebody's hand. Queues remember ended jobs and take a repeated id for a
+duplicate, so such a row gets a new series. Rows of Node producers name no job until theirs is first met, and are left
+alone until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are
+asked about every ten minutes, and not by every sweep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
-from sqlalchemy import or_, select, update
+from sqlalchemy import Connection, bindparam, or_, select, update
 from sqlmodel import col
 
-from db import Database, DeliveryJob
+from db import Database, DeliveryJob, DeliveryState
 from federation.base.bull_queue import BullQueue
-from federation.delivery.outbox import PlannedJob, delivery_job
+from federation.delivery.attempts import stalled_attempt, write_attempts
+from federation.delivery.rows import TABLE, OwedRow, series_job_id
+from workers import JobState, JobStatus
+from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
 
@@ -31,25 +35,7 @@ MAX_ROWS: Final = 20_000
 """Looked at by one sweep."""
 ASK_AGAIN: Final = timedelta(minutes=10)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwedRow:
-    """What a row says of the job it should have."""
-
-    id: str
-    job_name: str
-    target_url: str
-    server_url: str
-    payload_id: str | None
-
-    def job(self) -> PlannedJob:
-        return delivery_job(
-            self.job_name,
-            self.id,
-            target_url=self.target_url,
-            server_url=self.server_url,
-            payload_id=self.payload_id,
-        )
+_ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +48,24 @@ class Swept:
 
 
 class OutboxSweeper:
-    """Adds the jobs of deliveries that are owed and have none. One process at a time should; several do no harm."""
+    """Adds the jobs of deliveries that are ready and have none. One process at a time should; several do no harm."""
 
-    def __init__(self, database: Database, queue: BullQueue, *, min_age: timedelta = MIN_AGE) -> None:
+    def __init__(
+        self, database: Database, queue: BullQueue, *, min_age: timedelta = MIN_AGE, clock: Clock | None = None
+    ) -> None:
         self._database = database
         self._queue = queue
         self._min_age = min_age
+        self._clock = clock or SystemClock()
 
     async def sweep(self) -> Swept:
-        """Every delivery that is owed has its job, up to 20 000 of them in one sweep.
+        """Every delivery that is ready has its job, up to 20 000 of them in one sweep.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
         """
         await self._queue.start()
-        now = datetime.now(UTC)
+        now = self._clock.now()
         rows = added = 0
         complete = False
         while rows < MAX_ROWS and not complete:
@@ -94,11 +83,16 @@ class OutboxSweeper:
         query = (
             select(*(getattr(DeliveryJob, column.name) for column in fields(OwedRow)))
             .where(
-                col(DeliveryJob.job_name).is_not(None),
+                col(DeliveryJob.state) == DeliveryState.READY,
                 col(DeliveryJob.settled_at).is_(None),
-                col(DeliveryJob.last_attempted_at).is_(None),
+                col(DeliveryJob.job_name).is_not(None),
                 col(DeliveryJob.created_at) < now - self._min_age,
-                or_(col(DeliveryJob.queued_at).is_(None), col(DeliveryJob.queued_at) < now - ASK_AGAIN),
+                # A time to come was written before the clock was set back.
+                or_(
+                    col(DeliveryJob.queued_at).is_(None),
+                    col(DeliveryJob.queued_at) < now - ASK_AGAIN,
+                    col(DeliveryJob.queued_at) > now + ASK_AGAIN,
+                ),
             )
             .order_by(col(DeliveryJob.created_at))
             .limit(PAGE)
@@ -107,14 +101,54 @@ class OutboxSweeper:
             return [OwedRow(**row._mapping) for row in await session.execute(query)]
 
     async def _add_missing(self, rows: Sequence[OwedRow]) -> int:
-        jobs = await self._queue.storage.status([row.id for row in rows])
-        missing = [row.job() for row, job in zip(rows, jobs, strict=True) if job is None]
+        jobs = await self._queue.storage.status([series_job_id(row.id, row.series) for row in rows])
+        missing = [row for row, job in zip(rows, jobs, strict=True) if job is None]
+        missing += await self._renewed([row for row, job in zip(rows, jobs, strict=True) if _has_ended(job)])
         if missing:
-            await self._queue.add_bulk(missing)
+            await self._queue.add_bulk([row.job() for row in missing])
         return len(missing)
+
+    async def _renewed(self, rows: Sequence[OwedRow]) -> list[OwedRow]:
+        """Those that are still ready and name the ended job; they name another one now."""
+
+        def renew(connection: Connection) -> list[OwedRow]:
+            stalled = connection.execute(_SENDING, {"rows": [row.id for row in rows]}).all()
+            write_attempts(connection, [stalled_attempt(row) for row in stalled])
+            return [row for row in rows if connection.execute(_RENEWED, _renewal(row)).rowcount == 1]
+
+        if not rows:
+            return []
+        renewed = await self._database.transact(renew)
+        return [replace(row, series=row.series + 1) for row in renewed]
 
     async def _note_queued(self, rows: Sequence[OwedRow], now: datetime) -> None:
         async with self._database.transaction() as session:
             await session.execute(
                 update(DeliveryJob).where(col(DeliveryJob.id).in_([row.id for row in rows])).values(queued_at=now)
             )
+
+
+def _has_ended(job: JobStatus | None) -> bool:
+    return job is not None and job.state in _ENDED
+
+
+def _renewal(row: OwedRow) -> dict[str, object]:
+    return {
+        "row": row.id,
+        "now_series": row.series,
+        "next_series": row.series + 1,
+        "job": series_job_id(row.id, row.series + 1),
+    }
+
+
+_SENDING = select(TABLE).where(TABLE.c.id.in_(bindparam("rows", expanding=True)), TABLE.c.sending.is_not(None))
+_RENEWED = (
+    update(TABLE)
+    .where(
+        TABLE.c.id == bindparam("row"),
+        TABLE.c.series == bindparam("now_series"),
+        TABLE.c.state == DeliveryState.READY,
+        TABLE.c.settled_at.is_(None),
+    )
+    .values(series=bindparam("next_series"), job_id=bindparam("job"), first_attempted_at=None, sending=None)
+)

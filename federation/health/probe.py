@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 import structlog
 
+from db import LinkState
 from federation.http.errors import OutboundError
 from federation.http.gates import FederationFetch
+from federation.http.response import Response
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
+from federation.servers.links import Links
 from federation.servers.registry import KnownServer, Registry
 
 log = structlog.get_logger(__name__)
@@ -18,31 +22,56 @@ log = structlog.get_logger(__name__)
 PROBE_TIMEOUT: Final = timedelta(seconds=8)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a look at a server showed; `problem` says why it is not well, None if it is."""
+
+    problem: str | None
+    another_key: bool = False
+
+    @property
+    def well(self) -> bool:
+        return self.problem is None
+
+
 class Probe:
     """Asks a server for `/discover`, and notes in the registry what came of it."""
 
-    def __init__(self, registry: Registry, fetch: FederationFetch) -> None:
+    def __init__(self, registry: Registry, fetch: FederationFetch, links: Links) -> None:
         self._registry = registry
         self._fetch = fetch
+        self._links = links
 
     async def __call__(self, server: KnownServer) -> int | None:
-        """The server is marked healthy (0), or has one more failed probe (how many in a row); None if it is gone."""
-        if await self.problem(server) is None:
-            await self._registry.mark_healthy(server.url, reason="probe")
-            return 0
-        return await self._registry.count_failed_probe(server.url)
+        """The server is marked healthy (0), or has one more failed probe (how many in a row); None if it is gone.
 
-    async def problem(self, server: KnownServer) -> str | None:
-        """Why the server is not well, None if it answers `/discover` with the signing key we know: any other page may
-        be a stranger's. Nothing is noted in the registry.
+        A server that fell silent has its link up again then; see `Links`.
+        """
+        if not (await self.look(server)).well:
+            return await self._registry.count_failed_probe(server.url)
+        link = await self._links.view(server.url)
+        if link.state is LinkState.DOWN and not link.needs_canary:
+            await self._links.returned(server.url, reason="probe")
+        await self._registry.mark_healthy(server.url, reason="probe")
+        return 0
+
+    async def look(self, server: KnownServer) -> Seen:
+        """Whether the server answers `/discover` with the signing key we know: any other page may be a stranger's.
+
+        Nothing is noted in the registry.
         """
         try:
             fetched = await self._fetch(f"{server.url}/discover", timeout=PROBE_TIMEOUT, skip_health_update=True)
-            well = (
-                fetched.response.ok and parse_discover_document(fetched.response.body).public_key == server.public_key
-            )
-            problem = None if well else f"status {fetched.response.status}, or another signing key"
+            seen = _seen(fetched.response, server)
         except (OutboundError, ProtocolError) as error:
-            problem = str(error)
-        log.info("health_probe", server_url=server.url, healthy=problem is None, problem=problem)
-        return problem
+            seen = Seen(problem=str(error))
+        log.info("health_probe", server_url=server.url, healthy=seen.well, problem=seen.problem)
+        return seen
+
+
+def _seen(response: Response, server: KnownServer) -> Seen:
+    if not response.ok:
+        return Seen(problem=f"status {response.status}")
+    if parse_discover_document(response.body).public_key != server.public_key:
+        return Seen(problem="another signing key", another_key=True)
+    return Seen(problem=None)

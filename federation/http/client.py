@@ -47,12 +47,14 @@ class FederationClient:
         headers: Mapping[str, str] = NO_HEADERS,
         body: bytes | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
+        first_byte: timedelta | None = None,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> Response:
         """The server's whole response, whatever its status; redirects are responses like any other.
 
-        *timeout* covers everything from the wait for a pooled connection to the last byte of the body. A cancelled
-        or failed exchange closes its connection, a complete one returns it to the pool.
+        *timeout* covers everything from the wait for a pooled connection to the last byte of the body, *first_byte*,
+        where it is shorter, all until the response begins. A cancelled or failed exchange closes its connection, a
+        complete one returns it to the pool.
 
         Raises:
             NetworkError: no complete response; says which phase failed and why. Worth another try.
@@ -63,8 +65,10 @@ class FederationClient:
         request = _request(method, target, headers, body)
         phase = "before the response"
         try:
-            async with asyncio.timeout(timeout.total_seconds()):
+            end = asyncio.get_running_loop().time() + timeout.total_seconds()
+            async with asyncio.timeout(min(first_byte or timeout, timeout).total_seconds()) as deadline:
                 response = await self._transport.handle_async_request(request)
+                deadline.reschedule(end)
                 phase = "while reading the body"
                 try:
                     content = await _read_body(response, max_bytes, target.origin)

@@ -84,11 +84,14 @@ class FederationFetch:
         headers: Mapping[str, str] = NO_HEADERS,
         body: bytes | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
+        first_byte: timedelta | None = None,
         proxy_fallback: bool = False,
         server_url: str | None = None,
         skip_health_update: bool = False,
     ) -> Fetched:
         """The response of *url*, direct or, with *proxy_fallback*, through a peer, within *timeout* altogether.
+
+        The direct one has to begin within *first_byte*, if that is given.
 
         On a network error *server_url* (default: the origin of *url*) is marked unhealthy with its code, unless
         *skip_health_update*; failing to record that is only logged. A success is recorded nowhere. A relay is tried
@@ -102,7 +105,9 @@ class FederationFetch:
         started = monotonic()
         server = server_url or parse_target(url).origin
         try:
-            response = await self._client.fetch(url, method=method, headers=headers, body=body, timeout=timeout)
+            response = await self._client.fetch(
+                url, method=method, headers=headers, body=body, timeout=timeout, first_byte=first_byte
+            )
         except NetworkError as error:
             if not skip_health_update:
                 await self._record(server, error.code)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 SHORTEST_PAUSE = timedelta(seconds=1)
-LONGEST_PAUSE = timedelta(hours=1)
+LONGEST_PAUSE = timedelta(hours=24)
 
 _SECONDS = re.compile(r"[0-9]+")
 
@@ -28,7 +28,7 @@ class Response:
         return 200 <= self.status <= 299
 
     def retry_after(self, now: datetime) -> timedelta | None:
-        """How long the server asks to be left alone, between one second and one hour; None if it does not say.
+        """How long the server asks to be left alone, between one second and 24 hours; None if it does not say.
 
         Reads `Retry-After`, else `X-Retry-After` (what the original implementation's rate limiter sends): whole
         seconds or an HTTP date. Anything else counts as absent.

@@ -10,9 +10,10 @@ from federation.http.threat_policy import NetworkErrorCode
 ATTEMPT_CODES: Final = frozenset(
     {
         *(code.value for code in NetworkErrorCode),
-        *("BLACKLISTED", "BLOCKED_URL", "BODY_TOO_LARGE", "DATABASE", "DISCOVERY", "INTERNAL", "INVALID_ACK"),
+        *("BLACKLISTED", "BLOCKED_URL", "BODY_TOO_LARGE", "DATABASE", "DISCOVERY", "DISCOVERY_REFUSED"),
+        *("FOREIGN_ANSWER", "INTERNAL", "INVALID_ACK"),
         *("INVALID_ACK_SIGNATURE", "INVALID_JOB", "INVALID_PAYLOAD", "KEY_MATERIAL", "NOT_JSON", "NO_ACK"),
-        *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "PARKED"),
+        *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "NO_RECEIVER", "PARKED", "STALLED"),
     }
 )
 ENDPOINTS: Final = frozenset({"/discover", "/api/auth/social/follows", "/api/auth/social/posts", "/proxy"})

@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import ColumnElement, Subquery, Text, case, func, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
-from db import BlacklistedServer, Database, DeliveryJob, RunOutcome, SchedulerJob, Server
+from db import (
+    BlacklistedServer,
+    Database,
+    DeliveryJob,
+    DeliveryState,
+    HoldReason,
+    LinkState,
+    RunOutcome,
+    SchedulerJob,
+    Server,
+    ServerLink,
+)
 
 MAX_ROWS: Final = 20_000
-"""Deliveries looked at, oldest first, by the index of those that are not over."""
+"""Ready and held deliveries looked at, of each the oldest, by their indexes."""
 JOBLESS_AFTER: Final = timedelta(minutes=2)
 """Longer than a queue's hiccup and a sweep: who has no job by then is worth a look."""
+ON_HOLD: Final = "on_hold"
+"""The state of links that an operator holds, whatever else they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseNumbers:
     """Counts over all processes of the node. Deliveries are those that this application's producers owe; `successes`
     are the recurring jobs whose last run succeeded, and when.
+
+    `oldest_ready` is since when the one is ready that has been so the longest: since it was made, or released;
+    `oldest_held` and `oldest_while_up` are when the oldest was made that is held, or owed to a server whose link is up.
     """
 
     healthy: int
     unhealthy: int
+    links: Mapping[str, int]
     blacklist_rules: int
-    owed: int
-    oldest_owed: datetime | None
+    ready: int
+    held: Mapping[HoldReason, int]
+    oldest_ready: datetime | None
+    oldest_held: datetime | None
+    oldest_while_up: datetime | None
     without_job: int
     successes: Mapping[str, datetime]
 
-    def oldest_owed_seconds(self, now: datetime) -> float:
-        """0 where nothing is owed."""
-        return 0.0 if self.oldest_owed is None else max((now - self.oldest_owed).total_seconds(), 0.0)
+    @property
+    def owed(self) -> int:
+        return self.ready + sum(self.held.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    count: int
+    longest: datetime | None
+    oldest_while_up: datetime | None
+    without_job: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    by_reason: Mapping[HoldReason, int]
+    oldest: datetime | None
+    oldest_while_up: datetime | None
+
+
+def age(since: datetime | None, now: datetime) -> float:
+    """In seconds; 0 where there is nothing that has one."""
+    return 0.0 if since is None else max((now - since).total_seconds(), 0.0)
 
 
 async def read_numbers(database: Database) -> DatabaseNumbers:
@@ -51,7 +91,11 @@ async def read_numbers(database: Database) -> DatabaseNumbers:
         end = col(BlacklistedServer.expires_at)
         in_force = select(func.count()).select_from(BlacklistedServer).where(or_(end.is_(None), end > now))
         rules = (await session.execute(in_force)).scalar_one()
-        owed, oldest, without_job = await _owed(session, now)
+        is_held = col(ServerLink.operator_hold).is_(True)
+        state = case((is_held, ON_HOLD), else_=type_coerce(col(ServerLink.state), Text))
+        links = await session.execute(select(state, func.count()).group_by(state))
+        by_state = dict.fromkeys((*(each.value for each in LinkState), ON_HOLD), 0) | {row[0]: row[1] for row in links}
+        ready, held = await _ready(session, now), await _held(session)
         done = select(col(SchedulerJob.name), col(SchedulerJob.finished_at)).where(
             col(SchedulerJob.outcome) == RunOutcome.DONE
         )
@@ -59,29 +103,59 @@ async def read_numbers(database: Database) -> DatabaseNumbers:
     return DatabaseNumbers(
         healthy=servers.get(True, 0),
         unhealthy=servers.get(False, 0),
+        links=by_state,
         blacklist_rules=rules,
-        owed=owed,
-        oldest_owed=oldest,
-        without_job=without_job,
+        ready=ready.count,
+        held=held.by_reason,
+        oldest_ready=ready.longest,
+        oldest_held=held.oldest,
+        oldest_while_up=min(
+            (at for at in (ready.oldest_while_up, held.oldest_while_up) if at is not None), default=None
+        ),
+        without_job=ready.without_job,
         successes=successes,
     )
 
 
-async def _owed(session: AsyncSession, now: datetime) -> tuple[int, datetime | None, int]:
-    oldest = (
-        select(
-            col(DeliveryJob.created_at),
-            col(DeliveryJob.queued_at),
-            col(DeliveryJob.last_attempted_at),
-        )
-        # The original never closed the rows of what failed: those would be the oldest for ever.
-        .where(col(DeliveryJob.settled_at).is_(None), col(DeliveryJob.job_name).is_not(None))
-        .order_by(col(DeliveryJob.created_at))
-        .limit(MAX_ROWS)
-        .subquery()
+async def _ready(session: AsyncSession, now: datetime) -> _Ready:
+    names = ("server_url", "created_at", "queued_at", "last_attempted_at", "released_at")
+    # The original never closed the rows of what failed: those would be the oldest for ever.
+    ours = (
+        _STATE == DeliveryState.READY,
+        col(DeliveryJob.settled_at).is_(None),
+        col(DeliveryJob.job_name).is_not(None),
     )
-    row = oldest.c
+    row = _oldest(*names, where=ours).c
     jobless = row.queued_at.is_(None) & row.last_attempted_at.is_(None) & (row.created_at < now - JOBLESS_AFTER)
-    query = select(func.count(), func.min(row.created_at), func.count().filter(jobless)).select_from(oldest)
-    count, first, without_job = (await session.execute(query)).one()
-    return count, first, without_job
+    since = func.min(func.coalesce(row.released_at, row.created_at))
+    while_up = func.min(row.created_at).filter(_is_up(row.server_url))
+    query = select(func.count(), since, while_up, func.count().filter(jobless))
+    count, longest, oldest_while_up, without_job = (await session.execute(query)).one()
+    return _Ready(count=count, longest=longest, oldest_while_up=oldest_while_up, without_job=without_job)
+
+
+async def _held(session: AsyncSession) -> _Held:
+    row = _oldest("server_url", "created_at", "held_reason", where=(_STATE == DeliveryState.HELD,)).c
+    while_up = func.min(row.created_at).filter(_is_up(row.server_url))
+    query = select(row.held_reason, func.count(), func.min(row.created_at), while_up).group_by(row.held_reason)
+    found = (await session.execute(query)).all()
+    counts = dict.fromkeys(HoldReason, 0) | {reason: count for reason, count, _, _ in found if reason is not None}
+    return _Held(
+        by_reason=counts,
+        oldest=min((first for _, _, first, _ in found), default=None),
+        oldest_while_up=min((first for _, _, _, first in found if first is not None), default=None),
+    )
+
+
+def _oldest(*names: str, where: Sequence[ColumnElement[bool]]) -> Subquery:
+    columns = (getattr(DeliveryJob, name) for name in names)
+    return select(*columns).where(*where).order_by(col(DeliveryJob.created_at)).limit(MAX_ROWS).subquery()
+
+
+def _is_up(server_url: ColumnElement[str]) -> ColumnElement[bool]:
+    """A server without a link is up."""
+    is_closed = or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True))
+    return server_url.not_in(select(col(ServerLink.server_url)).where(is_closed))
+
+
+_STATE: Final = col(DeliveryJob.state)

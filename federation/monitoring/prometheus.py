@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from db import AttemptOutcome, RunOutcome
 from federation.monitoring.labels import code_label, endpoint_label, status_label
-from federation.monitoring.numbers import DatabaseNumbers
+from federation.monitoring.numbers import DatabaseNumbers, age
 from workers import JobState, WorkerEvent, WorkerEventKind
 
 # From a quick acknowledgment to the delivery deadline.
@@ -71,16 +71,24 @@ class ProcessMetrics:
             ["endpoint", "status"],
             registry=registry,
         )
+        self._released = Counter(
+            "federation_deliveries_released", "Held deliveries that this process had sent again.", registry=registry
+        )
+        self._expired = Counter(
+            "federation_deliveries_expired",
+            "Deliveries that this process gave up because they were held until too old.",
+            registry=registry,
+        )
         self._scheduled = Counter(
             "federation_scheduler_runs",
             "Runs of recurring jobs by this process.",
-            ["job", "outcome"],
+            ["task", "outcome"],
             registry=registry,
         )
         self._last_success = Gauge(
             "federation_scheduler_last_success_timestamp_seconds",
             "When a recurring job last succeeded, in whichever process, as far as this one knows.",
-            ["job"],
+            ["task"],
             registry=registry,
         )
         self._jobs = Gauge("federation_jobs", "Jobs by state.", ["queue", "state"], registry=registry)
@@ -92,11 +100,28 @@ class ProcessMetrics:
         )
         self._servers = Gauge("federation_servers", "Registered servers by state.", ["state"], registry=registry)
         self._rules = Gauge("federation_blacklist_rules", "Rules of the blacklist in force.", registry=registry)
+        self._links = Gauge("federation_links", "Servers by the state of their link.", ["state"], registry=registry)
         self._owed = Gauge(
-            "federation_deliveries_owed", "Deliveries of ours that are not over, 20 000 at most.", registry=registry
+            "federation_deliveries_owed",
+            "Deliveries of ours that are not over, 20 000 ready and 20 000 held ones at most.",
+            registry=registry,
+        )
+        self._held = Gauge(
+            "federation_deliveries_held",
+            "Deliveries that wait without a job by what they wait for, of the 20 000 oldest.",
+            ["reason"],
+            registry=registry,
         )
         self._oldest_owed = Gauge(
-            "federation_oldest_owed_seconds", "Age of the oldest delivery that is not over.", registry=registry
+            "federation_oldest_owed_seconds",
+            "Age of the oldest delivery that is not over by its state; of a released one since its release.",
+            ["state"],
+            registry=registry,
+        )
+        self._oldest_sendable = Gauge(
+            "federation_oldest_owed_while_up_seconds",
+            "Age of the oldest delivery that is not over to a server whose link is up.",
+            registry=registry,
         )
         self._jobless = Gauge(
             "federation_deliveries_without_job",
@@ -128,6 +153,12 @@ class ProcessMetrics:
     def relay_refused(self, code: str) -> None:
         self._refusals.labels(code_label(code)).inc()
 
+    def released(self, number: int) -> None:
+        self._released.inc(number)
+
+    def expired(self, number: int) -> None:
+        self._expired.inc(number)
+
     def scheduled(self, job: str, outcome: RunOutcome) -> None:
         self._scheduled.labels(job, outcome.value).inc()
 
@@ -147,7 +178,13 @@ class ProcessMetrics:
         self._servers.labels("unhealthy").set(numbers.unhealthy)
         self._rules.set(numbers.blacklist_rules)
         self._owed.set(numbers.owed)
-        self._oldest_owed.set(numbers.oldest_owed_seconds(at))
+        for state, number in numbers.links.items():
+            self._links.labels(state).set(number)
+        for reason, number in numbers.held.items():
+            self._held.labels(reason.value).set(number)
+        self._oldest_owed.labels("ready").set(age(numbers.oldest_ready, at))
+        self._oldest_owed.labels("held").set(age(numbers.oldest_held, at))
+        self._oldest_sendable.set(age(numbers.oldest_while_up, at))
         self._jobless.set(numbers.without_job)
         for job, succeeded_at in numbers.successes.items():
             self._last_success.labels(job).set(succeeded_at.timestamp())

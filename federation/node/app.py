@@ -39,6 +39,7 @@ from federation.protocol.activities import MAX_REQUEST_BYTES
 from federation.protocol.keys import OwnKeys
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
 from federation.servers.discovery import Discover as DiscoverServer
+from federation.servers.links import Links
 from federation.servers.registry import Registry
 
 
@@ -48,6 +49,7 @@ def create_node_app(
     keys: OwnKeys,
     database: Database,
     registry: Registry,
+    links: Links,
     fetch: FederationFetch,
     guard: AddressGuard,
     discovery: DiscoverServer,
@@ -62,7 +64,7 @@ def create_node_app(
     """
     gate = BlacklistGate(registry)
     front = Front(gate=gate, bodies=BodyReader(), meter=meter)
-    inbox = Inbox(keys=keys, registry=registry, gate=gate)
+    inbox = Inbox(keys=keys, registry=registry, gate=gate, heard=links.look_soon)
     follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
     posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)
 
@@ -75,7 +77,9 @@ def create_node_app(
     discover = Discover(
         identity=identity,
         database=database,
-        registration=Registration(identity=identity, registry=registry, callback=callback, guard=guard),
+        registration=Registration(
+            identity=identity, registry=registry, heard=links.look_soon, callback=callback, guard=guard
+        ),
         key_check=KeyCheck(pair=keys.encryption, database=database, callback=callback, guard=guard, gate=gate),
     )
 

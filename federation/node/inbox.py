@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
@@ -40,6 +40,9 @@ Activity = TypeVar("Activity", bound=FollowActivity | UnfollowActivity | PostAct
 Malformed: TypeAlias = Callable[[str, str], Refusal]
 """Makes the refusal of a malformed request from the place at fault and what is wrong there."""
 
+HeardOf: TypeAlias = Callable[[str], Awaitable[object]]
+"""Told of a server that has proved to be there: what is held for it may be worth another look."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Generic[Activity]):
@@ -66,10 +69,11 @@ class _Opened(Generic[Activity]):
 class Inbox:
     """Opens deliveries sealed to our key and signs their acknowledgments."""
 
-    def __init__(self, *, keys: OwnKeys, registry: Registry, gate: BlacklistGate) -> None:
+    def __init__(self, *, keys: OwnKeys, registry: Registry, gate: BlacklistGate, heard: HeardOf) -> None:
         self._keys = keys
         self._registry = registry
         self._gate = gate
+        self._heard = heard
 
     async def open(
         self, inbound: Inbound, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
@@ -88,7 +92,9 @@ class Inbox:
         await self._gate.check([author])
         sender = await self.registered(author)
         _require_same_origin(inbound.headers, sender)
-        return opened.signed_by(sender)
+        received = opened.signed_by(sender)
+        await self._heard(sender.url)
+        return received
 
     def open_relayed(
         self,

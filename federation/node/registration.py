@@ -10,6 +10,7 @@ from starlette.responses import Response
 from federation.http.errors import BlockedUrl
 from federation.http.guard import AddressGuard
 from federation.node.callback import Callback, no_document
+from federation.node.inbox import HeardOf
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document
 from federation.protocol.errors import NotJson, PayloadError, UrlError
@@ -24,10 +25,17 @@ class Registration:
     """Callable with the JSON object of a `REGISTER` request; *identity* is what we say of ourselves in return."""
 
     def __init__(
-        self, *, identity: Mapping[str, str], registry: Registry, callback: Callback, guard: AddressGuard
+        self,
+        *,
+        identity: Mapping[str, str],
+        registry: Registry,
+        heard: HeardOf,
+        callback: Callback,
+        guard: AddressGuard,
     ) -> None:
         self._identity = identity
         self._registry = registry
+        self._heard = heard
         self._callback = callback
         self._guard = guard
 
@@ -86,6 +94,7 @@ class Registration:
             raise Refusal(409, "Another server is registered with one of these keys", reason="KEYS_TAKEN") from None
         if known is not None and not known.is_healthy:
             await self._registry.mark_healthy(origin, reason="registered")
+        await self._heard(origin)
         log.info("server_registered", server_url=origin, is_new=known is None)
 
 

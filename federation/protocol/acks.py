@@ -69,6 +69,16 @@ def find_ack(body: object) -> Ack:
     raise AckMissing(f"neither the response nor its payload has the method {ACK_METHOD}")
 
 
+def is_unsigned_follow_ack(body: object) -> bool:
+    """Return whether a parsed response body is what the first implementation answers to a direct follow.
+
+    It says that the follow is stored, and whether it is accepted, and proves neither.
+    """
+    if not isinstance(body, dict) or "method" in body:
+        return False
+    return body.get("status") == "acknowledged" and isinstance(body.get("accepted"), bool)
+
+
 class AcknowledgedFollowing(WireModel):
     """The followed side's view of a follow; *accepted* is unset when it has not decided."""
 

@@ -119,6 +119,17 @@ class Post(WireModel):
         return [block.model_dump(mode="json") for block in self.content]
 
 
+class PostName(WireModel):
+    id: Identifier
+
+
+class NamedPostActivity(WireModel):
+    """`FEDERATE_POST`, as far as it says which post it is."""
+
+    method: Literal["FEDERATE_POST"]
+    post: PostName
+
+
 class PostActivity(WireModel):
     """`FEDERATE_POST`, as a receiver reads it."""
 

@@ -36,6 +36,11 @@ class LoadingCache(Generic[V]):
             return entry[1]
         return await self._loads.run(key, lambda: self._fill(key))
 
+    def put(self, key: str, value: V) -> None:
+        """`key` has just become `value`; what is being loaded for it is older."""
+        self._loads.forget(key)
+        self._remember(key, value)
+
     def drop(self, key: str) -> None:
         """The next reader loads `key` anew."""
         self._entries.pop(key, None)
@@ -48,8 +53,11 @@ class LoadingCache(Generic[V]):
     async def _fill(self, key: str) -> V:
         value = await self._load(key)
         if self._loads.is_current(key):  # not dropped meanwhile
-            self._entries[key] = (time.monotonic() + self._ttl, value)
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._max_entries:
-                self._entries.popitem(last=False)
+            self._remember(key, value)
         return value
+
+    def _remember(self, key: str, value: V) -> None:
+        self._entries[key] = (time.monotonic() + self._ttl, value)
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 import structlog
@@ -10,20 +11,33 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from federation.http.errors import BlockedUrl, OutboundError
 from federation.http.gates import FederationFetch, Fetched
+from federation.http.response import Response
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
 from federation.protocol.keys import OwnKeys
 from federation.protocol.urls import canonical_origin
+from federation.servers.links import Links
 from federation.servers.registry import KeysTaken, KnownServer, Registry
 from federation.servers.single_flight import SingleFlight
 
 log = structlog.get_logger(__name__)
 
 DISCOVERY_TIMEOUT: Final = timedelta(seconds=10)
+INTRODUCTION_PATIENCE: Final = timedelta(seconds=2)
+UNKNOWN_SERVER: Final = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
+"""The code of a server that does not know who we are."""
 
 
 class DiscoveryError(Exception):
     """The server could not be discovered now; worth another try."""
+
+
+class DiscoveryRefused(DiscoveryError):
+    """The server answered, and what it says cannot be used: other keys than before, another's name, a refusal."""
+
+
+class ServerRests(DiscoveryError):
+    """The server asked to be left alone."""
 
 
 class ServerBlacklisted(DiscoveryError):
@@ -43,12 +57,20 @@ class Discovery:
     """
 
     def __init__(
-        self, *, own_url: str | None, keys: OwnKeys | None, fetch: FederationFetch, registry: Registry
+        self,
+        *,
+        own_url: str | None,
+        keys: OwnKeys | None,
+        fetch: FederationFetch,
+        registry: Registry,
+        links: Links,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
         self._fetch = fetch
         self._registry = registry
+        self._links = links
+        self._introducing: set[asyncio.Task[None]] = set()
         self._running: SingleFlight[KnownServer] = SingleFlight()
 
     async def __call__(self, server_url: str) -> KnownServer:
@@ -65,8 +87,11 @@ class Discovery:
         return await self._running.run(server_url, lambda: self._discover(server_url))
 
     async def close(self) -> None:
-        """No discovery is under way any more."""
+        """No discovery is under way any more, nor an introduction that nobody waited for."""
         await self._running.close()
+        for task in self._introducing:
+            task.cancel()
+        await asyncio.gather(*self._introducing, return_exceptions=True)
 
     async def learn(self, server_url: str) -> DiscoverDocument:
         """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.
@@ -79,14 +104,18 @@ class Discovery:
         document = await self._ask(server_url)
         known = await self._registry.find(server_url)
         if known is not None and known.public_key != document.public_key:
-            raise DiscoveryError(
+            raise DiscoveryRefused(
                 f"{server_url} shows another signing key than the registered one: it rotated, or is an impostor"
             )
         return document
 
     async def _discover(self, server_url: str) -> KnownServer:
         await self.register(server_url, await self.learn(server_url))
-        await self.introduce_ourselves(server_url, registered=True)
+        introduction = asyncio.create_task(self.introduce_ourselves(server_url, registered=True), name="introduction")
+        self._introducing.add(introduction)
+        introduction.add_done_callback(self._introducing.discard)
+        # A peer refuses deliveries of strangers, but one that is slow to register us must not delay them for long.
+        await asyncio.wait([introduction], timeout=INTRODUCTION_PATIENCE.total_seconds())
         found = await self._registry.find(server_url)
         if found is None:
             raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
@@ -104,7 +133,31 @@ class Discovery:
             raise
         except OutboundError as error:
             raise DiscoveryError(f"{origin}/discover could not be fetched: {error}") from error
+        await self._note_rest(server_url, fetched.response)
         return _document(origin, fetched)
+
+    async def _note_rest(self, server_url: str, response: Response) -> None:
+        pause = response.retry_after(datetime.now(UTC))
+        if response.status == 429 or (response.status == 503 and pause is not None):
+            await self._links.rests(server_url, pause)
+            raise ServerRests(f"{server_url} asked to be left alone (status {response.status})")
+
+    async def look_again(self, server_url: str, remote_code: str | None) -> bool:
+        """A server refused us with `remote_code`: whether that may end, as it shows another signing key than the
+        registered one, or says it does not know us and was asked to register us anew.
+        """
+        known = await self._registry.find(server_url)
+        try:
+            shown = await self._ask(server_url)
+        except (DiscoveryError, BlockedUrl):
+            return False
+        if known is not None and shown.public_key != known.public_key:
+            await self._links.mismatched(server_url)
+            return True
+        if remote_code != UNKNOWN_SERVER:
+            return False
+        await self.introduce_ourselves(server_url, registered=True)
+        return True
 
     async def register(
         self, server_url: str, document: DiscoverDocument, *, session: AsyncSession | None = None
@@ -122,7 +175,7 @@ class Discovery:
                 session=session,
             )
         except KeysTaken as error:
-            raise DiscoveryError(str(error)) from error
+            raise DiscoveryRefused(str(error)) from error
 
     async def introduce_ourselves(self, server_url: str, *, registered: bool) -> None:
         """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time.
@@ -151,12 +204,17 @@ class Discovery:
 
 
 def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
+    status = fetched.response.status
     if not fetched.response.ok:
-        raise DiscoveryError(f"{origin}/discover answered with status {fetched.response.status}")
+        refuses = 400 <= status <= 499 and status not in _NOT_JUDGED
+        raise (DiscoveryRefused if refuses else DiscoveryError)(f"{origin}/discover answered with status {status}")
     try:
         document = parse_discover_document(fetched.response.body)
     except ProtocolError as error:
-        raise DiscoveryError(f"{origin}/discover: {error}") from error
+        raise DiscoveryRefused(f"{origin}/discover: {error}") from error
     if document.origin != origin:
-        raise DiscoveryError(f"{origin}/discover names another server as itself")
+        raise DiscoveryRefused(f"{origin}/discover names another server as itself")
     return document
+
+
+_NOT_JUDGED: Final = frozenset({408, 425})

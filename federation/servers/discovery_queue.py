@@ -8,6 +8,7 @@ and discoveries have workers of their own, so no slot ever waits for itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -15,7 +16,13 @@ from pydantic import ValidationError
 
 from federation.base.jobs import DISCOVERY_JOB, DiscoveryJob
 from federation.http.errors import BlockedUrl
-from federation.servers.discovery import Discover, DiscoveryError
+from federation.servers.discovery import (
+    Discover,
+    DiscoveryError,
+    DiscoveryRefused,
+    ServerBlacklisted,
+    ServerRests,
+)
 from federation.servers.registry import KnownServer, Registry
 from federation.servers.single_flight import SingleFlight
 from workers import (
@@ -88,7 +95,12 @@ def _trouble(failure: JobFailedError, server_url: str) -> DiscoveryError:
         return DiscoveryError(f"{server_url} could not be discovered")
     if failure.original.type == BlockedUrl.__name__:
         raise BlockedUrl(failure.original.message)
-    return DiscoveryError(failure.original.message)
+    return _TROUBLES.get(failure.original.type, DiscoveryError)(failure.original.message)
+
+
+_TROUBLES: Final[Mapping[str, type[DiscoveryError]]] = {
+    kind.__name__: kind for kind in (DiscoveryRefused, ServerRests, ServerBlacklisted)
+}
 
 
 class DiscoveryProcessor:

@@ -71,7 +71,11 @@ class Registry:
 
     async def standing(self, url: str) -> Standing:
         """What is known of `url`: its row, found byte for byte and a few seconds old, and what the blacklist says."""
-        return Standing(server=await self._servers.get(url), blacklisted=await self.is_blacklisted(url))
+        return Standing(server=await self.known(url), blacklisted=await self.is_blacklisted(url))
+
+    async def known(self, url: str) -> KnownServer | None:
+        """The registry row of `url`, found byte for byte and a few seconds old."""
+        return await self._servers.get(url)
 
     async def is_blacklisted(self, url: str) -> bool:
         """Whether a rule of the blacklist covers `url`, in any spelling, whether it is registered or not."""

@@ -24,7 +24,7 @@ from screen import Screen
 from story import POSTS, Story, settle_in
 from tally import Tally
 
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 240
 EXPECTED = {
     "delivered": 2 * POSTS + 2,
     "failed": 0,

@@ -93,7 +93,8 @@ class Story:
             await self._publish(number)
         await self._until("the outage", lambda: time.monotonic() - stopped >= OUTAGE_SECONDS)
         await asyncio.to_thread(self._carols.start)
-        self._screen.note(f"{self._carols.name} is back after {time.monotonic() - stopped:.1f} s")
+        away = time.monotonic() - stopped
+        self._screen.note(f"{self._carols.name} is back after {away:.1f} s; what was held for it goes out by itself")
 
     async def _publish(self, number: int) -> None:
         async with self._federation.outbox.transaction() as session:

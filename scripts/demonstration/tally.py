@@ -21,7 +21,9 @@ class Owed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """The numbers of one moment; `lost` and `duplicates` mean something at the end."""
+    """The numbers of one moment. What is lost is neither at its peer nor known to the sender any more; between two of
+    the queries an arrival may look like it, so `lost` and `duplicates` mean something at the end.
+    """
 
     delivered: int
     failed: int
@@ -38,15 +40,15 @@ class Tally:
 def count(sender: Node, peers: Sequence[Node], owed: Owed) -> Tally:
     """The numbers as they are now."""
     failed = set(_column(sender, "SELECT id FROM delivery_jobs WHERE settled_at IS NOT NULL"))
-    failed_posts = _failed_posts(sender, failed)
     lost = duplicates = 0
     for peer in peers:
         stored = list(_column(peer, "SELECT federation_post_id FROM posts WHERE federation_url = ?", sender.url))
         duplicates += len(stored) - len(set(stored))
-        lost += len(owed.posts.get(peer.url, set()) - set(stored) - failed_posts)
+        lost += len(owed.posts.get(peer.url, set()) - set(stored) - _posts_with_rows(sender, peer))
         follows = list(_column(peer, "SELECT following_id FROM follows WHERE following_server_url = ?", sender.url))
         duplicates += len(follows) - len(set(follows))
-        lost += len({user for url, user in owed.follows if url == peer.url} - set(follows)) if not failed else 0
+        users = {user for url, user in owed.follows if url == peer.url}
+        lost += max(len(users - set(follows)) - _follows_with_rows(sender, peer), 0)
     return Tally(
         delivered=_number(
             sender, "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE outcome = 'delivered'"
@@ -88,12 +90,19 @@ def waiting_for(sender: Node, peer: Node) -> int:
     return _number(sender, "SELECT count(*) FROM delivery_jobs WHERE settled_at IS NULL AND server_url = ?", peer.url)
 
 
-def _failed_posts(sender: Node, failed: set[str]) -> set[str]:
+def _posts_with_rows(sender: Node, peer: Node) -> set[str]:
+    """The posts for the peer that the sender still knows of: to be sent, held until the peer is back, or given up."""
     query = (
-        "SELECT json_extract(payload, '$.post.id') FROM delivery_jobs "
-        "WHERE settled_at IS NOT NULL AND job_name = 'deliver-post'"
+        "SELECT json_extract(coalesce(texts.payload, jobs.payload), '$.post.id') FROM delivery_jobs AS jobs "
+        "LEFT JOIN delivery_payloads AS texts ON texts.id = jobs.payload_id "
+        "WHERE jobs.job_name = 'deliver-post' AND jobs.server_url = ?"
     )
-    return set(_column(sender, query)) if failed else set()
+    return set(_column(sender, query, peer.url))
+
+
+def _follows_with_rows(sender: Node, peer: Node) -> int:
+    query = "SELECT count(*) FROM delivery_jobs WHERE job_name = 'deliver-follow' AND server_url = ?"
+    return _number(sender, query, peer.url)
 
 
 def _number(node: Node, query: str, *parameters: str) -> int:

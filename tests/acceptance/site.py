@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import DeliveryAttempt, DeliveryJob, Post, Server
+from db import DeliveryAttempt, DeliveryJob, DeliveryState, Post, Server
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.node.posts import POSTS_PATH
@@ -73,10 +73,14 @@ class Site:
             ]
 
     async def rows(self, *, to: Site) -> list[DeliveryJob]:
-        """The deliveries to another node that are owed, or failed and kept."""
+        """The deliveries to another node that are owed, or given up and kept."""
         async with self.view.database.read() as session:
             query = select(DeliveryJob).where(col(DeliveryJob.server_url) == to.url)
             return list((await session.execute(query)).scalars())
+
+    async def owed(self, *, to: Site) -> list[DeliveryJob]:
+        """The deliveries to another node that are ready or held."""
+        return [row for row in await self.rows(to=to) if row.state in (DeliveryState.READY, DeliveryState.HELD)]
 
     async def attempts(self, deliveries: Iterable[str]) -> list[DeliveryAttempt]:
         """All attempts on record at these deliveries, but for those that only waited for their turn."""

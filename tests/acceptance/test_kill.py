@@ -12,13 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlmodel import col
 
-from db import DeliveryJob
+from db import DeliveryAttempt, DeliveryJob, DeliveryState
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.base.settings import Settings
+from federation.delivery.codes import STALLED
+from federation.delivery.ledger import FATAL_ALONE, FIRST_SUSPECTS
 from federation.protocol.activities import post_activity
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.protocol.vectors import A
@@ -26,6 +28,8 @@ from tests.misbehaving import hang
 from tests.patience import LONG_PATIENCE_SECONDS, eventually, until
 from tests.peer import POSTS_PATH, Peer, acquaint
 from workers import JobState
+
+ATTEMPTS = 2
 
 
 @pytest.fixture
@@ -88,39 +92,66 @@ async def test_killed_workers_lose_nothing(
     assert peer.refused == []
     assert worker.terminate() == 0
     states = await federation.delivery_queue.storage.counts()
-    assert {state: number for state, number in states.items() if number} == {JobState.COMPLETED: deliveries}
+    assert {state for state, number in states.items() if number} == {JobState.COMPLETED}
 
 
 @pytest.mark.spread("queue_settings")
+@pytest.mark.timeout(600)
 async def test_a_delivery_that_always_loses_its_worker_ends(
     environment: dict[str, str], tmp_path: Path, peer: Peer
 ) -> None:
-    """With its attempts used up by dying workers a job fails for good, and its row says so."""
-    environment = {**environment, "FEDERATION_DELIVERY_ATTEMPTS": "2", "FEDERATION_LEASE": "500ms"}
+    """With its attempts used up by dying workers it is held as a suspect; after three more crashes, alone, it fails."""
+    environment = {
+        **environment,
+        "FEDERATION_DELIVERY_ATTEMPTS": str(ATTEMPTS),
+        "FEDERATION_LEASE": "500ms",
+        "FEDERATION_OUTBOX_INTERVAL": "1s",
+    }
     node = Federation(Settings.from_values(environment))
     worker = WorkerProcess(environment, tmp_path)
     peer.server.default = hang()
     try:
         await acquaint(node, peer)
-        [delivery] = await enqueue_posts(node, peer, 1)
-        for number in range(1, 3):
-            await worker.start()
-            await until_as_many(number, peer.server.requests)
-            worker.kill()
+        await enqueue_posts(node, peer, 1)
+        for number in range(1, ATTEMPTS + 1):
+            await kill_over_attempt(worker, peer, number)
         await worker.start()
-        row = await eventually(lambda: settled_row(node), lambda found: found is not None)
-        assert row is not None
-        assert row.outcome == "retryable"
+        row = await eventually(lambda: only_row(node), lambda found: found.suspect is not None)
+        assert row.suspect == FIRST_SUSPECTS
+        assert row.error_code == STALLED
+        await suspect_is_alone(node)
+        await until_as_many(ATTEMPTS + 1, peer.server.requests)
+        worker.kill()
+        for crash in range(1, FATAL_ALONE):
+            await kill_over_attempt(worker, peer, ATTEMPTS + 1 + crash)
+        await worker.start()
+        row = await eventually(lambda: only_row(node), lambda found: found.state is DeliveryState.FAILED)
+        assert (row.error_code, row.outcome) == (STALLED, "permanent")
         assert row.last_error is not None
-        assert "worker" in row.last_error
-        [status] = await node.delivery_queue.storage.status([row.id])
-        assert status is not None
-        assert status.state is JobState.FAILED
-        assert len(peer.server.requests) == 2, "a third attempt was made"
-        assert delivery
+        assert "its worker disappeared" in row.last_error
+        assert row.settled_at is not None
+        assert row.job_id is not None
+        assert worker.terminate() == 0
+        assert len(peer.server.requests) == row.attempts, "it was tried again"
+        attempts = await attempts_at(node, row.id)
+        assert [attempt.error_code for attempt in attempts] == [STALLED] * row.attempts
+        assert await node.delivery_queue.storage.status([row.job_id]) == [None]
     finally:
         worker.kill()
         await node.close()
+
+
+async def kill_over_attempt(worker: WorkerProcess, peer: Peer, number: int) -> None:
+    """A new worker is killed as soon as the peer has had so many requests."""
+    await worker.start()
+    await until_as_many(number, peer.server.requests)
+    worker.kill()
+
+
+async def suspect_is_alone(federation: Federation) -> None:
+    """The only delivery is as far as eight more crashes would bring it: it runs alone from now on."""
+    async with federation.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(suspect=1))
 
 
 async def enqueue_posts(federation: Federation, peer: Peer, count: int) -> list[str]:
@@ -151,7 +182,12 @@ async def rows_left(federation: Federation) -> int:
         return (await session.execute(select(func.count()).select_from(DeliveryJob))).scalar_one()
 
 
-async def settled_row(federation: Federation) -> DeliveryJob | None:
+async def only_row(federation: Federation) -> DeliveryJob:
     async with federation.database.read() as session:
-        query = select(DeliveryJob).where(col(DeliveryJob.settled_at).is_not(None))
-        return (await session.execute(query)).scalars().first()
+        return (await session.execute(select(DeliveryJob))).scalars().one()
+
+
+async def attempts_at(federation: Federation, delivery_id: str) -> list[DeliveryAttempt]:
+    async with federation.database.read() as session:
+        query = select(DeliveryAttempt).where(col(DeliveryAttempt.delivery_id) == delivery_id)
+        return list((await session.execute(query)).scalars())

@@ -34,6 +34,7 @@ _OURS = {
     "relay_candidates",
     "scheduler_jobs",
     "server_health_events",
+    "server_links",
     "server_scorecards",
     "federation_alembic_version",
 }
@@ -141,9 +142,11 @@ def test_adoption_changes_no_row_and_no_existing_column(postgres_url: str) -> No
         ]
     added = after["delivery_jobs"][len(described["delivery_jobs"]) :]
     assert [column["name"] for column in added] == [
-        *("job_name", "server_url", "queued_at", "settled_at", "outcome", "last_error", "payload_id", "error_code")
+        *("job_name", "server_url", "queued_at", "settled_at", "outcome", "last_error", "payload_id", "error_code"),
+        *("state", "held_reason", "held_at", "job_id", "series", "sending", "first_attempted_at", "released_at"),
+        *("canary_at", "ordering_key", "ordering_position", "holds", "suspect"),
     ]
-    assert all(column["nullable"] for column in added)
+    assert all(column["nullable"] or column["default"] for column in added)
 
 
 async def test_rows_of_the_original_are_readable_and_it_may_go_on_writing(postgres_url: str) -> None:

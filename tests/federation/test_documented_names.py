@@ -8,10 +8,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 import federation
+from db import DeliveryState, HoldReason
 from federation.base.settings import Settings
+from federation.delivery.codes import CLASSES
+from federation.delivery.manual import TRANSITIONS, failures, states
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.node_workers import log_event
 from tests.federation.test_run import ROOT
@@ -110,12 +114,34 @@ def test_every_metric_is_in_the_manual() -> None:
 
 
 def test_the_alerts_in_the_manual_use_metrics_there_are() -> None:
-    """Three rules, each of them of names that exist."""
+    """Five rules, each of them of names that exist, and of labels that Prometheus does not take for its own."""
     (rules,) = re.findall(r"```yaml\n(.*?)```", section("Metrics and probes"), re.DOTALL)
-    assert rules.count("- alert:") == 3
+    assert rules.count("- alert:") == 5
     used = set(re.findall(r"\bfederation_[a-z_]+", rules))
     assert used
     assert used <= metric_names()
+    labels = {name for metric in vars(ProcessMetrics()).values() for name in getattr(metric, "_labelnames", ())}
+    assert "task" in labels
+    assert not labels & {"job", "instance"}
+
+
+@pytest.mark.parametrize(("name", "generated"), [("states", f"```mermaid\n{states()}\n```"), ("failures", failures())])
+def test_what_becomes_of_deliveries_is_generated(name: str, generated: str) -> None:
+    """The diagram of states and the table of failures are exactly what the code makes of its own tables."""
+    shown = re.search(f"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", MANUAL, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == generated
+
+
+def test_the_states_of_the_manual_are_the_states_there_are() -> None:
+    """Every state is entered and left, every code has a row that says what happened, every reason says until when."""
+    assert {state for state, _ in TRANSITIONS} - {None} == set(DeliveryState) == set(TRANSITIONS.values()) - {None}
+    text = section("What becomes of a delivery")
+    assert first_column(text) >= {*DeliveryState, *HoldReason}
+    told = {
+        code for cell in re.findall(r"^\| (`[A-Z][^|]*) \|", text, re.M) for code in re.findall("`([A-Z_]+)`", cell)
+    }
+    assert told == set(CLASSES)
 
 
 def test_the_plan_shows_every_floor() -> None:

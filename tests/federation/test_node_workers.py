@@ -9,11 +9,13 @@ from datetime import timedelta
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import delete, select
+from sqlmodel import col
 from structlog.testing import capture_logs
 
-from db import DeliveryJob, DeliveryPayload, Server
+from db import DeliveryJob, DeliveryPayload, DeliveryState, HoldReason, Server
 from federation.app import Federation
 from federation.base.settings import Settings
+from federation.delivery.ledger import FIRST_SUSPECTS
 from federation.node_workers import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A
@@ -103,13 +105,13 @@ async def test_a_workers_life_is_logged(make_settings: MakeSettings, queue_setti
     assert {entry["log_level"] for entry in ready} == {"info"}
 
 
-async def test_each_failed_attempt_is_logged_as_failing_and_the_last_one_as_failed(
+async def test_each_refused_attempt_is_logged_as_failing_and_the_last_one_as_failed(
     make_settings: MakeSettings, peer: Peer
 ) -> None:
     """With job, method, target, attempt, attempts left and error; without a word of the payload."""
     federation = Federation(make_settings(federation_delivery_attempts=3, federation_delivery_backoff="1ms"))
     await acquaint(federation, peer)
-    peer.server.default = respond(500, body=b"s3cret")
+    peer.server.default = respond(410, body=b"s3cret")
     workers = FederationWorkers(federation)
     with capture_logs() as logs:
         workers.start()
@@ -125,7 +127,7 @@ async def test_each_failed_attempt_is_logged_as_failing_and_the_last_one_as_fail
         "method": "FEDERATE_POST",
         "target_url": peer.url + POSTS_PATH,
         "error_type": "RetryableFailure",
-        "error": "the server answered 500",
+        "error": "the server answered 410",
     }
     for entry in [*failing, failed]:
         assert {name: entry[name] for name in expected} == expected
@@ -161,33 +163,33 @@ def test_only_words_of_ours_are_logged(error: Exception, queue: str, told: str |
     assert [(entry["error_type"], entry["error"]) for entry in logs] == [(type(error).__name__, told)]
 
 
-async def test_a_parked_delivery_is_no_failing_one(make_settings: MakeSettings, peer: Peer) -> None:
-    """It waits for its turn once a second; that is no line in the log each time."""
-    federation = Federation(make_settings(federation_per_server=1))
+async def test_a_held_delivery_is_no_line_for_each(make_settings: MakeSettings, peer: Peer) -> None:
+    """A backlog to a server that has fallen is looked at job by job; what is logged is the link."""
+    federation = Federation(make_settings(federation_delivery_attempts=1))
     await acquaint(federation, peer)
-    peer.server.default = hang()
+    await peer.server.stop()
+    for _ in range(5):
+        await owe(federation, peer)
     workers = FederationWorkers(federation)
     with capture_logs() as logs:
         workers.start()
-        for _ in range(3):
-            await owe(federation, peer)
 
-        async def are_parked() -> bool:
-            parked = [entry for entry in of(logs, "delivery_attempt") if entry["outcome"] == "parked"]
-            return len(parked) == 2
+        async def are_held() -> bool:
+            async with federation.database.read() as session:
+                held = select(DeliveryJob).where(col(DeliveryJob.state) == DeliveryState.HELD)
+                return len((await session.execute(held)).all()) == 5
 
-        await until(are_parked)
-        workers.request_stop()
-        workers.request_stop()
+        await until(are_held)
         await workers.stop()
     await federation.close()
-    assert of(logs, "worker_failing") == []
+    assert of(logs, "worker_failed") == of(logs, "worker_failing") == []
+    assert len(of(logs, "link_changed")) == 1
 
 
-async def test_a_delivery_whose_worker_disappears_too_often_is_settled(
+async def test_a_delivery_whose_worker_disappears_too_often_is_held(
     make_settings: MakeSettings, queue_settings: dict[str, object], peer: Peer
 ) -> None:
-    """Its job fails without being run again, so its row is settled by what the worker reports."""
+    """Its job fails without being run again; the row is held for a fault of ours, by what the worker reports."""
     federation = Federation(make_settings(federation_max_stalls=0, federation_lease="200ms", **queue_settings))
     await acquaint(federation, peer)
     delivery_id = await owe(federation, peer)
@@ -198,16 +200,18 @@ async def test_a_delivery_whose_worker_disappears_too_often_is_settled(
     workers = FederationWorkers(federation)
     workers.start()
 
-    async def is_settled() -> bool:
+    async def is_held() -> bool:
         found = await row(federation)
-        return found is not None and found.settled_at is not None
+        return found is not None and found.state is DeliveryState.HELD
 
-    await until(is_settled)
+    await until(is_held)
     await workers.stop()
-    settled = await row(federation)
-    assert settled is not None
-    assert (settled.outcome, settled.id) == ("retryable", delivery_id)
-    assert "its worker disappeared" in (settled.last_error or "")
+    held = await row(federation)
+    assert held is not None
+    assert (held.id, held.held_reason, held.error_code) == (delivery_id, HoldReason.OURS, "STALLED")
+    assert "its worker disappeared" in (held.last_error or "")
+    assert held.held_at is not None
+    assert (held.next_attempt_at, held.suspect) == (held.held_at, FIRST_SUSPECTS)
     assert peer.deliveries == []
     status = await federation.delivery_queue.get_status(delivery_id)
     assert status is not None
@@ -234,10 +238,10 @@ async def test_a_delivery_is_delivered_and_its_row_gone(
     assert [arrived.sender for arrived in peer.applied] == [OWN_URL]
 
 
-async def test_a_row_does_not_outlive_its_completed_job(
+async def test_a_delivery_whose_text_is_gone_is_over(
     make_settings: MakeSettings, queue_settings: dict[str, object], peer: Peer
 ) -> None:
-    """A delivery whose shared text is gone is over: its job completes unsent, and the worker's report takes the row."""
+    """There is nothing to send, and never will be: the job fails at once, and the row goes."""
     federation = Federation(make_settings(**queue_settings))
     await acquaint(federation, peer)
     async with federation.outbox.transaction() as session:
@@ -257,7 +261,7 @@ async def test_a_row_does_not_outlive_its_completed_job(
     status = await federation.delivery_queue.get_status(delivery_id)
     await federation.close()
     assert status is not None
-    assert status.state is JobState.COMPLETED
+    assert (status.state, status.attempt) == (JobState.FAILED, 1)
     assert peer.deliveries == []
 
 
@@ -307,23 +311,29 @@ async def test_a_queue_that_is_down_is_logged_and_awaited(make_settings: MakeSet
 
 
 async def test_the_settings_reach_the_workers(make_settings: MakeSettings, peer: Peer) -> None:
-    """Concurrency 10 and 3 by default; never more of one server's deliveries at once than `FEDERATION_PER_SERVER`."""
+    """Concurrency 10 and 3 by default; no more of a quick server's deliveries at once than `FEDERATION_PER_SERVER`."""
     settings: Settings = make_settings()
     federation = Federation(settings)
     await acquaint(federation, peer)
-    peer.server.default = hang()
     workers = FederationWorkers(federation)
     delivery, health_check = workers.start()
     assert (delivery.worker._concurrency, health_check.worker._concurrency) == (10, 3)
+    await owe(federation, peer)
+
+    async def has_answered() -> bool:
+        return bool(peer.applied) and await row(federation) is None
+
+    await until(has_answered)
+    peer.server.default = hang()
     for _ in range(6):
         await owe(federation, peer)
 
     async def are_three() -> bool:
-        return len(peer.deliveries) == settings.federation_per_server
+        return len(peer.deliveries) == 1 + settings.federation_per_server
 
     await until(are_three)
     await asyncio.sleep(0.1)  # time for one too many
-    assert len(peer.deliveries) == 3
+    assert len(peer.deliveries) == 1 + 3
     workers.request_stop()
     workers.request_stop()
     await workers.stop()

@@ -12,7 +12,7 @@ from federation.analytics.days import is_within, utc_day
 from federation.analytics.figures.duplicates import find_duplicates
 from federation.analytics.figures.quarantine import Checked, Fault, Reason, first_reason, set_aside, without_copies
 from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS, Window
-from federation.delivery.codes import ERROR_CODES, HTTP_CODE
+from federation.delivery.codes import ERROR_CODES, HTTP_CODE, STORED_ALREADY
 from federation.protocol.urls import MAX_URL_CHARACTERS
 
 if TYPE_CHECKING:
@@ -139,7 +139,8 @@ def _code_faults() -> Iterator[Fault]:
     yield Fault(reason=Reason.CODE_CONTRADICTS, holds=~_code_agrees(names_status))
     is_delivered = F.col("outcome") == AttemptOutcome.DELIVERED.value
     differs = names_status & (code != F.concat(F.lit("HTTP_"), status.cast("string")))
-    yield Fault(reason=Reason.STATUS_CONTRADICTS, holds=(is_delivered & ~status.between(200, 299)) | differs)
+    took = status.between(200, 299) | (status == STORED_ALREADY)
+    yield Fault(reason=Reason.STATUS_CONTRADICTS, holds=(is_delivered & ~took) | differs)
 
 
 def _code_agrees(names_status: Column) -> Column:

@@ -47,6 +47,8 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "UNKNOWN": Meaning(text="no complete answer came, for a reason we cannot tell"),
     "INVALID_RESPONSE_FROM_TARGET": Meaning(text="it does not answer in HTTP"),
     "DISCOVERY": Meaning(text="it does not introduce itself at /discover"),
+    "DISCOVERY_REFUSED": Meaning(text="it answers at /discover, but does not introduce itself"),
+    "FOREIGN_ANSWER": Meaning(text="something else answers at its address, such as a hoster's page"),
     "KEY_MATERIAL": Meaning(text="the keys we registered for it are unusable"),
     "NOT_JSON": Meaning(text="it answers, but not with an acknowledgment", look=Look.ATTEMPTS),
     "NO_ACK": Meaning(text="it answers, but not with an acknowledgment", look=Look.ATTEMPTS),
@@ -54,6 +56,7 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "INVALID_ACK": Meaning(text="its acknowledgments are not valid", look=Look.ATTEMPTS),
     "INVALID_ACK_SIGNATURE": Meaning(text="its acknowledgments are not signed with its key", look=Look.ATTEMPTS),
     "NO_PUBLIC_KEY": Meaning(text="we hold no key to check its acknowledgments with", look=Look.ATTEMPTS),
+    "NO_RECEIVER": Meaning(text="it takes no unfollows, as its implementation has none", look=Look.ATTEMPTS),
     "BLACKLISTED": Meaning(text="it is on our blacklist", look=Look.ATTEMPTS),
     "BLOCKED_URL": Meaning(text="its URL is one we never connect to", look=Look.ATTEMPTS),
     "PARKED": Meaning(text="it is busy, so deliveries wait for their turn", look=Look.ATTEMPTS),
@@ -62,6 +65,7 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "NO_OWN_KEYS": Meaning(text="this node's settings lack its keys (FEDERATION_*_KEY)", ours=True),
     "DATABASE": Meaning(text="this node's database failed", ours=True),
     "INTERNAL": Meaning(text="a bug of this node; its log has the stack", ours=True),
+    "STALLED": Meaning(text="workers of this node disappeared meanwhile; their log says why", ours=True),
     "HTTP_401": Meaning(text="it refuses us as a stranger", look=Look.ATTEMPTS),
     "HTTP_403": Meaning(text="it refuses us; we may be on its blacklist", look=Look.ATTEMPTS),
     "HTTP_404": Meaning(text="it has no inbox where we deliver"),
@@ -78,7 +82,7 @@ _UNKNOWN: Final = Meaning(text="a code this version does not know", look=Look.AT
 _INSTRUCTIONS: Final[Mapping[Action, str]] = {
     Action.REVIEW: "Read what became of attempts at them, and below which keys are suspicious; then decide: a row"
     " in blacklisted_servers refuses a server for good.",
-    Action.PARK: "They are down. Tell their operators, and hold back what can wait: deliveries to them fail. A command"
+    Action.PARK: "They are down. Tell their operators: deliveries to them are held, and expire in the end. A command"
     " shows whether one is back.",
     Action.WATCH: "Nothing to do yet; ask the operator of one that gets worse. A command shows what we see of it.",
     Action.PRUNE: "They will hardly return. Where the command still finds nothing, end the follows that lead there and"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import select, update
 from sqlmodel import col
 
-from db import DeliveryJob, DeliveryPayload
+from db import DeliveryJob, DeliveryPayload, DeliveryState, HoldReason
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
+from federation.delivery.ledger import Begin, Begun, Ended
 from tests.federation.conftest import MakeSettings
 from workers import JobState
 from workers.jobs import Claim, ErrorInfo, Failed, Released
@@ -22,6 +23,25 @@ OTHER = "https://other.example"
 LEASE = timedelta(minutes=1)
 
 
+async def end(
+    node: Federation,
+    delivery_id: str,
+    job_id: str,
+    *,
+    state: DeliveryState,
+    reason: HoldReason | None = None,
+    code: str = "TIMEOUT",
+    error: str = "no",
+) -> None:
+    """The ledger is told of an attempt by that job, and that it failed."""
+    now = datetime.now(UTC)
+    begin = Begin(delivery_id=delivery_id, job_id=job_id, job_name=POST_JOB, server_url=PEER, attempt=1, at=now)
+    begun = await node.ledger.begin(begin)
+    assert isinstance(begun, Begun)
+    ended = Ended(series=begun.series, state=state, reason=reason, at=now, code=code, error=error, outcome="permanent")
+    assert await node.ledger.ended(ended)
+
+
 class Desk:
     """A node, and what an administrator would like to know of it."""
 
@@ -30,23 +50,41 @@ class Desk:
         self.database = node.database
         self.queue = node.delivery_queue
 
-    async def owe(self, *servers: str, shared: bool = False) -> list[str]:
-        """One delivery to each; with `shared` of one text."""
+    async def owe(self, *servers: str, shared: bool = False, key: str | None = None) -> list[str]:
+        """One delivery to each; with `shared` of one text, with `key` in order."""
         async with self.node.outbox.transaction() as session:
             if shared:
                 return [*await self.node.outbox.enqueue_fanout(session, POST_JOB, "/posts", servers, PAYLOAD)]
             return [
-                await self.node.outbox.enqueue_delivery(session, POST_JOB, f"{server}/posts", server, PAYLOAD)
+                await self.node.outbox.enqueue_delivery(
+                    session, POST_JOB, f"{server}/posts", server, PAYLOAD, ordering_key=key
+                )
                 for server in servers
             ]
 
     async def fail(self, *ids: str, code: str = "NO_ACK") -> None:
         """The deliveries have failed: their jobs at a worker, their rows in the ledger."""
-        for claim in await self.claim(*ids):
+        await self.attempt(*ids, state=DeliveryState.FAILED, code=code)
+
+    async def hold(self, *ids: str, reason: HoldReason = HoldReason.SERVER) -> None:
+        """An attempt at each failed, and they wait now."""
+        await self.attempt(*ids, state=DeliveryState.HELD, reason=reason)
+
+    async def attempt(
+        self, *ids: str, state: DeliveryState, reason: HoldReason | None = None, code: str = "TIMEOUT"
+    ) -> None:
+        """A worker tried them in vain."""
+        jobs = {row.job_id or row.id: row for row in (await self.rows()).values() if row.id in ids}
+        for claim in await self.claim(*jobs):
             await self.queue.storage.settle([Failed(claim=claim, error=ErrorInfo(type="E", message="no"))])
-        for each in ids:
-            await self.node.ledger.attempted(each)
-            await self.node.ledger.settled(each, outcome="permanent", error="no", code=code)
+        for job, row in jobs.items():
+            await end(self.node, row.id, job, state=state, reason=reason, code=code)
+
+    async def expire(self, *ids: str) -> None:
+        """The held deliveries were held until they were too old."""
+        expired = {"state": DeliveryState.EXPIRED, "settled_at": datetime.now(UTC), "held_reason": None}
+        async with self.database.transaction() as session:
+            await session.execute(update(DeliveryJob).where(col(DeliveryJob.id).in_(ids)).values(expired))
 
     async def claim(self, *ids: str) -> Sequence[Claim]:
         """A worker runs these; whatever else it got it gives back."""
@@ -76,9 +114,20 @@ class Desk:
         async with self.database.transaction() as session:
             await session.execute(update(DeliveryJob).where(col(DeliveryJob.id).in_(ids)).values(queued_at=None))
 
+    async def mark_as_earlier_versions(self, delivery_id: str) -> None:
+        """The row looks as an earlier version of this application ends one."""
+        async with self.database.transaction() as session:
+            change = update(DeliveryJob).where(col(DeliveryJob.id) == delivery_id).values(state=DeliveryState.READY)
+            await session.execute(change)
+
+    async def suspect(self, delivery_id: str, number: int) -> None:
+        """The delivery was under way in crashes of workers."""
+        async with self.database.transaction() as session:
+            await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == delivery_id).values(suspect=number))
+
     async def make_nodes(self, delivery_id: str) -> None:
         """The row looks as a Node producer writes it."""
-        nothing = {"job_name": None, "server_url": None, "queued_at": None}
+        nothing = {"job_name": None, "server_url": None, "queued_at": None, "job_id": None}
         async with self.database.transaction() as session:
             await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == delivery_id).values(nothing))
 

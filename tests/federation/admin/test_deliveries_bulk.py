@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from federation.admin.deliveries import DeliveryState, Selection
+from db import DeliveryState, HoldReason
+from federation.admin.deliveries import OPEN, Selection
 from federation.admin.deliveries_bulk import BulkDeliveries, Dropped, Retried
 from federation.delivery.sweeper import OutboxSweeper
 from tests.federation.admin.conftest import OTHER, PEER, Desk
@@ -24,9 +25,10 @@ def bulk(desk: Desk) -> BulkDeliveries:
 
 
 async def test_failed_deliveries_are_owed_again(desk: Desk, bulk: BulkDeliveries) -> None:
-    """As if they were new: row open and unattempted, job queued with fresh attempts; open ones are left alone."""
+    """As if they were new: row ready and unattempted, a job of a new series queued; ready ones are left alone."""
     ids = await desk.owe(*SERVERS)
     await desk.fail(*ids[:5])
+    again = [f"{each}.1" for each in ids[:5]]
     seen: list[int] = []
 
     assert await bulk.retry(EVERYTHING, progress=seen.append) == Retried(retried=5, left=0)
@@ -35,9 +37,11 @@ async def test_failed_deliveries_are_owed_again(desk: Desk, bulk: BulkDeliveries
     assert {(r.settled_at, r.outcome, r.last_error, r.error_code, r.last_attempted_at) for r in rows.values()} == {
         (None, None, None, None, None)
     }
-    assert await desk.states(*ids) == [JobState.QUEUED] * 7
+    assert {(r.state, r.attempts) for r in rows.values()} == {(DeliveryState.READY, 0)}
+    assert [rows[each].job_id for each in ids[:5]] == again
+    assert await desk.states(*again, *ids[5:]) == [JobState.QUEUED] * 7
     assert seen == [3, 2]
-    assert sorted(claim.job_id for claim in await desk.claim(*ids)) == sorted(ids)
+    assert sorted(claim.job_id for claim in await desk.claim(*again)) == sorted(again)
 
 
 async def test_a_retried_delivery_has_its_text(desk: Desk, bulk: BulkDeliveries) -> None:
@@ -45,7 +49,7 @@ async def test_a_retried_delivery_has_its_text(desk: Desk, bulk: BulkDeliveries)
     ids = [*await desk.owe(PEER), *await desk.owe(PEER, OTHER, shared=True)]
     await desk.fail(*ids)
     await bulk.retry(EVERYTHING)
-    assert await desk.states(*ids) == [JobState.QUEUED] * 3
+    assert await desk.states(*(f"{each}.1" for each in ids)) == [JobState.QUEUED] * 3
     assert await desk.texts() == [2]
     assert {(await desk.rows())[each].payload == "" for each in ids[1:]} == {True}
 
@@ -63,9 +67,9 @@ async def test_a_retry_cut_off_is_completed_by_the_sweeper(desk: Desk, bulk: Bul
         await bulk.retry(EVERYTHING)
     desk.queue.add_bulk = add  # type: ignore[method-assign] # as it was
 
-    assert await desk.states(*ids) == [None]
+    assert await desk.states(f"{ids[0]}.1") == [None]
     await OutboxSweeper(desk.database, desk.queue, min_age=timedelta(0)).sweep()
-    assert await desk.states(*ids) == [JobState.QUEUED]
+    assert await desk.states(f"{ids[0]}.1") == [JobState.QUEUED]
 
 
 async def test_deliveries_of_node_producers_are_not_retried(desk: Desk, bulk: BulkDeliveries) -> None:
@@ -76,7 +80,117 @@ async def test_deliveries_of_node_producers_are_not_retried(desk: Desk, bulk: Bu
     assert await bulk.retry(EVERYTHING) == Retried(retried=1, left=1)
     rows = await desk.rows()
     assert [rows[each].settled_at is None for each in ids] == [False, True]
-    assert await desk.states(*ids) == [JobState.FAILED, JobState.QUEUED]
+    assert await desk.states(ids[0], f"{ids[1]}.1") == [JobState.FAILED, JobState.QUEUED]
+
+
+async def test_expired_deliveries_are_owed_again_and_held_ones_if_they_are_meant(
+    desk: Desk, bulk: BulkDeliveries
+) -> None:
+    """By their state, or by their ids."""
+    ids = await desk.owe(*SERVERS[:4])
+    await desk.hold(*ids)
+    await desk.expire(ids[0])
+    assert await bulk.retry(EVERYTHING) == Retried(retried=1, left=0)
+    assert await bulk.retry(Selection(ids=(ids[1],))) == Retried(retried=1, left=0)
+    assert await bulk.retry(Selection(state=DeliveryState.HELD, server_url=SERVERS[2])) == Retried(retried=1, left=0)
+    rows = await desk.rows()
+    assert [rows[each].state for each in ids] == [DeliveryState.READY] * 3 + [DeliveryState.HELD]
+    assert await desk.states(*(f"{each}.1" for each in ids)) == [JobState.QUEUED] * 3 + [None]
+
+
+async def test_what_an_earlier_version_gave_up_is_owed_again(desk: Desk, bulk: BulkDeliveries) -> None:
+    """It marked such rows by their end alone."""
+    (each,) = await desk.owe(PEER)
+    await desk.fail(each)
+    await desk.mark_as_earlier_versions(each)
+    assert await bulk.retry(Selection(state=DeliveryState.FAILED)) == Retried(retried=1, left=0)
+    row = (await desk.rows())[each]
+    assert (row.settled_at, row.job_id) == (None, f"{each}.1")
+
+
+async def test_a_retry_keeps_the_order_of_a_key(desk: Desk, bulk: BulkDeliveries) -> None:
+    """The oldest is ready, the others wait for it, in whatever order the batches meet them."""
+    ids = await desk.owe(*[PEER] * 5, key="post")
+    for each in ids:
+        await desk.fail(each)
+    assert await bulk.retry(EVERYTHING) == Retried(retried=5, left=0)
+    rows = await desk.rows()
+    assert [rows[each].state for each in ids] == [DeliveryState.READY] + [DeliveryState.HELD] * 4
+    assert [rows[each].held_reason for each in ids] == [None] + [HoldReason.ORDER] * 4
+    assert [row.attempts for row in rows.values()] == [1] * 5
+    await desk.node.ledger.gone(ids[0])
+    assert (await desk.rows())[ids[1]].state is DeliveryState.READY
+
+
+async def test_what_a_younger_one_follows_is_not_retried(desk: Desk, bulk: BulkDeliveries) -> None:
+    """Sent now, it would undo what the younger one does; other keys and other servers are no matter."""
+    ids = await desk.owe(PEER, OTHER, PEER, key="post")
+    await desk.fail(ids[0], ids[1])
+    assert await bulk.retry(EVERYTHING) == Retried(retried=1, left=0, out_of_order=1)
+    rows = await desk.rows()
+    assert [rows[each].state for each in ids] == [DeliveryState.FAILED, DeliveryState.READY, DeliveryState.READY]
+
+
+async def test_what_a_younger_one_followed_cannot_be_retried_any_more(desk: Desk, bulk: BulkDeliveries) -> None:
+    """When the younger one arrives, the older ones that were given up go with it, and their texts."""
+    ids = await desk.owe(PEER, PEER, PEER, key="post")
+    await desk.fail(ids[0])
+    await desk.fail(ids[1])
+    await desk.node.ledger.gone(ids[2])
+    assert await desk.rows() == {}
+    assert await bulk.retry(EVERYTHING) == Retried(retried=0, left=0)
+
+
+async def test_a_drop_makes_the_next_of_the_key_ready(desk: Desk, bulk: BulkDeliveries) -> None:
+    """With its job; those that are dropped together leave none to be made ready."""
+    ids = await desk.owe(*[PEER] * 5, key="post")
+    assert await bulk.drop(Selection(ids=(ids[0],))) == Dropped(dropped=1, busy=0)
+    assert (await desk.rows())[ids[1]].state is DeliveryState.READY
+    assert await desk.states(f"{ids[1]}.1") == [JobState.QUEUED]
+    assert await bulk.drop(Selection(state=DeliveryState.HELD)) == Dropped(dropped=3, busy=0)
+    assert set(await desk.rows()) == {ids[1]}
+
+
+async def test_deliveries_of_later_series_are_dropped_with_their_jobs(desk: Desk, bulk: BulkDeliveries) -> None:
+    """In every state; and one that a worker is trying is told by the job it names."""
+    ids = await desk.owe(*SERVERS[:4])
+    await desk.fail(*ids)
+    await bulk.retry(EVERYTHING)
+    await desk.hold(ids[0], ids[1])
+    await desk.expire(ids[1])
+    (claim,) = await desk.claim(f"{ids[2]}.1")
+    assert await bulk.drop(EVERYTHING) == Dropped(dropped=3, busy=1)
+    assert set(await desk.rows()) == {ids[2]}
+    assert await desk.states(f"{ids[2]}.1", f"{ids[3]}.1") == [JobState.PROCESSING, None]
+    assert (await desk.queue.storage.renew([claim])).lost == {}
+
+
+async def test_what_moves_on_while_it_is_dropped_stays(desk: Desk, bulk: BulkDeliveries) -> None:
+    """It names another job than the one that was removed."""
+    ids = await desk.owe(*SERVERS[:2])
+    await desk.hold(*ids)
+    storage = desk.queue.storage
+    remove = storage.remove
+
+    async def remove_and_release(some: Sequence[str]) -> int:
+        await BulkDeliveries(desk.database, desk.queue).retry(Selection(ids=(ids[0],)))
+        return await remove(some)
+
+    storage.remove = remove_and_release  # type: ignore[assignment, method-assign] # the race, at its worst moment
+    assert await bulk.drop(EVERYTHING) == Dropped(dropped=1, busy=1)
+    assert await desk.states(f"{ids[0]}.1") == [JobState.QUEUED]
+
+
+async def test_what_may_crash_workers_is_retried_apart(desk: Desk, bulk: BulkDeliveries) -> None:
+    """Its job says so, and it begins alone; of the others none does."""
+    ids = await desk.owe(PEER, OTHER)
+    await desk.fail(*ids)
+    await desk.suspect(ids[0], -2)
+    assert await bulk.retry(EVERYTHING) == Retried(retried=2, left=0)
+    rows = await desk.rows()
+    assert [rows[each].suspect for each in ids] == [1, None]
+    jobs = {claim.job_id: claim.payload for claim in await desk.claim(*(f"{each}.1" for each in ids))}
+    assert [b"suspect" in jobs[f"{each}.1"] for each in ids] == [True, False]
 
 
 async def test_dropped_deliveries_leave_nothing(desk: Desk, bulk: BulkDeliveries) -> None:
@@ -149,7 +263,7 @@ async def test_what_is_owed_after_the_command_began_is_not_dropped(desk: Desk, b
         (Selection(state=DeliveryState.FAILED), {1, 2}),
         (Selection(code="TIMEOUT"), {2}),
         (Selection(older_than=timedelta(hours=1)), {3}),
-        (Selection(server_url=PEER, state=DeliveryState.OPEN), {0}),
+        (Selection(server_url=PEER, state=OPEN), {0}),
     ],
     ids=["server", "failed", "code", "age", "both"],
 )

@@ -8,12 +8,14 @@ import pytest
 from sqlalchemy import select, update
 from sqlmodel import col
 
-from db import Follow, Server, ServerScorecard
+from db import Follow, LinkState, Server, ServerLink, ServerScorecard
 from federation.admin import blacklist, servers
 from federation.admin.why import explain
 from federation.app import Federation
+from federation.base.jobs import POST_JOB
 from federation.protocol.errors import UrlError
 from federation.servers.registry import KnownServer
+from tests.federation.admin.conftest import PAYLOAD
 from tests.misbehaving import respond
 from tests.peer import Peer, acquaint
 
@@ -143,3 +145,32 @@ async def test_what_the_analytics_say_of_a_server_is_told(federation: Federation
     told = list((await explain(federation, url)).sentences())
     assert "Its score of the 7 days up to 2026-01-02 is 43 of 100; advice: watch: under 90 % delivered." in told
     assert not any("score" in each for each in (await explain(federation, "https://unjudged.example")).sentences())
+
+
+async def test_a_look_that_finds_a_server_well_brings_its_link_up(federation: Federation, peer: Peer) -> None:
+    """But where something answered all the time: there a delivery has to get through, and one is tried now."""
+    await acquaint(federation, peer)
+    now = datetime.now(UTC)
+    await federation.links.exhausted(peer.url, "TIMEOUT", first_attempted_at=now)
+    assert await servers.probe(federation, await row_of(federation, peer.url)) is None
+    assert (await federation.links.find(peer.url)).state is LinkState.UP
+
+    await federation.links.exhausted(peer.url, "HTTP_502", first_attempted_at=datetime.now(UTC))
+    assert await servers.probe(federation, await row_of(federation, peer.url)) is None
+    link = await federation.links.find(peer.url)
+    assert link.state is LinkState.DOWN
+    assert [due.server_url for due in await federation.links.due_for_probe(10)] == [peer.url]
+
+
+async def test_links_are_told_with_what_is_held(federation: Federation) -> None:
+    """A server that nobody knows is up since no time; a pause that is over is none."""
+    url, unknown = "https://held.example", "https://unknown.example"
+    now = datetime.now(UTC)
+    await federation.links.hold(url)
+    async with federation.outbox.transaction() as session:
+        await federation.outbox.enqueue_delivery(session, POST_JOB, f"{url}/posts", url, PAYLOAD)
+    async with federation.database.transaction() as session:
+        await session.execute(update(ServerLink).values(rest_until=now - timedelta(hours=1)))
+    links = await servers.links(federation.database, [url, unknown])
+    assert (links[url].held, links[url].operator_hold, links[url].rest_until) == (1, True, None)
+    assert (links[unknown].state, links[unknown].since, links[unknown].held) == (LinkState.UP, None, 0)

@@ -67,6 +67,9 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "federation_lease": timedelta(seconds=30),
         "federation_grace": timedelta(seconds=20),
         "federation_per_server": 3,
+        "federation_overtime": 500,
+        "federation_delivery_max_age": timedelta(days=7),
+        "federation_release_rate": 50,
         "federation_max_stalls": 3,
     }
 
@@ -116,6 +119,10 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("FEDERATION_LEASE", "2 m", timedelta(minutes=2)),
         ("FEDERATION_GRACE", "1d", timedelta(days=1)),
         ("FEDERATION_PER_SERVER", "9", 9),
+        ("FEDERATION_OVERTIME", "0", 0),
+        ("FEDERATION_DELIVERY_MAX_AGE", "30d", timedelta(days=30)),
+        ("FEDERATION_DELIVERY_MAX_AGE", "0", None),
+        ("FEDERATION_RELEASE_RATE", "7", 7),
         ("FEDERATION_MAX_STALLS", "0", 0),
     ],
 )

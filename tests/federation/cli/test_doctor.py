@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from db import DeliveryJob, RunOutcome, SchedulerJob
+from db import DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from federation.admin.doctor import Finding, Verdict, examine, worst
 from federation.app import Federation
 from federation.base.settings import Settings
@@ -120,5 +120,33 @@ async def test_an_old_backlog_and_failed_recurring_work_are_warnings() -> None:
         )
     await node.close()
     backlog, scheduler = await finding("backlog"), await finding("scheduler")
-    assert (backlog.verdict, "180 min" in backlog.found) == (Verdict.WARNING, True)
+    assert (backlog.verdict, "for 3 h" in backlog.found) == (Verdict.WARNING, True)
     assert (scheduler.verdict, "purge (DataError)" in scheduler.found) == (Verdict.WARNING, True)
+
+
+@pytest.mark.usefixtures("node_environment")
+@pytest.mark.parametrize(
+    ("state", "reason", "verdict", "told"),
+    [
+        (DeliveryState.HELD, HoldReason.SERVER, Verdict.WARNING, "2 deliveries are held for 2 servers (2 server)"),
+        (DeliveryState.HELD, HoldReason.REST, Verdict.NOTE, "2 deliveries are held for 2 servers (2 rest)"),
+        (DeliveryState.EXPIRED, None, Verdict.WARNING, "2 expired"),
+    ],
+    ids=["server", "rest", "expired"],
+)
+async def test_what_is_held_or_expired_is_a_finding(
+    state: DeliveryState, reason: HoldReason | None, verdict: Verdict, told: str
+) -> None:
+    """Never "nothing is owed"; a warning where somebody should look."""
+    node = Federation(Settings.load())
+    now = datetime.now(UTC)
+    async with node.database.transaction() as session:
+        for number in range(2):
+            url = f"https://{number}.example"
+            row = DeliveryJob(target_url=url, server_url=url, job_name="n", payload="{}", created_at=now)
+            row.state, row.held_reason = state, reason
+            row.settled_at = now if state is DeliveryState.EXPIRED else None
+            session.add(row)
+    await node.close()
+    backlog = await finding("backlog")
+    assert (backlog.verdict, told in backlog.found, "nothing" in backlog.found) == (verdict, True, False)

@@ -18,8 +18,9 @@ from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.app import Federation
 from federation.base.jobs import POST_JOB, FederationDeliveryJob
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_backoff
-from federation.delivery.process import DELIVERY_TIMEOUT, DeliveryProcessor
-from federation.delivery.slots import ServerSlots
+from federation.delivery.exchange import DELIVERY_TIMEOUT, Exchange
+from federation.delivery.process import DeliveryProcessor
+from federation.delivery.room import Room
 from federation.health.checks import health_check_id
 from federation.node_workers import log_event
 from federation.protocol.activities import follow_activity, post_activity
@@ -40,18 +41,19 @@ _GRACE = timedelta(seconds=1)
 class Fate:
     """What is left of one delivery: its job, its row (None: deleted) and its log, oldest attempt first."""
 
-    job: JobStatus
+    job: JobStatus | None
     row: DeliveryJob | None
     log: list[DeliveryAttempt]
 
     @property
-    def state(self) -> JobState:
-        return self.job.state
+    def state(self) -> JobState | None:
+        """None: the job ended and left nothing, as those of held deliveries do."""
+        return self.job.state if self.job else None
 
     @property
     def reason(self) -> str:
         """The failure as the queue keeps it."""
-        return self.job.last_error.message if self.job.last_error else ""
+        return self.job.last_error.message if self.job and self.job.last_error else ""
 
     @property
     def codes(self) -> list[str | None]:
@@ -62,7 +64,7 @@ class Site:
     """One node with a worker on its delivery queue; `outcome` starts the worker and waits for a job to end.
 
     The worker has no row keeper: what happens to a row is the processor's doing. `timeout` is the delivery deadline,
-    `discover` replaces the node's discovery, `slots` are shared with the test.
+    `discover` replaces the node's discovery, `room` is shared with the test.
     """
 
     def __init__(
@@ -71,21 +73,28 @@ class Site:
         *,
         timeout: timedelta = DELIVERY_TIMEOUT,
         discover: Discover | None = None,
-        slots: ServerSlots | None = None,
+        room: Room | None = None,
     ) -> None:
         self.federation = federation
         self.processor = DeliveryProcessor(
-            own_url=federation.own_url,
-            keys=federation.keys,
+            exchange=Exchange(
+                own_url=federation.own_url,
+                keys=federation.keys,
+                registry=federation.registry,
+                discover=discover or federation.discovery,
+                guard=federation.guard,
+                fetch=federation.fetch,
+                timeout=timeout,
+            ),
             registry=federation.registry,
-            discover=discover or federation.discovery,
-            guard=federation.guard,
-            fetch=federation.fetch,
+            links=federation.links,
+            look_again=federation.discovery.look_again,
             payloads=federation.payloads,
             ledger=federation.ledger,
             attempts=federation.attempts,
-            slots=slots or ServerSlots(federation.settings.federation_per_server),
-            timeout=timeout,
+            room=room or federation.room,
+            apart=federation.apart,
+            database_watch=federation.database_watch,
         )
         self.storage = federation.worker_storage(DELIVERY_QUEUE_NAME)
         self.events: list[WorkerEvent] = []
@@ -103,6 +112,8 @@ class Site:
             self.storage,
             {ANY_NAME: self.processor},
             concurrency=settings.federation_delivery_concurrency,
+            overtime=settings.federation_overtime,
+            not_ready=self.federation.database_watch.not_ready,
             lease=settings.federation_lease,
             grace=_GRACE,
             retry=delivery_backoff(settings),
@@ -215,7 +226,6 @@ class Site:
         node, row = self.federation, row or job_id
         await node.attempts.close()  # writes what is buffered
         (job,) = await self.storage.status([job_id])
-        assert job is not None
         async with node.database.read() as session:
             log = select(DeliveryAttempt).where(col(DeliveryAttempt.delivery_id) == row)
             return Fate(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from db import AttemptOutcome, DeliveryJob
+from db import AttemptOutcome, DeliveryJob, DeliveryState, HoldReason
 from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import Canned
@@ -165,13 +165,14 @@ async def test_a_private_user_acknowledges_only(site: Site, peer: Peer) -> None:
 
 @pytest.mark.parametrize("shape", UNREADABLE)
 async def test_an_answer_without_an_acknowledgment_is_permanent(site: Site, peer: Peer, shape: str) -> None:
-    """One attempt, and the row stays, settled, for somebody to look at."""
+    """One attempt, and the row stays, failed, for somebody to look at."""
     peer.render, code = UNREADABLE[shape]
 
     fate = await site.outcome(await site.owe_follow(peer))
 
     assert (fate.state, fate.job.attempt) == (JobState.FAILED, 1)
     assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.FAILED, None)
     assert fate.row.settled_at is not None
     assert (fate.row.attempts, fate.row.outcome, fate.row.last_error) == (1, "permanent", fate.reason)
     assert fate.reason
@@ -182,15 +183,34 @@ async def test_an_answer_without_an_acknowledgment_is_permanent(site: Site, peer
     assert (follow.accepted, follow.acknowledged) == (False, False)
 
 
+@pytest.mark.parametrize("shape", sorted(UNREADABLE.keys() - {"legacy"}))
+async def test_an_answer_without_an_acknowledgment_of_a_server_that_gave_one_before_is_not_its_own(
+    site: Site, peer: Peer, shape: str
+) -> None:
+    """Somebody answers for it, as a maintenance page does: the delivery is tried again, and held in the end."""
+    assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
+    peer.render, _ = UNREADABLE[shape]
+
+    fate = await site.outcome(await site.owe_follow(peer))
+
+    assert (fate.state, fate.codes) == (None, ["FOREIGN_ANSWER"] * 5)
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
+    assert (await site.federation.links.find(peer.url)).needs_canary
+
+
 @pytest.mark.parametrize("shape", UNPROVEN)
 async def test_an_unproven_acknowledgment_fails_a_follow(site: Site, peer: Peer, shape: str) -> None:
-    """One attempt, the row is deleted, and the follow is as it was."""
+    """One attempt, the row stays, failed, for somebody to look at, and the follow is as it was."""
     peer.render, code = UNPROVEN[shape]
 
     fate = await site.outcome(await site.owe_follow(peer))
 
-    assert (fate.state, fate.job.attempt, fate.row) == (JobState.FAILED, 1, None)
+    assert (fate.state, fate.job.attempt) == (JobState.FAILED, 1)
     assert "acknowledgment" in fate.reason
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.outcome, fate.row.error_code) == (DeliveryState.FAILED, "permanent", code)
+    assert fate.row.last_error == fate.reason
     (attempt,) = fate.log
     assert (attempt.outcome, attempt.error_code) == (AttemptOutcome.PERMANENT, code)
     follow = await site.follow()

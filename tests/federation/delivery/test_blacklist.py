@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from db import AttemptOutcome, BlacklistedServer, Database
+from db import BlacklistedServer, Database
 from federation.admin import blacklist
 from federation.app import Federation
-from federation.delivery.slots import ServerSlots
 from tests.federation.delivery.harness import Site, job_data, post_payload
-from tests.misbehaving import Exchange, Received, hang
+from tests.misbehaving import Exchange, Received
 from tests.patience import eventually
 from tests.peer import DISCOVER_PATH, POSTS_PATH, Peer, acquaint
 from workers import JobState
@@ -30,23 +29,6 @@ async def test_a_backlog_of_a_blacklisted_server_fails_without_a_request(site: S
     assert {(fate.state, fate.job.attempt, fate.row) for fate in fates} == {(JobState.FAILED, 1, None)}
     assert [fate.codes for fate in fates] == [["BLACKLISTED"]] * 20
     assert peer.server.connections == 0
-
-
-async def test_a_backlog_behind_a_hanging_server_need_not_wait_for_it(site: Site, peer: Peer) -> None:
-    """Its slots are taken by attempts that never end; a rule ends what waits for one all the same."""
-    peer.server.default = hang()
-    deliveries = await site.owe_posts(peer, 8)
-    site.start()
-    await site.until(lambda: len(peer.deliveries) == 3 and len(site.failing) >= 5)
-    await blacklist.add(site.federation.database, peer.url, reason="spam")
-
-    await site.until(lambda: len(site.failed) == 5)
-
-    fates = [await site.fate(delivery) for delivery in deliveries]
-    assert [fate.codes for fate in fates if fate.row is None] == [["PARKED", "BLACKLISTED"]] * 5
-    assert [fate.state for fate in fates if fate.row is not None] == [JobState.PROCESSING] * 3
-    assert len(peer.deliveries) == 3
-    await site.stop(skip_grace=True)
 
 
 async def test_a_running_worker_sees_a_rule_of_another_process(federation: Federation, site: Site, peer: Peer) -> None:
@@ -133,7 +115,7 @@ async def test_an_expired_rule_stops_nothing(site: Site, peer: Peer) -> None:
 
 
 async def test_an_unread_blacklist_delivers_nothing(federation: Federation, peer: Peer) -> None:
-    """Rules that were never read might name this server: the attempt fails as database trouble, and comes again."""
+    """Rules that were never read might name this server: nothing is sent, and the job comes back, uncounted."""
     await acquaint(federation, peer)
     async with Site(federation) as site:
         delivery = await site.owe_post(peer)
@@ -143,23 +125,7 @@ async def test_an_unread_blacklist_delivers_nothing(federation: Federation, peer
             assert peer.server.connections == 0
         fate = await site.outcome(delivery)
 
-    assert fate.log[0].outcome is AttemptOutcome.RETRYABLE
-    assert set(fate.codes[:-1]) == {"DATABASE"}
-    assert fate.state is JobState.COMPLETED
-
-
-async def test_who_waits_for_a_slot_while_the_blacklist_is_unread_waits_on(federation: Federation, peer: Peer) -> None:
-    """The rules are looked at for a delivery's sake that has no turn yet: that they cannot be read is no attempt."""
-    await acquaint(federation, peer)
-    slots = ServerSlots(1)
-    async with Site(federation, slots=slots) as site:
-        delivery = await site.owe_post(peer)
-        async with _unreadable(federation.database), slots.take(peer.url, "another"):
-            site.start()
-            await site.until(lambda: len(site.failing) >= 2)
-        fate = await site.outcome(delivery)
-
-    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.COMPLETED, 1, ["PARKED", None])
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.COMPLETED, 1, [None])
 
 
 @asynccontextmanager

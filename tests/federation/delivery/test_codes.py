@@ -7,15 +7,33 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import federation
 from db import AttemptOutcome
-from federation.delivery.codes import ERROR_CODES, FORGERIES, HTTP_CODE, OWN_FAULTS
+from federation.delivery.codes import (
+    CLASSES,
+    ERROR_CODES,
+    FORGERIES,
+    HTTP_CODE,
+    OWN_FAULTS,
+    STALLED,
+    FailureClass,
+    class_of_status,
+    may_be_misunderstood,
+)
 from federation.http.threat_policy import NetworkErrorCode
 
 SOURCES = Path(federation.__file__).parent
 FAILURES = {"PermanentFailure": AttemptOutcome.PERMANENT, "RetryableFailure": AttemptOutcome.RETRYABLE}
 NOT_LOGGED = {"INVALID_JOB"}
 """Raised before there is a delivery an attempt could belong to."""
+NOT_RAISED = {STALLED}
+"""Written by who finds the traces of an attempt that could not say anything any more."""
+NO_MORE = {"PARKED"}
+"""Of earlier versions, whose attempts are still read."""
+RESTING = "HTTP_429"
+"""Of a discovery that the server asked to come back later: no response of the delivery's own has this status."""
 
 
 def raised() -> Iterator[tuple[AttemptOutcome, ast.expr]]:
@@ -26,10 +44,6 @@ def raised() -> Iterator[tuple[AttemptOutcome, ast.expr]]:
                 continue
             if isinstance(node.func, ast.Name) and node.func.id in FAILURES:
                 yield FAILURES[node.func.id], node.args[0]
-            elif isinstance(node.func, ast.Attribute) and node.func.attr == "_log" and len(node.args) == 5:
-                outcome = node.args[2]
-                if isinstance(outcome, ast.Attribute) and outcome.attr == "PARKED":
-                    yield AttemptOutcome.PARKED, node.args[3]
 
 
 def test_every_literal_code_is_listed_under_its_outcome() -> None:
@@ -39,7 +53,10 @@ def test_every_literal_code_is_listed_under_its_outcome() -> None:
         if isinstance(code, ast.Constant):
             emitted[outcome].add(code.value)
     emitted[AttemptOutcome.PERMANENT] -= NOT_LOGGED
-    emitted[AttemptOutcome.RETRYABLE] |= set(NetworkErrorCode)
+    emitted[AttemptOutcome.PARKED] |= NO_MORE
+    assert RESTING in emitted[AttemptOutcome.RETRYABLE]
+    emitted[AttemptOutcome.RETRYABLE] -= {RESTING}
+    emitted[AttemptOutcome.RETRYABLE] |= NOT_RAISED | set(NetworkErrorCode)
     assert emitted == ERROR_CODES
 
 
@@ -65,3 +82,84 @@ def test_faults_and_forgeries_are_codes() -> None:
     known = frozenset[str]().union(*ERROR_CODES.values())
     assert known >= OWN_FAULTS | FORGERIES
     assert not OWN_FAULTS & FORGERIES
+
+
+def test_every_code_has_a_class() -> None:
+    """Without one nobody would know what becomes of the delivery."""
+    judged = {outcome for outcome in AttemptOutcome if outcome is not AttemptOutcome.PARKED}
+    coded = frozenset[str]().union(*(ERROR_CODES[outcome] for outcome in judged))
+    assert CLASSES.keys() == coded | NOT_LOGGED
+
+
+def test_every_code_that_is_raised_has_a_class() -> None:
+    """Not only those that somebody remembered to list: an exception without one cannot even be made."""
+    literal = {code.value for _, code in raised() if isinstance(code, ast.Constant)}
+    assert literal - {RESTING} <= CLASSES.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "codes"),
+    [
+        (
+            FailureClass.UNAVAILABLE,
+            {
+                *("DNS_BLOCKED", "TIMEOUT", "CONN_REFUSED", "CONN_RESET", "TLS_ERROR", "UNKNOWN"),
+                *("INVALID_RESPONSE_FROM_TARGET", "DISCOVERY", "FOREIGN_ANSWER"),
+            },
+        ),
+        (FailureClass.REST, set()),
+        (
+            FailureClass.REJECTED,
+            {
+                *("BODY_TOO_LARGE", "DISCOVERY_REFUSED", "INVALID_ACK", "INVALID_ACK_SIGNATURE", "KEY_MATERIAL"),
+                *("NOT_JSON", "NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
+            },
+        ),
+        (FailureClass.OURS, {"DATABASE", "INTERNAL", "STALLED", "NO_OWN_URL", "NO_OWN_KEYS"}),
+        (FailureClass.INVALID, {"BLACKLISTED", "BLOCKED_URL", "INVALID_JOB", "INVALID_PAYLOAD"}),
+    ],
+)
+def test_the_class_of_each_code(kind: FailureClass, codes: set[str]) -> None:
+    """As the specification has them: whoever moves a code changes what becomes of deliveries."""
+    assert {code for code, found in CLASSES.items() if found is kind} == codes
+
+
+UNAVAILABLE, REST, REJECTED = FailureClass.UNAVAILABLE, FailureClass.REST, FailureClass.REJECTED
+
+
+@pytest.mark.parametrize(
+    ("statuses", "asks_to_wait", "is_json", "acknowledged", "kind"),
+    [
+        ([429], False, True, False, REST),
+        ([429], True, False, True, REST),
+        ([503], True, False, False, REST),
+        ([503], True, True, True, REST),
+        ([503], False, True, True, UNAVAILABLE),
+        ([500, 501, 502, 504, 507, 520, 530, 599], True, True, True, UNAVAILABLE),
+        ([500, 501, 502, 504, 507, 520, 530, 599], False, False, False, UNAVAILABLE),
+        ([300, 301, 302, 303, 304, 307, 308], True, True, True, UNAVAILABLE),
+        ([408, 425], False, True, False, UNAVAILABLE),
+        ([408, 425], True, True, True, UNAVAILABLE),
+        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], False, True, True, REJECTED),
+        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], False, True, False, REJECTED),
+        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], True, False, False, REJECTED),
+        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], False, False, True, UNAVAILABLE),
+        ([100, 199, 600, 999], False, False, False, UNAVAILABLE),
+    ],
+)
+def test_the_class_of_a_status(
+    statuses: list[int], asks_to_wait: bool, is_json: bool, acknowledged: bool, kind: FailureClass
+) -> None:
+    """Refusals are those a server of ours could have meant; the others it had no part in, or could not judge."""
+    found = {
+        status: class_of_status(status, asks_to_wait=asks_to_wait, is_json=is_json, acknowledged=acknowledged)
+        for status in statuses
+    }
+    assert found == dict.fromkeys(statuses, kind)
+
+
+def test_refusals_that_may_be_a_misunderstanding() -> None:
+    """Those by which servers say that they do not know the sender, or cannot read what it sealed."""
+    codes = {code for status in range(100, 600) if may_be_misunderstood(code := f"HTTP_{status}")}
+    assert codes == {"HTTP_400", "HTTP_401", "HTTP_403"}
+    assert not any(map(may_be_misunderstood, CLASSES))

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete
 from sqlmodel import col
 
-from db import Server
+from db import DeliveryState, HoldReason, LinkState, Server
 from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site, follow_payload, job_data
@@ -71,7 +71,7 @@ async def test_a_follow_to_an_unknown_server_is_verified_with_the_discovered_key
 
 
 async def test_a_follow_is_not_acknowledged_by_a_server_that_is_no_longer_registered(site: Site, peer: Peer) -> None:
-    """Without a key its acknowledgment proves nothing: one attempt, and the row is deleted."""
+    """Without a key its acknowledgment proves nothing: one attempt, and the row stays, failed."""
 
     async def removed_meanwhile(request: Received, exchange: Exchange) -> None:
         async with site.federation.database.transaction() as session:
@@ -83,7 +83,9 @@ async def test_a_follow_is_not_acknowledged_by_a_server_that_is_no_longer_regist
 
     fate = await site.outcome(await site.owe_raw(data, name="deliver-follow", row="row-1"), row="row-1")
 
-    assert (fate.state, fate.job.attempt, fate.row, fate.codes) == (JobState.FAILED, 1, None, ["NO_PUBLIC_KEY"])
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 1, ["NO_PUBLIC_KEY"])
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.error_code) == (DeliveryState.FAILED, "NO_PUBLIC_KEY")
     assert "no longer registered" in fate.reason
 
 
@@ -115,14 +117,14 @@ async def test_a_refused_introduction_does_not_matter(site: Site, peer: Peer) ->
     ids=lambda changes: "-".join(f"{name}:{str(value)[:6]}" for name, value in changes.items()),
 )
 async def test_unusable_keys_are_not_registered(site: Site, peer: Peer, changes: Mapping[str, object]) -> None:
-    """Missing, short or foreign keys fail the attempt, which is tried again; nobody is registered, nothing sent."""
+    """Missing, short or foreign keys fail each attempt, and so the delivery; nobody is registered, nothing sent."""
     show(peer, changes)
 
     fate = await site.outcome(await site.owe_post(peer))
 
-    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["DISCOVERY"] * 5)
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["DISCOVERY_REFUSED"] * 5)
     assert fate.row is not None
-    assert (fate.row.outcome, fate.row.attempts) == ("retryable", 0)
+    assert (fate.row.state, fate.row.outcome, fate.row.attempts) == (DeliveryState.FAILED, "retryable", 5)
     assert f"{peer.url}/discover" in fate.reason
     assert await site.server(peer.url) is None
     assert peer.deliveries == []
@@ -143,7 +145,7 @@ async def test_rotated_keys_do_not_replace_the_registered_ones(site: Site, peer:
 
 
 async def test_keys_of_another_server_are_refused(site: Site, peer: Peer, federation: Federation) -> None:
-    """A stranger that shows a known server's keys is not registered, and its delivery tried again."""
+    """A stranger that shows a known server's keys is not registered, and its delivery fails after all its attempts."""
     await federation.registry.register(
         url="https://known.example",
         public_key=peer.keys.signing.public_text,
@@ -152,19 +154,48 @@ async def test_keys_of_another_server_are_refused(site: Site, peer: Peer, federa
 
     fate = await site.outcome(await site.owe_post(peer))
 
-    assert (fate.state, fate.codes) == (JobState.FAILED, ["DISCOVERY"] * 5)
+    assert (fate.state, fate.codes) == (JobState.FAILED, ["DISCOVERY_REFUSED"] * 5)
     assert await site.server(peer.url) is None
 
 
-@pytest.mark.parametrize("status", [204, 301, 404, 500])
-async def test_a_discovery_that_fails_is_tried_again(site: Site, peer: Peer, status: int) -> None:
-    """Once `/discover` answers, so does the delivery; the failed attempts were counted by the queue."""
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (204, "DISCOVERY_REFUSED"),
+        (301, "DISCOVERY"),
+        (404, "DISCOVERY_REFUSED"),
+        (408, "DISCOVERY"),
+        (425, "DISCOVERY"),
+        (500, "DISCOVERY"),
+        (503, "DISCOVERY"),
+    ],
+)
+async def test_a_discovery_that_fails_is_tried_again(site: Site, peer: Peer, status: int, code: str) -> None:
+    """Once `/discover` answers, so does the delivery; whether the server could judge is on record."""
     peer.server.upcoming += [respond(status, body=b"")]
 
     fate = await site.outcome(await site.owe_post(peer))
 
     assert (fate.state, fate.job.attempt, fate.row) == (JobState.COMPLETED, 2, None)
-    assert fate.codes == ["DISCOVERY", None]
+    assert fate.codes == [code, None]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_asks_for_a_pause_at_its_discovery_rests(site: Site, peer: Peer, status: int) -> None:
+    """The delivery is held as long, and nobody looks at `/discover` meanwhile for another one's sake."""
+    peer.server.upcoming += [respond(status, {"Retry-After": "3600"}, body=b"")]
+
+    fate = await site.outcome(await site.owe_post(peer))
+    later = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.codes, later.state, later.log) == (None, ["HTTP_429"], None, [])
+    link = await site.federation.links.find(peer.url)
+    for row in (fate.row, later.row):
+        assert row is not None
+        assert (row.state, row.held_reason) == (DeliveryState.HELD, HoldReason.REST)
+        assert row.next_attempt_at == link.rest_until
+    assert (link.state, link.evidence) == (LinkState.UP, 0)
+    assert len(peer.server.requests) == 1
 
 
 async def test_a_cancelled_attempt_leaves_the_discovery_to_the_others(site: Site, peer: Peer) -> None:
@@ -190,13 +221,14 @@ async def test_a_cancelled_attempt_leaves_the_discovery_to_the_others(site: Site
 
 
 async def test_a_name_that_leads_nowhere_is_tried_again(site: Site) -> None:
-    """A host that does not resolve may resolve later: every attempt is used, and the row kept."""
+    """A host that does not resolve may resolve later: every attempt is used, and the delivery held."""
     data = job_data("row-1", "http://nowhere.invalid", payload=follow_payload("follow-1"))
 
     fate = await site.outcome(await site.owe_raw(data, row="row-1"), row="row-1")
 
-    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["DISCOVERY"] * 5)
+    assert (fate.state, fate.codes) == (None, ["DISCOVERY"] * 5)
     assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
     assert "DNS_BLOCKED" in (fate.row.last_error or "")
 
 

@@ -8,8 +8,9 @@ from datetime import timedelta
 
 import pytest
 
+from db import DeliveryState, HoldReason
 from federation.app import Federation
-from federation.delivery.process import DELIVERY_TIMEOUT
+from federation.delivery.exchange import DELIVERY_TIMEOUT
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import (
     Behaviour,
@@ -133,14 +134,14 @@ async def test_a_broken_connection_is_tried_again(site: Site, peer: Peer, kind: 
 
 
 async def test_a_refused_connection_is_tried_again(site: Site, peer: Peer) -> None:
-    """A server that is down costs all attempts; its row is kept and says so."""
+    """A server that is down costs all attempts of a delivery, which is held and says why."""
     await peer.server.stop()
 
     fate = await site.outcome(await site.owe_post(peer))
 
-    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["CONN_REFUSED"] * 5)
+    assert (fate.state, fate.codes) == (None, ["CONN_REFUSED"] * 5)
     assert fate.row is not None
-    assert (fate.row.attempts, fate.row.outcome) == (5, "retryable")
+    assert (fate.row.state, fate.row.held_reason, fate.row.attempts) == (DeliveryState.HELD, HoldReason.SERVER, 5)
     assert "CONN_REFUSED" in (fate.row.last_error or "")
     server = await site.server(peer.url)
     assert server is not None

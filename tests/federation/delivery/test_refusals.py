@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from structlog.testing import capture_logs
 
-from db import AttemptOutcome, BlacklistedServer
+from db import AttemptOutcome, BlacklistedServer, DeliveryState, HoldReason, LinkState
 from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
@@ -123,9 +123,9 @@ async def test_a_block_that_depends_on_dns_is_tried_again(make_settings: MakeSet
         server = await site.server(url)
     await federation.close()
 
-    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["DNS_BLOCKED"] * 5)
+    assert (fate.state, fate.codes) == (None, ["DNS_BLOCKED"] * 5)
     assert fate.row is not None
-    assert (fate.row.attempts, fate.row.outcome) == (5, "retryable")
+    assert (fate.row.state, fate.row.held_reason, fate.row.attempts) == (DeliveryState.HELD, HoldReason.SERVER, 5)
     assert server is not None
     assert (server.is_healthy, server.unhealthy_reason) == (False, "DNS_BLOCKED")
     assert peer.server.connections == 0
@@ -139,21 +139,26 @@ async def test_a_block_that_depends_on_dns_is_tried_again(make_settings: MakeSet
     ],
     ids=["url", "keys"],
 )
-async def test_a_node_without_an_identity_fails_its_deliveries(
+async def test_a_node_without_an_identity_holds_its_deliveries(
     make_settings: MakeSettings, peer: Peer, missing: dict[str, object], code: str, named: str
 ) -> None:
-    """Nothing is sent; the rows are kept, and say which setting is missing."""
+    """Nothing is sent; it is our fault, so they are tried again, the first time after a minute; the rows say why."""
     federation = Federation(make_settings(**missing))
     await acquaint(federation, peer)
     async with Site(federation) as site:
         fate = await site.outcome(await site.owe_post(peer))
+        link = await federation.links.find(peer.url)
     await federation.close()
 
-    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 1, [code])
-    assert named in fate.reason
+    assert (fate.state, fate.codes) == (None, [code])
     assert fate.row is not None
-    assert (fate.row.outcome, fate.row.last_error, fate.row.attempts) == ("permanent", fate.reason, 1)
-    assert fate.row.settled_at is not None
+    assert (fate.row.state, fate.row.held_reason, fate.row.attempts) == (DeliveryState.HELD, HoldReason.OURS, 1)
+    assert named in (fate.row.last_error or "")
+    assert fate.row.held_at is not None
+    assert fate.row.next_attempt_at is not None
+    assert abs(fate.row.next_attempt_at - fate.row.held_at - timedelta(minutes=1)) < timedelta(seconds=5)
+    assert (fate.row.settled_at, fate.row.outcome) == (None, None)
+    assert (link.state, link.evidence, link.rejections) == (LinkState.UP, 0, 0)
     assert peer.server.connections == 0
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from db import DeliveryState, HoldReason
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
@@ -114,12 +115,12 @@ async def test_a_peer_cannot_answer_for_the_target(
 
 
 async def test_without_any_peer_the_delivery_waits(federation: Federation, target: RelayingPeer) -> None:
-    """The sweep finds nobody; the direct failure decides, which is retryable, and the row says both."""
+    """The sweep finds nobody; the direct failure decides: the delivery is held, and the row says both."""
     async with Site(federation) as site:
         fate = await site.outcome(await owe_follow(site))
 
-    assert (fate.state, fate.codes) == (JobState.FAILED, ["DNS_BLOCKED"] * 5)
+    assert (fate.state, fate.codes) == (None, ["DNS_BLOCKED"] * 5)
     assert fate.row is not None
-    assert fate.row.outcome == "retryable"
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
     assert "relay: no peer is healthy" in (fate.row.last_error or "")
     assert [attempt.relayed_by for attempt in fate.log] == [None] * 5

@@ -1,4 +1,4 @@
-"""What an answer's status means: tried again, later if the server asks for it, and never followed elsewhere."""
+"""What an answer's status means: tried again, held until the server is back or as long as it asks, never followed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
+from db import DeliveryState, HoldReason, LinkState
 from federation.app import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
@@ -20,10 +21,10 @@ from workers import JobState
 
 pytestmark = [pytest.mark.usefixtures("queue_settings"), pytest.mark.spread("queue_settings")]
 
-REFUSALS = {status: respond(status) for status in (300, 400, 403, 404, 409, 410, 413, 429, 500, 502, 503)}
+REFUSALS = {status: respond(status) for status in (300, 400, 403, 404, 409, 410, 413, 500, 502, 503)}
 
 
-@pytest.mark.parametrize("status", [410, 429, 500])
+@pytest.mark.parametrize("status", [408, 410, 500])
 async def test_a_refusal_is_tried_again(site: Site, peer: Peer, status: int) -> None:
     """Two refusals, then the delivery completes, and the log has all three attempts."""
     peer.server.upcoming += [respond(status), respond(status)]
@@ -54,34 +55,73 @@ async def test_no_status_is_permanent(site: Site, peer: Peer, status: int) -> No
 
 
 async def test_attempts_run_out(site: Site, peer: Peer) -> None:
-    """Five attempts, with doubling pauses, then the job has failed and its row tells why."""
+    """Five attempts, with doubling pauses, then the delivery is held without a job, and its server's link is down."""
     peer.server.default = respond(500)
 
     fate = await site.outcome(await site.owe_post(peer))
 
-    assert (fate.state, fate.job.attempt) == (JobState.FAILED, 5)
-    assert fate.reason == "the server answered 500"
+    assert fate.state is None
     assert fate.row is not None
-    assert (fate.row.attempts, fate.row.outcome, fate.row.last_error) == (5, "retryable", "the server answered 500")
-    assert fate.row.settled_at is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
+    assert (fate.row.attempts, fate.row.error_code, fate.row.last_error) == (5, "HTTP_500", "the server answered 500")
+    assert (fate.row.settled_at, fate.row.outcome, fate.row.sending) == (None, None, None)
     assert fate.row.last_attempted_at is not None
-    assert fate.row.settled_at >= fate.row.last_attempted_at
+    assert fate.row.held_at is not None
+    assert fate.row.held_at >= fate.row.last_attempted_at
     assert fate.codes == ["HTTP_500"] * 5
     assert [event.delay for event in site.failing] == [timedelta(milliseconds=5 * 2**n) for n in range(4)]
     assert len(peer.deliveries) == 5
+    link = await site.federation.links.find(peer.url)
+    assert (link.state, link.reason, link.needs_canary) == (LinkState.DOWN, "HTTP_500", True)
+    server = await site.server(peer.url)
+    assert server is not None
+    assert not server.is_healthy
 
 
-async def test_the_row_is_open_between_attempts(site: Site, peer: Peer) -> None:
-    """After a failed attempt that is not the last, the row counts it and is not settled."""
-    peer.server.upcoming += [respond(500, {}), respond(503, {"Retry-After": "60"})]
-    delivery = await site.owe_post(peer)
-    site.start()
+async def test_a_server_that_refuses_to_the_last_attempt_fails_the_delivery(site: Site, peer: Peer) -> None:
+    """It could judge: the row is kept as failed, and the link is up with one refusal on record."""
+    peer.server.default = respond(410)
 
-    await site.until(lambda: len(site.failing) == 2)
+    fate = await site.outcome(await site.owe_post(peer))
 
-    fate = await site.fate(delivery)
+    assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["HTTP_410"] * 5)
+    assert fate.reason == "the server answered 410"
     assert fate.row is not None
-    assert (fate.row.attempts, fate.row.settled_at, fate.row.outcome, fate.row.last_error) == (2, None, None, None)
+    assert (fate.row.state, fate.row.outcome, fate.row.last_error) == (DeliveryState.FAILED, "retryable", fate.reason)
+    assert fate.row.settled_at is not None
+    link = await site.federation.links.find(peer.url)
+    assert (link.state, link.rejections) == (LinkState.UP, 1)
+
+
+async def test_a_page_of_a_proxy_is_no_refusal(site: Site, peer: Peer) -> None:
+    """A 4xx without JSON from a server that acknowledged us before: the delivery is held, not failed."""
+    assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
+    peer.server.default = respond(404, body=b"<html>gone fishing</html>")
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.codes) == (None, ["HTTP_404"] * 5)
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
+    assert (await site.federation.links.find(peer.url)).state is LinkState.DOWN
+
+
+async def test_the_row_is_ready_between_attempts(make_settings: MakeSettings, peer: Peer) -> None:
+    """After a failed attempt that is not the last, the row counts it, says why, and waits for the same job."""
+    federation = Federation(make_settings(federation_delivery_backoff="30s"))
+    await acquaint(federation, peer)
+    peer.server.upcoming += [respond(500, {})]
+    async with Site(federation) as site:
+        delivery = await site.owe_post(peer)
+        site.start()
+        await site.until(lambda: site.failing)
+        fate = await site.fate(delivery)
+    await federation.close()
+
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.job_id, fate.row.series) == (DeliveryState.READY, delivery, 0)
+    assert (fate.row.attempts, fate.row.error_code, fate.row.sending) == (1, "HTTP_500", None)
+    assert (fate.row.settled_at, fate.row.outcome) == (None, None)
     assert fate.state in (JobState.FAILING, JobState.SCHEDULED)
 
 
@@ -95,47 +135,64 @@ def _in(seconds: int) -> str:
         (429, {"Retry-After": "7"}, 7, 7),
         (503, {"Retry-After": "7"}, 7, 7),
         (429, {"X-Retry-After": "9"}, 9, 9),
+        (503, {"X-Retry-After": "9"}, 9, 9),
         (429, {"Retry-After": "0"}, 1, 1),
-        (429, {"Retry-After": "999999999999"}, 3600, 3600),
+        (429, {"Retry-After": "999999999999"}, 86_400, 86_400),
         (429, {"Retry-After": "@date"}, 25, 30),
         (429, {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}, 1, 1),
         (429, {"Retry-After": "soon", "X-Retry-After": "3"}, 3, 3),
-        (429, {"Retry-After": "-5"}, 0.005, 0.005),
-        (429, {"Retry-After": "1e3"}, 0.005, 0.005),
-        (429, {"Retry-After": ""}, 0.005, 0.005),
-        (500, {"Retry-After": "7"}, 0.005, 0.005),
+        (429, {"Retry-After": "-5"}, 60, 60),
+        (429, {"Retry-After": "1e3"}, 60, 60),
+        (429, {"Retry-After": ""}, 60, 60),
+        (429, {}, 60, 60),
     ],
 )
-async def test_a_server_may_lengthen_the_pause(
+async def test_a_server_that_asks_for_a_pause_rests(
     site: Site, peer: Peer, status: int, headers: dict[str, str], at_least: float, at_most: float
 ) -> None:
-    """`Retry-After` of a 429 or 503 lengthens the pause within a second and an hour; junk and other statuses do not."""
+    """A 429, or a 503 that says how long, holds the delivery, for a second to a day, a minute if it says nothing."""
     headers = {name: _in(30) if value == "@date" else value for name, value in headers.items()}
     peer.server.upcoming += [respond(status, headers)]
-    delivery = await site.owe_post(peer)
-    site.start()
 
-    await site.until(lambda: site.failing)
+    fate = await site.outcome(await site.owe_post(peer))
 
-    (pause,) = [event.delay for event in site.failing]
-    assert pause is not None
-    assert at_least <= pause.total_seconds() <= at_most
-    if at_least >= 1:
-        assert (await site.fate(delivery)).job.attempt == 1
+    assert (fate.state, fate.codes) == (None, [f"HTTP_{status}"])
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.REST)
+    link = await site.federation.links.find(peer.url)
+    assert (link.state, link.evidence, link.rejections, link.rest_until) == (
+        LinkState.UP,
+        0,
+        0,
+        fate.row.next_attempt_at,
+    )
+    assert link.rest_until is not None
+    assert fate.row.last_attempted_at is not None
+    pause = (link.rest_until - fate.row.last_attempted_at).total_seconds()
+    assert at_least - 1 <= pause <= at_most + 5  # the attempt began a moment before the answer
 
 
-async def test_a_short_request_to_wait_does_not_shorten_the_pause(make_settings: MakeSettings, peer: Peer) -> None:
-    """The back-off is the least there is."""
-    federation = Federation(make_settings(federation_delivery_backoff="30s"))
-    await acquaint(federation, peer)
-    peer.server.upcoming += [respond(429, {"Retry-After": "2"})]
-    async with Site(federation) as site:
-        await site.owe_post(peer)
-        site.start()
-        await site.until(lambda: site.failing)
-    await federation.close()
+async def test_a_resting_server_is_left_alone(site: Site, peer: Peer) -> None:
+    """What is owed to it meanwhile is held at its first look, without an attempt, and so without one counted."""
+    peer.server.upcoming += [respond(429, {"Retry-After": "3600"})]
+    await site.outcome(await site.owe_post(peer))
 
-    assert [event.delay for event in site.failing] == [timedelta(seconds=30)]
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.log) == (None, [])
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason, fate.row.attempts) == (DeliveryState.HELD, HoldReason.REST, 0)
+    assert len(peer.deliveries) == 1
+
+
+async def test_a_request_to_wait_with_another_status_means_nothing(site: Site, peer: Peer) -> None:
+    """A 500 is tried again after the usual pause, whatever it asks."""
+    peer.server.upcoming += [respond(500, {"Retry-After": "7"})]
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.codes) == (JobState.COMPLETED, ["HTTP_500", None])
+    assert [event.delay for event in site.failing] == [timedelta(milliseconds=5)]
 
 
 async def test_a_redirect_is_not_followed(site: Site, peer: Peer) -> None:

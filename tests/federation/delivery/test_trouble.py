@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text
 
-from db import AttemptOutcome
+from db import DeliveryState, HoldReason
 from federation.app import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, job_data, post_payload
@@ -49,7 +49,7 @@ async def test_a_repeated_delivery_answers_as_before(site: Site, peer: Peer) -> 
 
 
 async def test_database_trouble_is_tried_again(make_settings: MakeSettings, peer: Peer) -> None:
-    """An attempt that cannot record itself sends nothing, and runs again once the database takes it."""
+    """An attempt that cannot record itself sends nothing, costs nothing, and runs once the database takes it."""
     federation = Federation(make_settings(federation_delivery_backoff="100ms"))
     await acquaint(federation, peer)
     async with Site(federation) as site:
@@ -65,12 +65,12 @@ async def test_database_trouble_is_tried_again(make_settings: MakeSettings, peer
         fate = await site.outcome(delivery)
     await federation.close()
 
-    assert (fate.state, fate.row) == (JobState.COMPLETED, None)
-    assert (fate.log[0].error_code, fate.log[0].outcome) == ("DATABASE", AttemptOutcome.RETRYABLE)
+    assert (fate.state, fate.job.attempt, fate.row) == (JobState.COMPLETED, 1, None)
+    assert fate.codes == [None]
 
 
-async def test_an_attempt_that_crashes_last_settles_its_row(site: Site, peer: Peer) -> None:
-    """Trouble of our own on the last attempt leaves a row that says so, like any other failure."""
+async def test_a_row_that_the_database_refuses_costs_its_own_job_only(site: Site, peer: Peer) -> None:
+    """Its attempts are counted and run out, nothing is sent, and it is held for an hour as a fault of ours."""
     async with site.federation.database.transaction() as session:
         await session.execute(
             text(
@@ -83,8 +83,8 @@ async def test_an_attempt_that_crashes_last_settles_its_row(site: Site, peer: Pe
 
     assert (fate.state, fate.job.attempt) == (JobState.FAILED, 5)
     assert fate.row is not None
-    assert (fate.row.outcome, fate.row.attempts) == ("retryable", 0)
-    assert fate.row.settled_at is not None
+    assert (fate.row.state, fate.row.held_reason, fate.row.attempts) == (DeliveryState.HELD, HoldReason.OURS, 0)
+    assert fate.reason.startswith("the database did not take the attempt")
     assert peer.deliveries == []
 
 

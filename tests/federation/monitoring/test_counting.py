@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from structlog.testing import capture_logs
 
-from db import Database
+from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
@@ -89,4 +89,21 @@ async def test_recurring_jobs_are_counted(database: Database) -> None:
         await run(job)
         works = False
         await run(job, at_once=True)
-    assert samples(metrics, "federation_scheduler_runs_total") == {("purge", "done"): 1, ("purge", "failed"): 1}
+    assert samples(metrics, "federation_scheduler_runs_total") == {("done", "purge"): 1, ("failed", "purge"): 1}
+
+
+async def test_released_and_expired_deliveries_are_counted(federation: Federation) -> None:
+    """As the sweep moves them on; and what goes out because its server is up again."""
+    now = datetime.now(UTC)
+    held = {"target_url": "https://b.example/x", "server_url": "https://b.example", "payload": "{}", "job_name": "n"}
+    ages = [(timedelta(days=8), HoldReason.SERVER), (timedelta(0), HoldReason.OURS), (timedelta(0), HoldReason.SERVER)]
+    async with federation.database.transaction() as session:
+        for age, reason in ages:
+            row = DeliveryJob(**held, created_at=now - age, state=DeliveryState.HELD, held_reason=reason)
+            row.next_attempt_at = now if reason is HoldReason.OURS else None
+            session.add(row)
+    await federation.held.sweep()
+    await federation.releaser.tick()
+    assert isinstance(federation.metrics, ProcessMetrics)
+    assert samples(federation.metrics, "federation_deliveries_expired_total") == {(): 1}
+    assert samples(federation.metrics, "federation_deliveries_released_total") == {(): 2}

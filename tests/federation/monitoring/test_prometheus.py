@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
-import federation.delivery
-from db import AttemptOutcome, BlacklistedServer, Database, DeliveryJob, RunOutcome, SchedulerJob, Server, new_id
+from db import (
+    AttemptOutcome,
+    BlacklistedServer,
+    Database,
+    DeliveryJob,
+    DeliveryState,
+    HoldReason,
+    LinkState,
+    RunOutcome,
+    SchedulerJob,
+    Server,
+    ServerLink,
+    new_id,
+)
 from federation.app import Federation
-from federation.http.threat_policy import NetworkErrorCode
+from federation.delivery.codes import CLASSES, ERROR_CODES
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
 from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, code_label
 from federation.monitoring.monitor import watch
-from federation.monitoring.numbers import read_numbers
+from federation.monitoring.numbers import age, read_numbers
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.patience import PATIENCE_SECONDS
 from workers import Claim, Job, Queue, WorkerEvent, WorkerEventKind
@@ -140,18 +150,8 @@ def test_what_strangers_send_makes_no_series() -> None:
 
 
 def test_every_code_of_ours_has_its_own_series() -> None:
-    """Whatever the delivering code raises with a literal code, or maps a network failure to, is known."""
-    raised = {
-        call.args[0].value
-        for path in Path(federation.delivery.__path__[0]).glob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id in ("PermanentFailure", "RetryableFailure")
-        and isinstance(call.args[0], ast.Constant)
-    }
-    assert len(raised) > 10
-    assert raised | set(NetworkErrorCode) | {"PARKED"} == ATTEMPT_CODES
+    """Whatever the delivering code fails an attempt with, or notes of one that was given back."""
+    assert set(CLASSES) | ERROR_CODES[AttemptOutcome.PARKED] == ATTEMPT_CODES
     assert {code_label(code) for code in ATTEMPT_CODES} == ATTEMPT_CODES
 
 
@@ -210,7 +210,7 @@ async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database:
 
     assert (numbers.healthy, numbers.unhealthy, numbers.blacklist_rules) == (2, 1, 2)
     assert (numbers.owed, numbers.without_job) == (4, 1)
-    assert numbers.oldest_owed_seconds(NOW) == pytest.approx(3600)
+    assert age(numbers.oldest_ready, NOW) == pytest.approx(3600)
     assert {name: round((NOW - at).total_seconds()) for name, at in numbers.successes.items()} == {"purge": 3600}
     metrics = ProcessMetrics()
     metrics.set_database(numbers, at=NOW)
@@ -221,4 +221,45 @@ async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database:
 async def test_an_empty_database_owes_nothing(database: Database) -> None:
     """And is no error."""
     numbers = await read_numbers(database)
-    assert (numbers.owed, numbers.oldest_owed_seconds(NOW), numbers.healthy) == (0, 0, 0)
+    assert (numbers.owed, age(numbers.oldest_ready, NOW), age(numbers.oldest_held, NOW)) == (0, 0, 0)
+    assert numbers.links == {"up": 0, "down": 0, "refusing": 0, "mismatch": 0, "on_hold": 0}
+
+
+async def test_the_database_tells_of_held_deliveries_and_links(database: Database) -> None:
+    """By reason and by state; what a server that is up is owed has an age of its own, and a release begins it anew."""
+    made = {"down": 9, "up": 5, "unknown": 4, "held": 8}
+
+    def delivery(server: str, **columns: object) -> DeliveryJob:
+        at = NOW - timedelta(hours=made[server])
+        values = {"payload": "{}", "job_name": "n", "created_at": at, **columns}
+        return DeliveryJob(target_url="t", server_url=f"https://{server}.example", **values)
+
+    def held(server: str, reason: HoldReason) -> DeliveryJob:
+        return delivery(server, state=DeliveryState.HELD, held_reason=reason)
+
+    def link(server: str, **columns: object) -> ServerLink:
+        return ServerLink(server_url=f"https://{server}.example", since=NOW, **{"state": LinkState.UP, **columns})
+
+    async with database.transaction() as session:
+        session.add_all([link("down", state=LinkState.DOWN), link("up"), link("held", operator_hold=True)])
+        session.add_all([held("down", HoldReason.SERVER), held("down", HoldReason.SERVER), held("up", HoldReason.BUSY)])
+        session.add_all([held("held", HoldReason.SERVER), delivery("unknown")])
+        session.add(delivery("down", released_at=NOW - timedelta(hours=1)))
+        session.add(delivery("down", state=DeliveryState.EXPIRED, settled_at=NOW))
+
+    metrics = ProcessMetrics()
+    metrics.set_database(await read_numbers(database), at=NOW)
+    metrics.released(3)
+    metrics.expired(2)
+
+    assert samples(metrics, "federation_deliveries_owed") == {(): 6}
+    held_for = {"server": 3, "order": 0, "rest": 0, "busy": 1, "ours": 0}
+    assert samples(metrics, "federation_deliveries_held") == {(reason,): n for reason, n in held_for.items()}
+    states = {"up": 1, "down": 1, "refusing": 0, "mismatch": 0, "on_hold": 1}
+    assert samples(metrics, "federation_links") == {(state,): number for state, number in states.items()}
+    ages = samples(metrics, "federation_oldest_owed_seconds") | samples(
+        metrics, "federation_oldest_owed_while_up_seconds"
+    )
+    assert ages == pytest.approx({("ready",): 4 * 3600, ("held",): 9 * 3600, (): 5 * 3600})
+    assert samples(metrics, "federation_deliveries_released_total") == {(): 3}
+    assert samples(metrics, "federation_deliveries_expired_total") == {(): 2}

@@ -26,6 +26,7 @@ from federation.node.limits import MemoryWindows, Windows
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
 from federation.servers.discovery import Discovery
+from federation.servers.links import Links
 from federation.servers.registry import Registry
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
@@ -119,13 +120,16 @@ async def serving(
         stack.push_async_callback(database.close)
         client = await stack.enter_async_context(FederationClient(LOOPBACK))
         fetch = FederationFetch(client, mark_unhealthy=registry.mark_unhealthy)
-        discovery = Discovery(own_url=OWN_URL, keys=keys, fetch=fetch, registry=registry)
+        links = Links(database, registry)
+        stack.push_async_callback(links.close)
+        discovery = Discovery(own_url=OWN_URL, keys=keys, fetch=fetch, registry=registry, links=links)
         stack.push_async_callback(discovery.close)
         app = create_node_app(
             own_url=OWN_URL,
             keys=keys,
             database=database,
             registry=registry,
+            links=links,
             fetch=fetch,
             guard=LOOPBACK,
             discovery=discovery,

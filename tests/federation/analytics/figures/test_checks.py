@@ -38,6 +38,7 @@ GOOD: Final = {
     "delivered": attempt(),
     "delivered-202": attempt(http_status=202),
     "delivered-relayed": attempt(relayed_by="https://relay.example"),
+    "delivered-before": attempt(http_status=409),
     "delivered-no-status": attempt(http_status=None),
     "retryable-timeout": failure("https://a.example", "TIMEOUT"),
     "retryable-503": failure("https://a.example", "HTTP_503", http_status=503),

@@ -11,11 +11,11 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
-from db import Database, DeliveryJob, DeliveryPayload
+from db import Database, DeliveryJob, DeliveryPayload, DeliveryState
 from federation.app import Federation
 from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
-from federation.delivery.ledger import Ledger
+from federation.delivery.ledger import Begin, Begun, Ended, Ledger
 from federation.delivery.outbox import BATCH, Outbox
 from federation.delivery.purge import Purge
 from tests.federation.delivery.harness import Site, post_payload
@@ -122,11 +122,18 @@ async def test_the_text_goes_with_its_last_delivery(database: Database) -> None:
     """Delivered ones and those that fail without a trace take their reference along, repeated reports none."""
     ids = await rows_of_one_text(database, 3)
     ledger = Ledger(database)
+    now = datetime.now(UTC)
     await ledger.gone(ids[0])
     await ledger.gone(ids[0])
     assert await texts_of(database) == [2]
     await ledger.gone(ids[1])
-    await ledger.settled(ids[2], outcome="permanent", error="no", code="NO_ACK")
+    begun = await ledger.begin(
+        Begin(delivery_id=ids[2], job_id=ids[2], job_name=NAME, server_url=servers(3)[2], attempt=1, at=now)
+    )
+    assert isinstance(begun, Begun)
+    await ledger.ended(
+        Ended(series=begun.series, state=DeliveryState.FAILED, at=now, code="NO_ACK", error="no", outcome="permanent")
+    )
     assert await texts_of(database) == [1]
     await ledger.gone(ids[2])
     assert await texts_of(database) == []

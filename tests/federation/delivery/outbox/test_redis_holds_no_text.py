@@ -56,18 +56,22 @@ async def everything(redis: Redis, pattern: str) -> str:
 
 
 async def test_redis_holds_neither_texts_nor_keys(site: Site, peer: Peer, redis_url: str, queue_prefix: str) -> None:
-    """Of deliveries and fan-outs that wait, failed, and were delivered."""
+    """Of deliveries and fan-outs that wait, are held, failed, and were delivered."""
     await acquaint(site.federation, peer)
     outbox = site.federation.outbox
     async with outbox.transaction() as session:
         delivered = await outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, [peer.url], post_payload("post-1"))
     await site.ended(*delivered)
+    peer.server.default = respond(410, {"Content-Type": "application/json"}, b"{}")
+    (failed,) = await site.owe_posts(peer, 1)
+    assert (await site.outcome(failed)).state is JobState.FAILED
     peer.server.default = respond(500)
     async with outbox.transaction() as session:
-        failed = await outbox.enqueue_delivery(
+        held = await outbox.enqueue_delivery(
             session, FOLLOW_JOB, peer.url + FOLLOWS_PATH, peer.url, follow_payload(FOLLOW_ID)
         )
-    assert (await site.outcome(failed)).state is JobState.FAILED
+    fate = await site.outcome(held)
+    assert (fate.state, fate.codes) == (None, ["HTTP_500"] * 2)
     await site.stop()
     async with outbox.transaction() as session:
         await outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, [peer.url], post_payload("post-2"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import update
-from sqlmodel import col
+from sqlalchemy import select, update
 
-from db import Database, DeliveryJob
+from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from federation.app import Federation
 from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
@@ -19,7 +19,7 @@ from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.outbox.conftest import PAYLOAD, Place
 from tests.servers import free_port
 from workers import StorageUnavailable
-from workers.jobs import DROP, Completed, ErrorInfo, Failed
+from workers.jobs import Completed, ErrorInfo, Failed, Retried
 from workers.storage.base import ANY_NAME
 from workers.storage.memory import MemoryStorage
 
@@ -57,12 +57,27 @@ async def test_a_delivery_without_a_job_gets_one(place: Place) -> None:
     }
 
 
-async def test_a_job_in_whatever_state_is_not_added_again(place: Place) -> None:
-    """Waiting, running, completed or failed: its row is still owed, and the job stays as it is."""
+async def test_a_job_that_is_under_way_is_not_added_again(place: Place) -> None:
+    """Whether it waits, runs, or failed and waits to run again."""
     async with place.outbox.transaction() as session:
-        for _ in range(4):
+        for _ in range(3):
             await place.enqueue(session)
-    claims = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=3)
+    claims = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=2)
+    error = ErrorInfo(type="E", message="m")
+    await place.queue.storage.settle([Retried(claim=claims[0], error=error, delay=timedelta(hours=1))])
+    before = await place.queue.storage.counts()
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(queued_at=None))
+    assert await sweeper_of(place).sweep() == Swept(rows=3, added=0, complete=True)
+    assert await place.queue.storage.counts() == before
+    assert {row.series for row in (await place.rows()).values()} == {0}
+
+
+async def test_a_delivery_that_is_ready_and_whose_job_has_ended_gets_another_one(place: Place) -> None:
+    """Completed or failed, attempted or not: the job had no say, and queues take its id for a duplicate's."""
+    async with place.outbox.transaction() as session:
+        owed = {await place.enqueue(session) for _ in range(2)}
+    claims = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=2)
     hour = timedelta(hours=1)
     await place.queue.storage.settle(
         [
@@ -70,11 +85,20 @@ async def test_a_job_in_whatever_state_is_not_added_again(place: Place) -> None:
             Failed(claim=claims[1], error=ErrorInfo(type="E", message="m"), keep=hour),
         ]
     )
-    before = await place.queue.storage.counts()
     async with place.database.transaction() as session:
-        await session.execute(update(DeliveryJob).values(queued_at=None))
-    assert await sweeper_of(place).sweep() == Swept(rows=4, added=0, complete=True)
-    assert await place.queue.storage.counts() == before
+        attempted = {"queued_at": None, "attempts": 1, "last_attempted_at": datetime.now(UTC)}
+        await session.execute(update(DeliveryJob).values(first_attempted_at=datetime.now(UTC), sending=1, **attempted))
+    assert await sweeper_of(place).sweep() == Swept(rows=2, added=2, complete=True)
+    assert await place.jobs() == {f"{each}.1" for each in owed}
+    for row in (await place.rows()).values():
+        assert (row.series, row.job_id, row.state) == (1, f"{row.id}.1", DeliveryState.READY)
+        assert (row.attempts, row.first_attempted_at, row.sending) == (1, None, None)
+    async with place.database.read() as session:
+        log = (await session.execute(select(DeliveryAttempt))).scalars().all()
+    assert {(each.delivery_id, each.series, each.attempt, each.error_code) for each in log} == {
+        (each, 0, 1, "STALLED") for each in owed
+    }
+    assert await sweeper_of(place).sweep() == Swept(rows=0, added=0, complete=True)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +106,15 @@ async def test_a_job_in_whatever_state_is_not_added_again(place: Place) -> None:
     [
         {"job_name": None},
         {"settled_at": datetime.now(UTC)},
-        {"last_attempted_at": datetime.now(UTC)},
+        {"state": DeliveryState.HELD, "held_reason": HoldReason.SERVER},
+        {"state": DeliveryState.FAILED},
+        {"state": DeliveryState.EXPIRED},
         {"created_at": datetime.now(UTC) + timedelta(hours=1)},
     ],
-    ids=["of-a-node-producer", "settled", "attempted", "fresh"],
+    ids=["of-a-node-producer", "settled", "held", "failed", "expired", "fresh"],
 )
 async def test_rows_that_are_not_ours_to_send_are_left_alone(place: Place, values: dict[str, object]) -> None:
-    """What a Node producer wrote, what is settled, what was attempted, and what is too young for a missing job."""
+    """What a Node producer wrote, what is settled, held or given up, and what is too young for a missing job."""
     await owe(place.database)
     async with place.database.transaction() as session:
         await session.execute(update(DeliveryJob).values(**values))
@@ -96,17 +122,30 @@ async def test_rows_that_are_not_ours_to_send_are_left_alone(place: Place, value
     assert await place.jobs() == set()
 
 
-async def test_a_settled_delivery_is_never_sent_again(place: Place) -> None:
-    """Nor is one whose job has completed, with its row on the way out."""
-    (owed,) = await owe(place.database, 1)
-    await sweeper_of(place).sweep()
-    (claim,) = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=1)
+async def test_an_attempted_delivery_without_a_job_gets_one(place: Place) -> None:
+    """The row is ready, so it is owed: what its attempts came to does not matter. The id was never taken."""
+    owed = await owe(place.database)
     async with place.database.transaction() as session:
-        await session.execute(
-            update(DeliveryJob).where(col(DeliveryJob.id) == owed).values(last_attempted_at=datetime.now(UTC))
-        )
-    await place.queue.storage.settle([Completed(claim=claim, result=b"null", keep=DROP)])
-    assert await sweeper_of(place).sweep() == Swept(rows=0, added=0, complete=True)
+        await session.execute(update(DeliveryJob).values(attempts=1, last_attempted_at=datetime.now(UTC)))
+    assert await sweeper_of(place).sweep() == Swept(rows=3, added=3, complete=True)
+    assert await place.jobs() == owed
+
+
+async def test_two_sweepers_at_once_add_one_job(place: Place) -> None:
+    """Both find the ended job; the row names one new series, and its job is there once."""
+    async with place.outbox.transaction() as session:
+        owed = await place.enqueue(session)
+    (claim,) = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=1)
+    error = ErrorInfo(type="E", message="m")
+    await place.queue.storage.settle([Failed(claim=claim, error=error, keep=timedelta(hours=1))])
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(queued_at=None))
+
+    swept = await asyncio.gather(sweeper_of(place).sweep(), sweeper_of(place).sweep())
+
+    assert sum(each.added for each in swept) >= 1
+    assert await place.jobs() == {f"{owed}.1"}
+    assert (await place.rows())[owed].job_id == f"{owed}.1"
 
 
 async def test_a_long_backlog_is_swept_in_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,112 @@
+"""What an administrator does with the way to a server: hold its deliveries, and let held ones go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import ColumnElement, Connection, or_, select
+from sqlmodel import col
+
+from db import DeliveryJob, DeliveryState, HoldReason, LinkState, ServerLink
+from federation.admin import deliveries
+from federation.admin.deliveries import is_in
+from federation.delivery.rows import OwedRow, made_ready
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+BATCH: Final = 1_000
+
+_PACED: Final = (HoldReason.SERVER, HoldReason.REST)
+"""What the nodes send by themselves once the link is up, oldest first and slowly at first."""
+
+Progress = Callable[[int], None]
+"""Told how many rows more have been dealt with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetGo:
+    """How many held deliveries go out now; `in_order` wait for an older one of their ordering key, and follow it."""
+
+    released: int
+    in_order: int
+
+
+def _unwatched(_rows: int) -> None:
+    pass
+
+
+async def hold(federation: Federation, url: str) -> int:
+    """Deliveries to the server are held until `release`; how many are owed to it. Attempts under way end as they do."""
+    await federation.links.hold(url)
+    return await deliveries.count(federation.database, _of(url, is_in(DeliveryState.READY), is_in(DeliveryState.HELD)))
+
+
+async def release(federation: Federation, url: str) -> LetGo:
+    """The server's link is up, whatever is known of it, and what is held for it goes out, at the nodes' pace.
+
+    Raises:
+        SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
+    """
+    await federation.links.release(url)
+    paced = await _count(federation, _of(url, _held_for(*_PACED)))
+    # Those that may crash workers go out by themselves, in ever smaller groups.
+    soon = _held_for(HoldReason.BUSY, HoldReason.OURS) & col(DeliveryJob.suspect).is_(None)
+    others = await _ready(federation, _of(url, soon), _unwatched)
+    return LetGo(released=paced + others, in_order=await _count(federation, _of(url, _held_for(HoldReason.ORDER))))
+
+
+async def release_all(federation: Federation, *, progress: Progress = _unwatched) -> LetGo:
+    """Every link is up, nobody holds any, and every held delivery has its job in the queue, at once.
+
+    Raises:
+        SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
+    """
+    for url in await _closed(federation):
+        await federation.links.release(url)
+    everything = _held_for(*(reason for reason in HoldReason if reason is not HoldReason.ORDER))
+    released = await _ready(federation, [everything], progress)
+    return LetGo(released=released, in_order=await _count(federation, [_held_for(HoldReason.ORDER)]))
+
+
+async def _closed(federation: Federation) -> Sequence[str]:
+    """The servers whose link is not up, or is held, or that asked for a pause that is not over."""
+    is_closed = or_(
+        col(ServerLink.state) != LinkState.UP,
+        col(ServerLink.operator_hold).is_(True),
+        col(ServerLink.rest_until) > datetime.now(UTC),
+    )
+    return [row[0] for row in await federation.database.rows(select(col(ServerLink.server_url)).where(is_closed))]
+
+
+async def _ready(federation: Federation, chosen: Sequence[ColumnElement[bool]], progress: Progress) -> int:
+    """The chosen held deliveries are ready, and their jobs in the queue; how many. The oldest first."""
+    # Those that a worker holds again meanwhile would go round and round.
+    held_before = col(DeliveryJob.held_at) <= datetime.now(UTC)
+    oldest = select(col(DeliveryJob.id)).where(*chosen, held_before).order_by(col(DeliveryJob.created_at)).limit(BATCH)
+
+    def change(connection: Connection) -> list[OwedRow]:
+        return made_ready(connection, connection.execute(oldest).scalars().all(), datetime.now(UTC))
+
+    await federation.delivery_queue.start()
+    total = 0
+    while rows := await federation.database.transact(change):
+        await federation.delivery_queue.add_bulk([row.job() for row in rows])
+        total += len(rows)
+        progress(len(rows))
+    return total
+
+
+async def _count(federation: Federation, chosen: Sequence[ColumnElement[bool]]) -> int:
+    return await deliveries.count(federation.database, chosen)
+
+
+def _held_for(*reasons: HoldReason) -> ColumnElement[bool]:
+    return is_in(DeliveryState.HELD) & col(DeliveryJob.held_reason).in_(reasons)
+
+
+def _of(url: str, *either: ColumnElement[bool]) -> list[ColumnElement[Any]]:
+    return [col(DeliveryJob.server_url) == url, or_(*either)]

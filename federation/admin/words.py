@@ -1,0 +1,18 @@
+"""Numbers and times as people read them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+def counted(number: int) -> str:
+    """So many deliveries."""
+    return "1 delivery" if number == 1 else f"{number} deliveries"
+
+
+def ago(duration: timedelta) -> str:
+    """The duration in its two largest units."""
+    seconds = max(round(duration.total_seconds()), 0)
+    parts = [(seconds // 86_400, "d"), (seconds // 3_600 % 24, "h"), (seconds // 60 % 60, "min"), (seconds % 60, "s")]
+    first = next((index for index, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number) or "0 s"

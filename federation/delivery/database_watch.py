@@ -1,0 +1,50 @@
+"""Whether the database answers, as far as deliveries have noticed: while it does not, none is claimed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Final
+
+import structlog
+from sqlalchemy import literal, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import Database
+
+log = structlog.get_logger(__name__)
+
+INTERVAL: Final = timedelta(seconds=1)
+
+
+class DatabaseWatch:
+    """Told of trouble by whoever has it; asked by the worker before each claim."""
+
+    def __init__(self, database: Database, *, interval: timedelta = INTERVAL) -> None:
+        self._database = database
+        self._interval = interval
+        self._in_trouble = False
+
+    def note_trouble(self) -> None:
+        """The database did not answer."""
+        if not self._in_trouble:
+            log.error("database_away", then="no delivery is claimed until it answers")
+        self._in_trouble = True
+
+    def not_ready(self) -> Coroutine[object, object, None] | None:
+        """None while the database answers, else what ends when it does again."""
+        return self._until_it_answers() if self._in_trouble else None
+
+    async def _until_it_answers(self) -> None:
+        while self._in_trouble:
+            try:
+                await self._database.rows(_ANYTHING)
+            except SQLAlchemyError:
+                await asyncio.sleep(self._interval.total_seconds())
+            else:
+                self._in_trouble = False
+                log.info("database_back")
+
+
+_ANYTHING: Final = select(literal(1))

@@ -1,0 +1,308 @@
+"""One exchange with the server a delivery is for: find its keys, seal, sign, post, and read what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Final, TypeAlias
+
+import structlog
+
+from federation.base.jobs import FOLLOW_JOB, POST_JOB, FederationDeliveryJob
+from federation.delivery.codes import FailureClass, class_of_status
+from federation.delivery.errors import PermanentFailure, RetryableFailure
+from federation.delivery.follow_ack import read_follow_ack
+from federation.delivery.ledger import FollowAnswer, Series
+from federation.delivery.original import has_no_receiver, is_stored_already, received_follow
+from federation.delivery.post_ack import post_ack_mismatch
+from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
+from federation.http.gates import FederationFetch, Fetched
+from federation.http.guard import AddressGuard
+from federation.http.response import Response
+from federation.protocol.acks import Ack, find_ack, is_unsigned_follow_ack, parse_ack_body
+from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers, parse_method
+from federation.protocol.errors import AckMissing, KeyMaterialError, NotJson, PayloadError, UrlError
+from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.refusals import refusal_code
+from federation.protocol.sealing import seal
+from federation.protocol.signing import sign_message
+from federation.servers.discovery import Discover, DiscoveryError, DiscoveryRefused, ServerRests
+from federation.servers.link_rules import SHORTEST_REST
+from federation.servers.profiles import Profile
+from federation.servers.registry import KnownServer, Registry
+
+log = structlog.get_logger(__name__)
+
+DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
+POST_ACK_INTERVAL: Final = 60.0
+"""Seconds between two looks at the acknowledgments of one server's posts."""
+MAX_REMEMBERED: Final = 10_000
+
+
+@dataclass(slots=True)
+class Report:
+    """What one attempt has learned so far.
+
+    `attempt` is its number in its job. `acknowledged`: the server has acknowledged a delivery before; `profile`: what
+    an operator says it runs. `begun`: the attempt is let through, and belongs to `series` if there is a row.
+    `first_byte`: how long the server may take to begin its answer; `answered`: whether it did, None if it was not
+    asked.
+    """
+
+    delivery: FederationDeliveryJob
+    payload: str = field(default="", repr=False)
+    attempt: int = 1
+    acknowledged: bool = False
+    profile: Profile | None = None
+    begun: bool = False
+    series: Series | None = None
+    method: ActivityMethod | None = None
+    cached_public_key: str | None = None
+    status: int | None = None
+    remote_code: str | None = None
+    first_byte: timedelta | None = None
+    answered: bool | None = None
+    peer: str | None = None
+    request_bytes: int | None = None
+    response_bytes: int | None = None
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started: float = field(default_factory=monotonic)
+    checked: float = 0.0
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether an attempt at the delivery was made before, so that the server may have the activity."""
+        return self.attempt > 1 or (self.series is not None and self.series.attempts > 1)
+
+
+ReadAck: TypeAlias = Callable[[Ack, Report], Awaitable[FollowAnswer | None]]
+
+
+class Exchange:
+    """Callable with a job's name and the report of its attempt; the answer to a follow, if the job asked for one.
+
+    `own_url` and `keys` may be None: nothing can be sent then. `timeout` covers the whole request.
+
+    Raises:
+        PermanentFailure, RetryableFailure: what went wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        own_url: str | None,
+        keys: OwnKeys | None,
+        registry: Registry,
+        discover: Discover,
+        guard: AddressGuard,
+        fetch: FederationFetch,
+        timeout: timedelta = DELIVERY_TIMEOUT,
+    ) -> None:
+        self._own_url = own_url
+        self._keys = keys
+        self._registry = registry
+        self._discover = discover
+        self._guard = guard
+        self._fetch = fetch
+        self._timeout = timeout
+        self._post_acks_checked: dict[str, float] = {}
+        self._ack_readers: Mapping[str, ReadAck] = {
+            FOLLOW_JOB: self._read_follow_ack,
+            POST_JOB: self._check_post_ack,
+        }
+
+    async def __call__(self, job_name: str, report: Report) -> FollowAnswer | None:
+        report.method = _method_of(report.payload)
+        server = await self._find_server(report)
+        body, headers = self._prepare(report, server)
+        fetched = await self._post(report, body, headers)
+        _require_taken(report, fetched.response)
+        await self._note_health(server, fetched)
+        ack = _acknowledgment(report, fetched.response)
+        if ack is None:
+            return received_follow(report.payload, report.delivery.server_url) if job_name == FOLLOW_JOB else None
+        read_ack = self._ack_readers.get(job_name)
+        return await read_ack(ack, report) if read_ack else None
+
+    async def refuse_blacklisted(self, delivery: FederationDeliveryJob) -> None:
+        """Neither the server nor the target, which may lie elsewhere in another producer's job, is blacklisted.
+
+        Raises:
+            PermanentFailure: one of them is.
+        """
+        for url in (delivery.server_url, delivery.target_url):
+            if await self._registry.is_blacklisted(url):
+                raise PermanentFailure("BLACKLISTED", f"{url} is blacklisted")
+
+    async def _find_server(self, report: Report) -> KnownServer:
+        delivery = report.delivery
+        try:
+            target = self._guard.check_url(delivery.target_url)
+            if target.origin != delivery.server_url:  # what producers of ours never do; others may
+                log.warning("delivery_target_elsewhere", server_url=delivery.server_url, target=target.origin)
+            known = await self._registry.known(delivery.server_url)
+            if known is not None:
+                report.cached_public_key = known.public_key
+                return known
+            server = await self._discover(delivery.server_url)
+        except BlockedUrl as error:
+            raise PermanentFailure("BLOCKED_URL", f"the target may not be contacted: {error}") from error
+        except ServerRests as error:  # who asked has noted for how long
+            raise RetryableFailure(
+                "HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST
+            ) from error
+        except DiscoveryRefused as error:
+            raise RetryableFailure("DISCOVERY_REFUSED", str(error)) from error
+        except (DiscoveryError, NetworkError) as error:
+            report.answered = False
+            raise RetryableFailure("DISCOVERY", str(error)) from error
+        await self.refuse_blacklisted(delivery)  # a discovery may take long enough for an administrator to act
+        return server
+
+    def _prepare(self, report: Report, server: KnownServer) -> tuple[bytes, dict[str, str]]:
+        """The request's body and headers."""
+        delivery, method = report.delivery, report.method
+        assert method is not None
+        try:
+            envelope = seal(report.payload, decode_key(server.encryption_public_key, what="encryption key"))
+        except KeyMaterialError as error:
+            raise RetryableFailure("KEY_MATERIAL", f"the registered key of {server.url} is unusable: {error}") from None
+        if self._own_url is None:
+            raise PermanentFailure("NO_OWN_URL", "BETTER_AUTH_URL is not set: this node has no name")
+        if self._keys is None:
+            raise PermanentFailure("NO_OWN_KEYS", "FEDERATION_PRIVATE_KEY is not set: nothing to sign with")
+        signature = sign_message(report.payload, self._keys.signing.secret)
+        try:
+            headers = delivery_headers(own_url=self._own_url, target_url=delivery.target_url)
+        except UrlError as error:
+            raise PermanentFailure("BLOCKED_URL", str(error)) from error
+        body = DeliveryRequest(method=method, payload=envelope, signature=signature).to_bytes()
+        report.request_bytes = len(body)
+        return body, headers
+
+    async def _post(self, report: Report, body: bytes, headers: Mapping[str, str]) -> Fetched:
+        delivery = report.delivery
+        try:
+            fetched = await self._fetch(
+                delivery.target_url,
+                method="POST",
+                headers=headers,
+                body=body,
+                timeout=self._timeout,
+                first_byte=report.first_byte,
+                proxy_fallback=True,
+                server_url=delivery.server_url,
+            )
+        except NetworkError as error:
+            report.answered = False
+            raise RetryableFailure(error.code, str(error)) from error
+        except BodyTooLarge as error:
+            report.answered = True
+            raise PermanentFailure("BODY_TOO_LARGE", str(error)) from error
+        report.answered = not fetched.proxied
+        report.status = fetched.response.status
+        report.response_bytes = len(fetched.response.body)
+        report.peer = fetched.peer
+        return fetched
+
+    async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:
+        """A server that takes a direct delivery is healthy, whatever its last probe said, or a look meanwhile."""
+        if fetched.proxied:
+            return
+        known = await self._registry.known(server.url)
+        if known is not None and not known.is_healthy:
+            await self._registry.mark_healthy(server.url, reason="delivered")
+
+    async def _read_follow_ack(self, ack: Ack, report: Report) -> FollowAnswer:
+        assert self._keys is not None  # nothing was sent without them
+        server_url = report.delivery.server_url
+        return await read_follow_ack(
+            ack,
+            server_url,
+            keys=self._keys,
+            cached_public_key=report.cached_public_key,
+            find_public_key=lambda: self._registered_key(server_url),
+        )
+
+    async def _check_post_ack(self, ack: Ack, report: Report) -> None:
+        """A mismatch is logged, and the post is delivered all the same: its acknowledgment changes nothing here.
+
+        One a minute and server is looked at: opening them all would cost a fifth of a delivery.
+        """
+        assert self._keys is not None  # nothing was sent without them
+        server_url = report.delivery.server_url
+        if monotonic() - self._post_acks_checked.get(server_url, -POST_ACK_INTERVAL) < POST_ACK_INTERVAL:
+            return
+        if len(self._post_acks_checked) >= MAX_REMEMBERED:
+            self._post_acks_checked.clear()
+        self._post_acks_checked[server_url] = monotonic()
+        try:
+            key = report.cached_public_key or await self._registered_key(server_url)
+            mismatch = post_ack_mismatch(ack, server_url, payload=report.payload, keys=self._keys, public_key=key)
+        except Exception as error:  # whatever it is, it must not repeat a delivery that has arrived
+            mismatch = type(error).__name__
+        if mismatch is not None:
+            delivery_id = report.delivery.delivery_job_id
+            log.warning("post_ack_mismatch", server_url=server_url, delivery_id=delivery_id, mismatch=mismatch)
+
+    async def _registered_key(self, server_url: str) -> str | None:
+        server = await self._registry.find(server_url)
+        return server.public_key if server else None
+
+
+def _method_of(payload: str) -> ActivityMethod:
+    try:
+        return parse_method(payload)
+    except PayloadError as error:
+        raise PermanentFailure("INVALID_PAYLOAD", str(error)) from None
+
+
+def _require_taken(report: Report, response: Response) -> None:
+    """The server has the activity, from this attempt or an earlier one."""
+    if response.ok:
+        return
+    is_json, report.remote_code = refusal_code(response.body)
+    is_original = report.profile is Profile.ORIGINAL
+    if is_original and report.is_repeat and is_stored_already(report.method, response.status, report.remote_code):
+        return
+    pause = response.retry_after(datetime.now(UTC))
+    kind = class_of_status(
+        response.status,
+        asks_to_wait=pause is not None,
+        is_json=is_json,
+        acknowledged=report.acknowledged,
+    )
+    said = f": {report.remote_code}" if report.remote_code else ""
+    problem = f"the server answered {response.status}{said}"
+    if is_original and kind is FailureClass.REJECTED and has_no_receiver(report.method, response.status):
+        raise PermanentFailure("NO_RECEIVER", f"the server takes no unfollows: {problem}")
+    raise RetryableFailure(
+        f"HTTP_{response.status}",
+        problem,
+        failure_class=kind,
+        at_least=pause if kind is FailureClass.REST else None,
+    )
+
+
+def _acknowledgment(report: Report, response: Response) -> Ack | None:
+    """What the server sent to prove that it has the activity; None if it is known to prove nothing."""
+    if not response.ok:  # it has had the activity since an earlier attempt
+        return None
+    body: object = None
+    try:
+        body = parse_ack_body(response.body)
+        return find_ack(body)
+    except (NotJson, AckMissing) as error:
+        # The server's own answer, whatever it has signed before: no hoster's page, and not over by itself.
+        is_unsigned = report.method is ActivityMethod.FEDERATE and is_unsigned_follow_ack(body)
+        if is_unsigned and report.profile is Profile.ORIGINAL:
+            return None
+        if report.acknowledged and not is_unsigned:
+            problem = f"something else than the server answered, which has acknowledged deliveries before: {error}"
+            raise RetryableFailure("FOREIGN_ANSWER", problem) from None
+        if isinstance(error, NotJson):
+            raise PermanentFailure("NOT_JSON", f"the server's answer is not JSON: {error}") from None
+        hint = "; the profile `original` of a server makes its unsigned answer count" if is_unsigned else ""
+        raise PermanentFailure("NO_ACK", f"{error}{hint}") from None

@@ -1,0 +1,56 @@
+"""What becomes of a delivery whose attempt failed: a pure decision, from the class of the failure and the link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from db import DeliveryState, HoldReason
+from federation.delivery.codes import FailureClass
+from federation.delivery.ledger import Series
+from federation.servers.link_rules import Link
+
+FIRST_OWN_PAUSE: Final = timedelta(minutes=1)
+LONGEST_OWN_PAUSE: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """The state the row gets; `ready`: the same job tries again."""
+
+    state: DeliveryState
+    reason: HoldReason | None = None
+    until: datetime | None = None
+
+
+AGAIN: Final = Fate(state=DeliveryState.READY)
+FAILED: Final = Fate(state=DeliveryState.FAILED)
+HELD_FOR_SERVER: Final = Fate(state=DeliveryState.HELD, reason=HoldReason.SERVER)
+
+
+def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, now: datetime) -> Fate:
+    """What becomes of the row; `link` is as the failure left it, `is_last` that the job has no attempt left."""
+    if kind is FailureClass.REST:
+        return Fate(state=DeliveryState.HELD, reason=HoldReason.REST, until=link.rest_until)
+    if kind is FailureClass.UNAVAILABLE and (series.is_canary or not link.is_open):
+        return HELD_FOR_SERVER
+    if not is_last:
+        return AGAIN
+    if kind is FailureClass.UNAVAILABLE:
+        return HELD_FOR_SERVER
+    if kind is FailureClass.OURS:
+        return Fate(state=DeliveryState.HELD, reason=HoldReason.OURS, until=now + own_pause(series.holds))
+    return FAILED if link.is_open or series.is_canary else HELD_FOR_SERVER
+
+
+def fails_alone(series: Series, link: Link) -> bool:
+    """Whether the delivery failed as its server's canary, and another has got through since."""
+    if series.is_canary or series.canary_at is None or link.last_success_at is None:
+        return False
+    return link.last_success_at > series.canary_at
+
+
+def own_pause(holds: int) -> timedelta:
+    """How long a fault of ours holds a delivery that it held `holds` times in a row: 1, 2, 4 ... 60 minutes."""
+    return min(FIRST_OWN_PAUSE * (1 << min(holds, 20)), LONGEST_OWN_PAUSE)

@@ -1,0 +1,274 @@
+"""What becomes of held deliveries by itself: released in time, given up when too old or forbidden.
+
+Theory of operation. A held delivery has no job, so nothing but a look at the database moves it. A sweep releases those
+whose time has come, hands the rows of servers that are up again to the `Releaser`, fails those to blacklisted servers,
+and lets those expire that are older than an operator wants to send. An enqueue may commit after the release for its
+server has passed, or after the delivery that it waits for has ended, and a process may die anywhere: whatever was
+missed, the next sweep finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+import structlog
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from db import AttemptOutcome, Database, DeliveryState, HoldReason, LinkState
+from federation.base.bull_queue import BullQueue
+from federation.base.meter import NO_METER, Meter
+from federation.delivery.rows import TABLE, OwedRow, made_ready, next_in_order, places_of
+from federation.servers.link_rules import LONGEST_REST
+from federation.servers.links import Links
+from federation.servers.registry import Registry
+from workers.clock import Clock, SystemClock
+
+log = structlog.get_logger(__name__)
+
+BATCH: Final = 1_000
+MAX_ROWS: Final = 20_000
+"""Changed by one sweep, of each kind."""
+
+WAITS_FOR_SERVER: Final = (HoldReason.SERVER, HoldReason.REST)
+"""The reasons whose deliveries the `Releaser` sends, at its pace."""
+
+
+_Change: TypeAlias = Callable[[], Awaitable[tuple[int, Sequence[OwedRow]]]]
+"""How many rows changed, and those that are ready now."""
+
+
+class HeldDeliveries:
+    """Sweeps held rows. One process at a time should; several do no harm. `max_age` None: nothing expires."""
+
+    def __init__(
+        self,
+        database: Database,
+        queue: BullQueue,
+        *,
+        links: Links,
+        registry: Registry,
+        max_age: timedelta | None,
+        meter: Meter = NO_METER,
+        clock: Clock | None = None,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._links = links
+        self._registry = registry
+        self._max_age = max_age
+        self._meter = meter
+        self._clock = clock or SystemClock()
+
+    async def sweep(self) -> Mapping[str, object]:
+        """Every held delivery whose time has come has moved on; how many of which kind.
+
+        Raises:
+            SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
+        """
+        await self._queue.start()
+        failed, releasing = await self._look_at_servers()
+        return {
+            "expired": await self._expire(),
+            "released": await self._release_due(),
+            "suspects_released": await self._release_suspects(),
+            "in_order": await self._in_batches(self._ready_in_order),
+            "blacklisted": failed,
+            "servers_to_release": releasing,
+        }
+
+    async def _release_due(self) -> int:
+        count = await self._in_batches(self._ready_due)
+        self._meter.released(count)
+        return count
+
+    async def _release_suspects(self) -> int:
+        """The next group of those that may crash workers, once none of the last is under way."""
+        now = self._clock.now()
+
+        def release(connection: Connection) -> list[OwedRow]:
+            if connection.execute(_SUSPECTS_UNDER_WAY).first() is not None:
+                return []
+            widest = connection.execute(_WIDEST_SUSPECTS).scalar_one_or_none()
+            if widest is None:
+                return []
+            chosen = connection.execute(_SUSPECTS, {"width": widest, "most": max(widest, 1)}).scalars().all()
+            return made_ready(connection, chosen, now)
+
+        rows = await self._database.transact(release)
+        if rows:
+            await self._queue.add_bulk([row.job() for row in rows])
+            log.warning("suspects_released", count=len(rows), delivery_ids=[row.id for row in rows][:20])
+        return len(rows)
+
+    async def _expire(self) -> int:
+        if self._max_age is None:
+            return 0
+        count = await self._in_batches(self._expire_batch)
+        self._meter.expired(count)
+        if count:
+            log.warning("deliveries_expired", count=count, max_age_seconds=self._max_age.total_seconds())
+        return count
+
+    async def _look_at_servers(self) -> tuple[int, int]:
+        """Those with held rows: what is held for a blacklisted one fails, what is held for one that is up goes out."""
+        failed = releasing = 0
+        for row in await self._database.rows(_HELD_SERVERS):
+            if await self._registry.is_blacklisted(row.server_url):
+                failed += await self._fail_blacklisted(row.server_url)
+                continue
+            if not row.waits:
+                continue
+            link = await self._links.view(row.server_url)
+            if link.state is LinkState.UP and link.release_at is None and link.hold(self._clock.now()) is None:
+                await self._links.release_held(row.server_url)
+                releasing += 1
+        return failed, releasing
+
+    async def _fail_blacklisted(self, server_url: str) -> int:
+        async def fail() -> tuple[int, Sequence[OwedRow]]:
+            now = self._clock.now()
+            values = {"server": server_url, "at": now}
+            return await self._database.transact(lambda connection: _give_up(connection, _BLACKLISTED, values, now))
+
+        count = await self._in_batches(fail)
+        log.warning("held_deliveries_failed", server_url=server_url, count=count, code="BLACKLISTED")
+        return count
+
+    async def _ready_due(self) -> tuple[int, Sequence[OwedRow]]:
+        now = self._clock.now()
+
+        def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
+            # A time further off than any was written by a clock that was wrong.
+            found = connection.execute(_DUE, {"now": now, "horizon": now + LONGEST_REST + timedelta(hours=1)})
+            rows = made_ready(connection, found.scalars().all(), now)
+            return len(rows), rows
+
+        return await self._database.transact(release)
+
+    async def _ready_in_order(self) -> tuple[int, Sequence[OwedRow]]:
+        """Deliveries that wait for an older one which is there no more."""
+        now = self._clock.now()
+
+        def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
+            rows = next_in_order(connection, places_of(connection.execute(_FIRST_IN_ORDER).all()), now)
+            return len(rows), rows
+
+        return await self._database.transact(release)
+
+    async def _expire_batch(self) -> tuple[int, Sequence[OwedRow]]:
+        now = self._clock.now()
+        assert self._max_age is not None
+        values = {"before": now - self._max_age, "at": now}
+        return await self._database.transact(lambda connection: _give_up(connection, _EXPIRED, values, now))
+
+    async def _in_batches(self, change: _Change) -> int:
+        """Repeat `change` until it finds nothing, or enough; the jobs of what it made ready are added."""
+        total = 0
+        while total < MAX_ROWS:
+            count, ready = await change()
+            if ready:
+                await self._queue.add_bulk([row.job() for row in ready])
+            total += count
+            if count < BATCH:
+                break
+        return total
+
+
+def _give_up(
+    connection: Connection, statement: ReturningUpdate[Any], values: Mapping[str, object], now: datetime
+) -> tuple[int, Sequence[OwedRow]]:
+    rows = connection.execute(statement, values).all()
+    return len(rows), next_in_order(connection, places_of([row for row in rows if row.ordering_key is not None]), now)
+
+
+def _giving_up(
+    state: DeliveryState, chosen: ColumnElement[bool], *, code: str | None, error: str
+) -> ReturningUpdate[Any]:
+    batch = select(TABLE.c.id).where(TABLE.c.state == DeliveryState.HELD, chosen).limit(BATCH)
+    return (
+        update(TABLE)
+        .where(TABLE.c.id.in_(batch), TABLE.c.state == DeliveryState.HELD)
+        .values(
+            state=state,
+            held_reason=None,
+            held_at=None,
+            next_attempt_at=None,
+            settled_at=bindparam("at"),
+            outcome=AttemptOutcome.PERMANENT.value,
+            last_error=error,
+            **({} if code is None else {"error_code": code}),
+        )
+        .returning(TABLE.c.server_url, TABLE.c.ordering_key)
+    )
+
+
+_BLACKLISTED = _giving_up(
+    DeliveryState.FAILED,
+    TABLE.c.server_url == bindparam("server"),
+    code="BLACKLISTED",
+    error="its server was blacklisted while the delivery was held",
+)
+# What it failed with last stays on record: it says why the delivery was held.
+_EXPIRED = _giving_up(
+    DeliveryState.EXPIRED, TABLE.c.created_at < bindparam("before"), code=None, error="it was held until it was too old"
+)
+_DUE = (
+    select(TABLE.c.id)
+    .where(
+        TABLE.c.state == DeliveryState.HELD,
+        TABLE.c.held_reason.in_((HoldReason.BUSY, HoldReason.OURS)),
+        TABLE.c.suspect.is_(None),
+        or_(TABLE.c.next_attempt_at <= bindparam("now"), TABLE.c.next_attempt_at > bindparam("horizon")),
+    )
+    .limit(BATCH)
+)
+_SUSPECT = (TABLE.c.suspect.is_not(None), TABLE.c.state == DeliveryState.HELD, TABLE.c.held_reason == HoldReason.OURS)
+_SUSPECTS_UNDER_WAY = (
+    select(TABLE.c.id)
+    .where(TABLE.c.suspect.is_not(None), TABLE.c.state == DeliveryState.READY, TABLE.c.settled_at.is_(None))
+    .limit(1)
+)
+_WIDEST_SUSPECTS = select(func.max(TABLE.c.suspect)).where(*_SUSPECT)
+_SUSPECTS = (
+    select(TABLE.c.id)
+    .where(*_SUSPECT, TABLE.c.suspect == bindparam("width"))
+    .order_by(TABLE.c.id)
+    .limit(bindparam("most"))
+)
+_OLDER = TABLE.alias("older")
+_FIRST_IN_ORDER = (
+    select(TABLE.c.server_url, TABLE.c.ordering_key)
+    .where(
+        TABLE.c.state == DeliveryState.HELD,
+        TABLE.c.held_reason == HoldReason.ORDER,
+        ~select(_OLDER.c.id)
+        .where(
+            _OLDER.c.ordering_key == TABLE.c.ordering_key,
+            _OLDER.c.server_url == TABLE.c.server_url,
+            _OLDER.c.ordering_position < TABLE.c.ordering_position,
+            _OLDER.c.state.in_((DeliveryState.READY, DeliveryState.HELD)),
+        )
+        .exists(),
+    )
+    .limit(BATCH)
+)
+# Each server once, by steps along the index: a million rows of one server cost one.
+_WAITING = and_(TABLE.c.state == DeliveryState.HELD, TABLE.c.held_reason.in_(WAITS_FOR_SERVER))
+_STEPS = (
+    select(func.min(TABLE.c.server_url).label("server_url"))
+    .where(TABLE.c.state == DeliveryState.HELD)
+    .cte("steps", recursive=True)
+)
+_NEXT = (
+    select(func.min(TABLE.c.server_url))
+    .where(TABLE.c.state == DeliveryState.HELD, TABLE.c.server_url > _STEPS.c.server_url)
+    .scalar_subquery()
+)
+_ALL = _STEPS.union_all(select(_NEXT).where(_STEPS.c.server_url.is_not(None)))
+_HELD_SERVERS = select(
+    _ALL.c.server_url,
+    select(TABLE.c.id).where(_WAITING, TABLE.c.server_url == _ALL.c.server_url).limit(1).exists().label("waits"),
+).where(_ALL.c.server_url.is_not(None))

@@ -1,0 +1,105 @@
+"""Where a new delivery stands: sent at once, or held behind its server, or behind older ones of its ordering key.
+
+Theory of operation. Order is kept by the database, so it holds on every queue: of the deliveries of one key to one
+server only the oldest is ever anything but held for `order`. Who adds one takes the key's lock, looks who is there,
+and inserts it behind them; the transaction that ends the oldest makes the next one ready (`rows.next_in_order`). On
+SQLite the only write lock is that lock. Positions are counted, not dated: a clock may be set back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from db import DeliveryState, HoldReason
+from federation.delivery.payloads import release
+from federation.delivery.rows import TABLE
+from federation.servers.links import closed_among
+
+OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a new delivery to one server waits for, None: nothing; and its place among those of its key."""
+
+    held: HoldReason | None = None
+    position: int | None = None
+
+
+async def stand(session: AsyncSession, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, Standing]:
+    """How a delivery to each server stands that this transaction adds; call it right before adding them.
+
+    With a key it holds the key's lock until the transaction ends, and removes what was given up of the key.
+    """
+    if ordering_key is not None:
+        await session.flush()  # deliveries of the key that this session added
+    return await (await session.connection()).run_sync(_stand, server_urls, ordering_key)
+
+
+async def cancelled_unsent(session: AsyncSession, server_url: str, ordering_key: str, job_name: str) -> bool:
+    """The youngest delivery of the key is removed, if it is of that name and was never attempted; whether it was."""
+    await session.flush()
+    return await (await session.connection()).run_sync(_cancel_unsent, server_url, ordering_key, job_name)
+
+
+def lock_keys(connection: Connection, keys: Collection[str]) -> None:
+    """Nobody else adds a delivery of these keys until the transaction ends; on SQLite because it is the only writer."""
+    for key in sorted(keys):
+        _lock(connection, key)
+
+
+def _stand(connection: Connection, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, Standing]:
+    closed = closed_among(connection, server_urls)
+    if ordering_key is None:
+        return {url: Standing(held=HoldReason.SERVER if url in closed else None) for url in server_urls}
+    _lock(connection, ordering_key)
+    chosen = {"key": ordering_key, "servers": server_urls}
+    release(connection, connection.execute(_GIVEN_UP, chosen).scalars().all())
+    lines = {row.server_url: row for row in connection.execute(_LINES, chosen)}
+    standings: dict[str, Standing] = {}
+    for url in server_urls:
+        line = lines.get(url)
+        held = HoldReason.ORDER if line is not None else HoldReason.SERVER if url in closed else None
+        standings[url] = Standing(held=held, position=(line.last or 0) + 1 if line is not None else 1)
+    return standings
+
+
+def _cancel_unsent(connection: Connection, server_url: str, ordering_key: str, job_name: str) -> bool:
+    _lock(connection, ordering_key)
+    last = connection.execute(_LAST, {"key": ordering_key, "server": server_url}).one_or_none()
+    if last is None or last.job_name != job_name or last.attempts:
+        return False
+    release(connection, connection.execute(_REMOVED, {"row": last.id}).scalars().all())
+    return True
+
+
+def _lock(connection: Connection, ordering_key: str) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(_KEY_LOCK, {"key": ordering_key})
+
+
+_KEY_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('federation ordering key ' || :key, 0))")
+_OF_KEY = (TABLE.c.ordering_key == bindparam("key"), TABLE.c.server_url.in_(bindparam("servers", expanding=True)))
+_LINES = (
+    select(TABLE.c.server_url, func.max(TABLE.c.ordering_position).label("last"))
+    .where(*_OF_KEY, TABLE.c.state.in_(OPEN_STATES))
+    .group_by(TABLE.c.server_url)
+)
+_GIVEN_UP = delete(TABLE).where(*_OF_KEY, TABLE.c.state.not_in(OPEN_STATES)).returning(TABLE.c.payload_id)
+_LAST = (
+    select(TABLE.c.id, TABLE.c.job_name, TABLE.c.attempts)
+    .where(
+        TABLE.c.ordering_key == bindparam("key"),
+        TABLE.c.server_url == bindparam("server"),
+        TABLE.c.state.in_(OPEN_STATES),
+    )
+    .order_by(TABLE.c.ordering_position.desc())
+    .limit(1)
+    .with_for_update()
+)
+_REMOVED = delete(TABLE).where(TABLE.c.id == bindparam("row")).returning(TABLE.c.payload_id)

@@ -1,0 +1,44 @@
+"""The acknowledgment of a post: whether it is what the server would send, told to the log and to nobody else."""
+
+from __future__ import annotations
+
+from federation.protocol.acks import Ack, PostAck
+from federation.protocol.activities import NamedPostActivity
+from federation.protocol.errors import EnvelopeError, PayloadError, UrlError
+from federation.protocol.keys import OwnKeys
+from federation.protocol.models import parse_model
+from federation.protocol.urls import canonical_origin
+
+
+def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: OwnKeys, public_key: str | None) -> str | None:
+    """What is wrong with the acknowledgment of the post in `payload`, None if nothing is.
+
+    `data` is not sealed to us, `key`: there is none to check its `signature` with, which is not the server's;
+    its `content` acknowledges no post, or another `post`, or is from another `server`.
+
+    Raises:
+        PayloadError: the payload is no post.
+    """
+    try:
+        plaintext = ack.open(keys.encryption.secret)
+    except EnvelopeError:
+        return "data"
+    if public_key is None:
+        return "key"
+    if not ack.is_signed(plaintext, public_key):
+        return "signature"
+    try:
+        content = parse_model(PostAck, plaintext)
+    except PayloadError:
+        return "content"
+    if content.post.federation_post_id != parse_model(NamedPostActivity, payload).post.id:
+        return "post"
+    return None if _is_name_of(content.federation_url, server_url) else "server"
+
+
+def _is_name_of(url: str, server_url: str) -> bool:
+    """Whether both name one server; peers may spell themselves with a slash at the end."""
+    try:
+        return url == server_url or canonical_origin(url) == canonical_origin(server_url)
+    except UrlError:
+        return False

@@ -1,0 +1,168 @@
+"""Sending what is held for a server that is up again: gently, oldest first, servers in turn.
+
+Theory of operation. A link that comes up says when its first held deliveries go out; each batch locks the link, makes
+so many of its rows ready, and says when the next goes out, at twice the rate, in one transaction. So any process may
+send any batch, none is sent twice, and a process that dies in between costs nothing but the jobs of one batch, which
+the outbox sweeper adds. What is released and not yet tried is counted over all servers: a thousand that come back
+together are served like one. A failure takes the link down, and with it the date of the next batch.
+
+A canary is one delivery, released ahead of the others to a server of which a probe cannot tell whether it is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+import structlog
+from sqlalchemy import Connection, bindparam, func, or_, select, update
+
+from db import Database, DeliveryState, HoldReason
+from federation.base.bull_queue import BullQueue
+from federation.base.meter import NO_METER, Meter
+from federation.delivery.holding import WAITS_FOR_SERVER
+from federation.delivery.rows import TABLE, OwedRow, made_ready
+from federation.servers.link_rules import Link
+from federation.servers.links import Links, locked, store
+from workers.clock import Clock, SystemClock
+
+log = structlog.get_logger(__name__)
+
+INTERVAL: Final = timedelta(seconds=1)
+SERVERS_AT_ONCE: Final = 50
+
+
+class Releaser:
+    """Releases held deliveries at 1, 2, 4 ... `rate` per second and server, while fewer than `most_waiting` wait."""
+
+    def __init__(
+        self,
+        database: Database,
+        queue: BullQueue,
+        *,
+        links: Links,
+        rate: int,
+        most_waiting: int,
+        meter: Meter = NO_METER,
+        clock: Clock | None = None,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._links = links
+        self._rate = rate
+        self._most_waiting = most_waiting
+        self._meter = meter
+        self._clock = clock or SystemClock()
+
+    async def tick(self) -> int:
+        """Every server whose turn it is has its next batch in the queue, as far as there is room; how many went out.
+
+        Raises:
+            SQLAlchemyError, WorkersError: the database or the queue did not answer; nothing is lost by that.
+        """
+        due = await self._links.due_for_release(SERVERS_AT_ONCE)
+        if not due:
+            return 0
+        await self._queue.start()
+        room = self._most_waiting - await self._waiting()
+        released = 0
+        for link in due:
+            if released >= room:
+                break
+            released += await self._release(link, room - released)
+        return released
+
+    async def send_canary(self, server_url: str) -> bool:
+        """One held delivery goes ahead to the server, or is on its way already; False if none is held for it.
+
+        The oldest that was not sent ahead since the link went down; once all were, the one that waited longest.
+        """
+        await self._queue.start()
+        now = self._clock.now()
+
+        def choose(connection: Connection) -> tuple[bool, list[OwedRow]]:
+            link = locked(connection, server_url, now)
+            if connection.execute(_CANARY_UNDER_WAY, {"server": server_url}).first() is not None:
+                return True, []
+            chosen = connection.execute(_CANARY, {"server": server_url, "since": link.since}).scalar_one_or_none()
+            rows = made_ready(connection, [chosen], now) if chosen is not None else []
+            if rows:
+                connection.execute(_MARKED, {"row": chosen, "at": now})
+            return bool(rows), rows
+
+        sent, rows = await self._database.transact(choose)
+        if rows:
+            await self._queue.add_bulk([row.job() for row in rows])
+            self._meter.released(len(rows))
+            log.info("canary_sent", server_url=server_url, delivery_id=rows[0].id)
+        return sent
+
+    async def _waiting(self) -> int:
+        found = await self._database.rows(_WAITING)
+        return int(found[0][0])
+
+    async def _release(self, seen: Link, room: int) -> int:
+        now = self._clock.now()
+
+        def release(connection: Connection) -> tuple[Link, Sequence[OwedRow]]:
+            link = locked(connection, seen.server_url, now)
+            if link.release_at != seen.release_at or not link.is_open:
+                return link, []
+            if link.rest_until is not None and link.hold(now) is not None:
+                store(connection, replace(link, release_at=link.rest_until))
+                return link, []
+            limit = min(max(int(link.release_rate), 1), room)
+            chosen = connection.execute(_OLDEST, {"server": link.server_url, "most": limit}).scalars().all()
+            rows = made_ready(connection, chosen, now)
+            link = self._after_batch(link, now, count=len(rows), limit=limit)
+            store(connection, link)
+            return link, rows
+
+        link, rows = await self._database.transact(release)
+        self._links.forget(seen.server_url)
+        if rows:
+            await self._queue.add_bulk([row.job() for row in rows])
+            self._meter.released(len(rows))
+        if link.release_at is None and seen.release_at is not None and link.is_open:
+            log.info("release_ended", server_url=link.server_url)
+        return len(rows)
+
+    def _after_batch(self, link: Link, now: datetime, *, count: int, limit: int) -> Link:
+        if count < limit:
+            return replace(link, release_at=None, release_rate=1.0, release_start=1.0)
+        interval = max(INTERVAL, INTERVAL / link.release_rate)
+        return replace(link, release_at=now + interval, release_rate=min(link.release_rate * 2, float(self._rate)))
+
+
+_OF_SERVER = (TABLE.c.server_url == bindparam("server"), TABLE.c.state == DeliveryState.HELD)
+_OLDEST = (
+    select(TABLE.c.id)
+    .where(*_OF_SERVER, TABLE.c.held_reason.in_(WAITS_FOR_SERVER))
+    .order_by(TABLE.c.created_at)
+    .limit(bindparam("most"))
+)
+_WAITING = (
+    select(func.count())
+    .select_from(TABLE)
+    .where(TABLE.c.released_at.is_not(None), TABLE.c.state == DeliveryState.READY)
+)
+_IS_TRIED = TABLE.c.canary_at >= bindparam("since")
+_CANARY = (
+    select(TABLE.c.id)
+    .where(*_OF_SERVER, TABLE.c.held_reason == HoldReason.SERVER)
+    .order_by(func.coalesce(_IS_TRIED, False), TABLE.c.canary_at, TABLE.c.created_at)
+    .limit(1)
+)
+_CANARY_UNDER_WAY = (
+    select(TABLE.c.id)
+    .where(
+        TABLE.c.server_url == bindparam("server"),
+        TABLE.c.state == DeliveryState.READY,
+        or_(TABLE.c.released_at == TABLE.c.canary_at, TABLE.c.sending.is_not(None)),
+        TABLE.c.canary_at.is_not(None),
+    )
+    .limit(1)
+)
+_MARKED = update(TABLE).where(TABLE.c.id == bindparam("row")).values(canary_at=bindparam("at"))

@@ -1,0 +1,263 @@
+"""Where attempts wait for servers: outside the slots of the worker, in bounded memory, and keeping nobody else out.
+
+Theory of operation. An attempt that waits for its server needs memory, not CPU, so after `QUICK` it leaves its slot and
+goes on in overtime; the slot is another's. A server that answered this process quickly the last time may have
+`per_server` attempts at once. Any other gets one at a time: one that is known to be slow outside the slots from the
+beginning, a new one after `NEW`. Who finds all its server's turns taken waits in line, under the same rule. No server
+may have more than a fifth of the room, so a long backlog to a new one waits a moment in its slots. An attempt that gets
+no answer ends the wait of all behind it: their deliveries are held for a while, and so are those for which there is no
+room left. So a server that hangs costs each slot nothing, and the room one attempt at a time.
+
+A server that gave no answer the last time is suspect: it gets `SUSPECT_FIRST_BYTE` until it begins to answer, not the
+whole deadline, so that a thousand of them pass through the room quickly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+QUICK: Final = timedelta(seconds=1)
+NEW: Final = timedelta(milliseconds=250)
+"""So long an attempt at a server that has not answered this process yet may hold its slot."""
+SLOWER: Final = 4
+"""So many times as long as others an attempt takes before it counts as slow: where all are slow, it is not the server.
+Letting them out of their slots would only start more of them on a machine that has too many already.
+"""
+LONGEST_STAY: Final = timedelta(seconds=5)
+SUSPECT_FIRST_BYTE: Final = timedelta(seconds=5)
+MOST_BYTES: Final = 64 * 1024 * 1024
+SHARE: Final = 5
+"""No server has more than so many parts of the room."""
+SHORTEST_PAUSE: Final = timedelta(seconds=5)
+LONGEST_PAUSE: Final = timedelta(minutes=10)
+MAX_REMEMBERED: Final = 10_000
+
+LeaveSlot = Callable[[], bool]
+
+
+class Busy(Exception):
+    """There is no room to wait for the server; `pause` is how long to stay away."""
+
+    def __init__(self, server_url: str, pause: timedelta) -> None:
+        super().__init__(f"no room to wait for {server_url}")
+        self.pause = pause
+
+
+@dataclass(slots=True)
+class _Server:
+    """`quick` and `suspect` say how it answered the last time, once it `is_known`. `turned_away` counts the deliveries
+    that were sent away and are not back yet; `seconds` is about how long an attempt takes.
+    """
+
+    url: str
+    is_known: bool = False
+    quick: bool = False
+    suspect: bool = False
+    used: int = 0
+    outside: int = 0
+    turned_away: int = 0
+    seconds: float = 1.0
+    waiting: deque[_Place] = field(default_factory=deque)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.used or self.outside or self.waiting)
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """One attempt, waiting or under way; `turn` is set while it waits."""
+
+    server: _Server
+    size: int
+    leave_slot: LeaveSlot
+    outside: bool = False
+    turn: asyncio.Future[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def arm(self, seconds: float, call: Callable[[_Place], None]) -> None:
+        """`call` comes in so many seconds."""
+        self.timer = asyncio.get_running_loop().call_later(seconds, call, self)
+
+
+@dataclass(slots=True)
+class Turn:
+    """An attempt's turn at its server. Whoever has it says whether the server answered."""
+
+    suspect: bool
+    answered: bool | None = None
+
+    @property
+    def first_byte(self) -> timedelta | None:
+        """How long to wait for the beginning of an answer; None: as long as the attempt may take."""
+        return SUSPECT_FIRST_BYTE if self.suspect else None
+
+
+class Room:
+    """Turns at servers for the attempts of one process, and room for `most` of them outside the worker's slots."""
+
+    def __init__(
+        self,
+        *,
+        per_server: int,
+        most: int,
+        most_bytes: int = MOST_BYTES,
+        quick: timedelta = QUICK,
+        new: timedelta = NEW,
+    ) -> None:
+        self._per_server = per_server
+        self._most = most
+        self._most_bytes = most_bytes
+        self._share = max(most // SHARE, per_server)
+        self._quick = quick.total_seconds()
+        self._new = new.total_seconds()
+        self._usual = 0.0  # about how long attempts take that are answered
+        self._servers: OrderedDict[str, _Server] = OrderedDict()
+        self._outside = 0
+        self._bytes = 0
+
+    @property
+    def outside(self) -> int:
+        """How many attempts are in overtime."""
+        return self._outside
+
+    @asynccontextmanager
+    async def turn(self, server_url: str, *, size: int, leave_slot: LeaveSlot) -> AsyncIterator[Turn]:
+        """Wait for a turn at the server and hold it; `size` is what the attempt has in memory, in bytes.
+
+        Raises:
+            Busy: there is no room to wait, or the server gave the attempts before this one no answer.
+        """
+        server = self._remembered(server_url)
+        place = _Place(server=server, size=size, leave_slot=leave_slot)
+        if not server.quick and not (self._go_outside(place) if server.is_known else not self._is_full(size)):
+            raise self._busy(server)
+        place.arm(self._stay(server), self._take_too_long)
+        try:
+            await self._wait(place)
+            server.turned_away = max(server.turned_away - 1, 0)
+            loop = asyncio.get_running_loop()
+            started, turn = loop.time(), Turn(suspect=server.suspect)
+            try:
+                yield turn
+            finally:
+                self._judge(server, turn, loop.time() - started)
+                self._release(server)
+        finally:
+            if place.timer is not None:
+                place.timer.cancel()
+            self._come_back(place)
+            self._forget_idle()
+
+    def _stay(self, server: _Server) -> float:
+        """How many seconds an attempt at the server may stay in its slot."""
+        return self._slow_after(self._quick if server.quick else self._new)
+
+    def _slow_after(self, seconds: float) -> float:
+        return max(seconds, min(SLOWER * self._usual, LONGEST_STAY.total_seconds()))
+
+    def _remembered(self, server_url: str) -> _Server:
+        server = self._servers.get(server_url)
+        if server is None:
+            server = self._servers[server_url] = _Server(server_url)
+        self._servers.move_to_end(server_url)
+        return server
+
+    def _forget_idle(self) -> None:
+        while len(self._servers) > MAX_REMEMBERED:
+            url, oldest = next(iter(self._servers.items()))
+            if not oldest.is_idle:
+                return
+            del self._servers[url]
+
+    def _go_outside(self, place: _Place) -> bool:
+        """Whether the attempt is in overtime now."""
+        server = place.server
+        if place.outside:
+            return True
+        if self._is_full(place.size) or server.outside >= self._share:
+            return False
+        place.outside = True
+        server.outside += 1
+        self._outside += 1
+        self._bytes += place.size
+        place.leave_slot()  # under a worker that is not ours there is no other slot to have: it stays
+        return True
+
+    def _is_full(self, size: int) -> bool:
+        return self._outside >= self._most or self._bytes + size > self._most_bytes
+
+    def _come_back(self, place: _Place) -> None:
+        if place.outside:
+            place.server.outside -= 1
+            self._outside -= 1
+            self._bytes -= place.size
+
+    def _take_too_long(self, place: _Place) -> None:
+        """An attempt that cannot leave its slot gives it up, if it only waits; one under way keeps it.
+
+        Behind a new server's first attempt nobody waits any more: it is slow.
+        """
+        place.server.is_known = True
+        if not self._go_outside(place) and place.turn is not None and not place.turn.done():
+            place.turn.set_exception(self._busy(place.server))
+
+    async def _wait(self, place: _Place) -> None:
+        server = place.server
+        if server.used < self._turns(server):
+            server.used += 1
+            return
+        place.turn = asyncio.get_running_loop().create_future()
+        server.waiting.append(place)
+        try:
+            await place.turn
+        except BaseException:
+            if place.turn.done() and not place.turn.cancelled() and place.turn.exception() is None:
+                self._release(server)  # the turn came just as we gave up: it is ours to pass on
+            elif place in server.waiting:
+                server.waiting.remove(place)
+            raise
+        finally:
+            place.turn = None
+
+    def _turns(self, server: _Server) -> int:
+        return self._per_server if server.quick else 1
+
+    def _release(self, server: _Server) -> None:
+        """Hand the turn to who waits longest; to several, if the server may have more at once by now."""
+        server.used -= 1
+        while server.waiting and server.used < self._turns(server):
+            place = server.waiting.popleft()
+            if place.turn is not None and not place.turn.done():
+                place.turn.set_result(None)
+                server.used += 1
+
+    def _judge(self, server: _Server, turn: Turn, seconds: float) -> None:
+        if turn.answered is None:  # it ended for a reason of ours
+            return
+        server.seconds += (seconds - server.seconds) / 4
+        server.is_known, server.suspect = True, not turn.answered
+        server.quick = turn.answered and seconds < self._slow_after(self._quick)
+        if turn.answered:
+            self._usual += (seconds - self._usual) / 20
+            if server.quick:  # of those that were sent away some went on in other processes, or are over
+                server.turned_away = 0
+            return
+        while server.waiting:
+            waiting = server.waiting.popleft()
+            if waiting.turn is not None and not waiting.turn.done():
+                waiting.turn.set_exception(self._busy(server))
+
+    def _busy(self, server: _Server) -> Busy:
+        server.turned_away += 1
+        seconds = server.turned_away * server.seconds / self._turns(server)
+        pause = min(max(timedelta(seconds=seconds), SHORTEST_PAUSE), LONGEST_PAUSE)
+        # Spread, so that they do not all come back in the same moment.
+        return Busy(server.url, pause * random.uniform(0.75, 1.25))  # noqa: S311 - guards nothing

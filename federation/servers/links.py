@@ -1,0 +1,344 @@
+"""The links to servers: which are up, and what every attempt and every look makes of them.
+
+Theory of operation. A link is one row of `server_links`, so that any process acts on it and a restart forgets nothing;
+`link_rules` says what an event makes of it. Every attempt reads its server's link, through a cache of a few seconds;
+writes are rare: a success writes only where there is something to forget, failures once per bucket and process. Each
+write locks the row, applies one rule, and stores what changed, so processes that learn of the same outage at once make
+one change of it. The registry's `is_healthy`, which Node reads, follows after that: a crash in between leaves it to the
+next change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+import structlog
+from sqlalchemy import Connection, Executable, Row, Select, bindparam, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import col
+
+from db import Database, LinkState, ServerLink
+from federation.http.threat_policy import NetworkErrorCode
+from federation.servers import link_rules
+from federation.servers.cache import LoadingCache
+from federation.servers.link_rules import OPERATOR, Link
+from federation.servers.registry import Registry
+from workers.clock import Clock, SystemClock
+from workers.gathering import Gathering
+
+log = structlog.get_logger(__name__)
+
+CACHE_TTL: Final = timedelta(seconds=5)
+MAX_LOADED: Final = 200
+MAX_REMEMBERED: Final = 10_000
+HEARD_INTERVAL: Final = timedelta(minutes=1)
+NEVER: Final = datetime.min.replace(tzinfo=UTC)
+
+Rule: TypeAlias = Callable[[Link], Link]
+
+
+class Links:
+    """Reads and writes `server_links`, and keeps `server_registry.is_healthy` in line with it."""
+
+    def __init__(self, database: Database, registry: Registry, *, clock: Clock | None = None) -> None:
+        self._database = database
+        self._registry = registry
+        self._clock = clock or SystemClock()
+        self._cache = LoadingCache(Gathering(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
+        self._first_successes = Gathering(self._acknowledge, MAX_LOADED)
+        self._noted: dict[str, int] = {}  # the bucket in which this process last noted a failure of a server
+        self._heard: dict[str, datetime] = {}  # when this process last had a server probed for being heard of
+
+    async def view(self, server_url: str) -> Link:
+        """The link as it was a few seconds ago at most.
+
+        Raises:
+            SQLAlchemyError: the database did not answer.
+        """
+        return await self._cache.get(server_url)
+
+    async def find(self, server_url: str) -> Link:
+        """The link as it is now."""
+        self._cache.drop(server_url)
+        return await self._cache.get(server_url)
+
+    async def close(self) -> None:
+        """Nothing is being read any more."""
+        await self._cache.close()
+
+    async def succeeded(self, server_url: str, *, relayed: bool = False) -> None:
+        """A delivery was acknowledged: the link is up, and nothing is held against the server."""
+        known = await self.view(server_url)
+        if known.has_nothing_to_forget() and not relayed:
+            return
+        if known == Link(server_url=server_url, since=known.since) and not relayed:
+            self._cache.put(server_url, await self._first_successes.ask(server_url))
+            return
+        now = self._clock.now()
+        await self._change(server_url, lambda link: link_rules.after_success(link, now, relayed=relayed), "delivered")
+
+    async def unavailable(self, server_url: str, code: str) -> None:
+        """An attempt ended with the server unable to judge it."""
+        now = self._clock.now()
+        known = await self.view(server_url)
+        bucket = int(now.timestamp() // link_rules.BUCKET.total_seconds())
+        if known.release_at is None and (known.state is not LinkState.UP or self._noted.get(server_url) == bucket):
+            return
+        await self._change(server_url, lambda link: link_rules.after_unavailable(link, now, code), code)
+        self._note(server_url, bucket)
+
+    async def exhausted(self, server_url: str, code: str, *, first_attempted_at: datetime) -> None:
+        """A delivery has used up its attempts on the unavailable server."""
+        now = self._clock.now()
+        await self._change(
+            server_url,
+            lambda link: link_rules.after_exhausted(link, now, code, first_attempted_at=first_attempted_at),
+            code,
+        )
+
+    async def rejected(self, server_url: str, code: str) -> None:
+        """The server answered, and refused a delivery for good."""
+        now = self._clock.now()
+        await self._change(server_url, lambda link: link_rules.after_rejection(link, now, code), code)
+
+    async def rests(self, server_url: str, pause: timedelta | None) -> datetime:
+        """The server asked to be left alone, for `pause` if it said; until when it will be."""
+        now = self._clock.now()
+        link = await self._change(server_url, lambda link: link_rules.after_rest(link, now, pause), "rest")
+        assert link.rest_until is not None
+        return link.rest_until
+
+    async def mismatched(self, server_url: str) -> None:
+        """Its `/discover` shows another signing key than the registered one."""
+        now = self._clock.now()
+        await self._change(server_url, lambda link: link_rules.after_mismatch(link, now), "KEY_MISMATCH")
+
+    async def looked(self, server_url: str, *, not_since: datetime) -> bool:
+        """Note a look at the server's `/discover`, unless somebody looked after `not_since`; whether to look now."""
+        now = self._clock.now()
+        known = await self.view(server_url)
+        if known.looked_at is not None and known.looked_at > not_since:
+            return False
+        looks = False
+
+        def look(link: Link) -> Link:
+            nonlocal looks
+            looks = link.looked_at is None or not not_since < link.looked_at <= now
+            return replace(link, looked_at=now) if looks else link
+
+        await self._change(server_url, look, "look")
+        return looks
+
+    async def returned(self, server_url: str, *, reason: str) -> Link:
+        """A probe showed that the server is back, or an operator says so; the link as it is now."""
+        now = self._clock.now()
+        return await self._change(server_url, lambda link: link_rules.raised(link, now), reason)
+
+    async def probe_failed(self, server_url: str) -> None:
+        """A look at the server, or a canary, showed that it is not back."""
+        now = self._clock.now()
+        await self._change(server_url, lambda link: link_rules.after_failed_probe(link, now), "probe")
+
+    async def look_soon(self, server_url: str) -> None:
+        """The server was heard of, so it may be back: it is probed now, once a minute at most and process."""
+        now = self._clock.now()
+        known = await self.view(server_url)
+        if known.state is LinkState.UP or now - self._heard.get(server_url, NEVER) < HEARD_INTERVAL:
+            return
+        if len(self._heard) > MAX_REMEMBERED:
+            self._heard.clear()
+        self._heard[server_url] = now
+        await self._change(server_url, lambda link: _probed_by(link, now), "heard")
+
+    async def hold(self, server_url: str) -> None:
+        """An operator wants deliveries to the server held until `release`."""
+        now = self._clock.now()
+        await self._change(
+            server_url, lambda link: replace(link, operator_hold=True, release_at=None, since=now), OPERATOR
+        )
+
+    async def release(self, server_url: str) -> None:
+        """An operator wants what is held for the server sent, whatever is known of it."""
+        now = self._clock.now()
+
+        def let_go(link: Link) -> Link:
+            link = link_rules.raised(replace(link, operator_hold=False, rest_until=None, rests=0), now)
+            return replace(link, release_at=link.release_at or now)
+
+        await self._change(server_url, let_go, OPERATOR)
+
+    async def release_held(self, server_url: str) -> None:
+        """What is held for the server goes out from now on, if it is up and nothing does already."""
+        now = self._clock.now()
+        await self._change(
+            server_url,
+            lambda link: replace(link, release_at=now) if link.is_open and link.release_at is None else link,
+            "held",
+        )
+
+    async def set_profile(self, server_url: str, profile: str | None) -> None:
+        """The implementation that the server is known to run; None forgets it."""
+        await self._change(server_url, lambda link: replace(link, profile=profile), "profile")
+
+    async def due_for_probe(self, limit: int) -> Sequence[Link]:
+        """Links whose next look is due, the longest due first."""
+        return await self._due(_PROBE_DUE, limit)
+
+    async def due_for_release(self, limit: int) -> Sequence[Link]:
+        """Links whose held deliveries have their turn, the longest waiting first."""
+        return await self._due(_RELEASE_DUE, limit)
+
+    async def take_probe(self, link: Link) -> bool:
+        """Whether this process is the one to look at the server now; nobody else will for a while."""
+        now = self._clock.now()
+        taken = (
+            update(_TABLE)
+            .where(_TABLE.c.server_url == link.server_url, _TABLE.c.next_probe_at == link.next_probe_at)
+            .values(next_probe_at=now + link_rules.FIRST_PROBES[0])
+        )
+        return await self._database.transact(lambda connection: connection.execute(taken).rowcount) == 1
+
+    def forget(self, server_url: str) -> None:
+        """The next reader sees the link as it is."""
+        self._cache.drop(server_url)
+        self._noted.pop(server_url, None)
+
+    async def _change(self, server_url: str, rule: Rule, reason: str) -> Link:
+        now = self._clock.now()
+
+        def change(connection: Connection) -> tuple[Link, Link]:
+            before = locked(connection, server_url, now)
+            after = rule(before)
+            if after != before:
+                store(connection, after)
+            return before, after
+
+        try:
+            before, after = await self._database.transact(change)
+        except BaseException:
+            self.forget(server_url)
+            raise
+        self._noted.pop(server_url, None)
+        self._cache.put(server_url, after)
+        if (before.state, before.operator_hold) != (after.state, after.operator_hold):
+            await self._tell(before, after, reason)
+        return after
+
+    async def _tell(self, before: Link, after: Link, reason: str) -> None:
+        level = log.info if after.is_open or reason == OPERATOR else log.warning
+        level(
+            "link_changed",
+            server_url=after.server_url,
+            was=before.state.value,
+            state=after.state.value,
+            operator_hold=after.operator_hold,
+            reason=reason,
+            next_probe_at=after.next_probe_at.isoformat() if after.next_probe_at else None,
+        )
+        if after.state is before.state:
+            return
+        if after.state is LinkState.UP:
+            await self._registry.mark_healthy(after.server_url, reason=reason)
+        elif before.state is LinkState.UP:
+            await self._registry.mark_unhealthy(after.server_url, _health_code(reason))
+
+    async def _due(self, query: Select[*tuple[Any, ...]], limit: int) -> Sequence[Link]:
+        due = await self._database.rows(query, {"now": self._clock.now(), "most": limit})
+        return [_link(row) for row in due]
+
+    async def _acknowledge(self, urls: Sequence[str]) -> list[Link]:
+        """Servers of which nothing was known have acknowledged their first delivery: one statement for all of them."""
+        now = self._clock.now()
+        links = [Link(server_url=url, since=now, acknowledged=True, last_success_at=now) for url in urls]
+
+        def insert(connection: Connection) -> None:
+            connection.execute(_inserts(connection.dialect.name).acknowledged, [asdict(link) for link in links])
+
+        await self._database.transact(insert)
+        return links
+
+    async def _load(self, urls: Sequence[str]) -> list[Link]:
+        found = {row.server_url: _link(row) for row in await self._database.rows(_KNOWN, {"urls": urls})}
+        now = self._clock.now()
+        return [found.get(url) or Link(server_url=url, since=now) for url in urls]
+
+    def _note(self, server_url: str, bucket: int) -> None:
+        if len(self._noted) > MAX_REMEMBERED:
+            self._noted.clear()
+        self._noted[server_url] = bucket
+
+
+def _probed_by(link: Link, at: datetime) -> Link:
+    if link.state is LinkState.UP or link.next_probe_at is None or link.next_probe_at <= at:
+        return link
+    return replace(link, next_probe_at=at)
+
+
+def locked(connection: Connection, server_url: str, now: datetime) -> Link:
+    """The link as it is, its row made if there was none, and nobody else's to change until the transaction ends."""
+    blank = asdict(Link(server_url=server_url, since=now))
+    connection.execute(_inserts(connection.dialect.name).blank, blank)
+    return _link(connection.execute(_LOCKED, {"url": server_url}).one())
+
+
+def store(connection: Connection, link: Link) -> None:
+    """The locked row says what `link` does."""
+    connection.execute(_STORED, {f"new_{name}": value for name, value in asdict(link).items()})
+
+
+def closed_among(connection: Connection, server_urls: Sequence[str]) -> set[str]:
+    """Those of the servers to which nothing is sent now."""
+    return set(connection.execute(_CLOSED, {"urls": server_urls}).scalars())
+
+
+def _health_code(reason: str) -> str:
+    """A reason that the original implementation knows, which acts by it."""
+    return reason if reason in set(NetworkErrorCode) else NetworkErrorCode.UNKNOWN
+
+
+def _link(row: Row[*tuple[Any, ...]]) -> Link:
+    return Link(**row._mapping)
+
+
+_TABLE = ServerLink.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
+_LOCKED = select(_TABLE).where(_TABLE.c.server_url == bindparam("url")).with_for_update()
+_STORED = (
+    update(_TABLE)
+    .where(_TABLE.c.server_url == bindparam("new_server_url"))
+    .values({field.name: bindparam(f"new_{field.name}") for field in fields(Link) if field.name != "server_url"})
+)
+_PROBE_DUE, _RELEASE_DUE = (
+    select(_TABLE).where(moment <= bindparam("now")).order_by(moment).limit(bindparam("most"))
+    for moment in (_TABLE.c.next_probe_at, _TABLE.c.release_at)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inserts:
+    blank: Executable
+    acknowledged: Executable
+
+
+@cache
+def _inserts(dialect: str) -> _Inserts:
+    insert = (postgresql if dialect == "postgresql" else sqlite).insert(_TABLE)
+    forgotten = {"acknowledged": True, "evidence": 0, "rejections": 0}
+    acknowledged = insert.on_conflict_do_update(
+        index_elements=[_TABLE.c.server_url],
+        set_={**forgotten, "last_success_at": insert.excluded.last_success_at},
+        where=_TABLE.c.state == LinkState.UP,
+    )
+    return _Inserts(blank=insert.on_conflict_do_nothing(), acknowledged=acknowledged)
+
+
+_KNOWN = select(*(_TABLE.c[field.name] for field in fields(Link))).where(
+    _TABLE.c.server_url.in_(bindparam("urls", expanding=True))
+)
+_CLOSED = select(_TABLE.c.server_url).where(
+    _TABLE.c.server_url.in_(bindparam("urls", expanding=True)),
+    or_(_TABLE.c.state != LinkState.UP, col(ServerLink.operator_hold).is_(True)),
+)

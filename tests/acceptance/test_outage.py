@@ -1,0 +1,172 @@
+"""An outage that outlasts all retries, and what a process that is killed in the middle of its end makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from sqlmodel import col
+
+from db import DeliveryJob, DeliveryState, HoldReason, LinkState
+from federation.app import Federation
+from federation.base.jobs import POST_JOB
+from federation.base.settings import Settings
+from federation.node.posts import POSTS_PATH
+from federation.servers.link_rules import Link
+from tests.acceptance.site import numbered, post
+from tests.acceptance.worker_process import WorkerProcess
+from tests.federation.conftest import redis_place
+from tests.federation.protocol.vectors import A
+from tests.misbehaving import reset, respond
+from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually, until
+from tests.peer import Peer, acquaint
+from workers import JobState
+
+OWN_URL = "https://a.example"
+EARLY, LATE = 10, 50
+MAINTENANCE = respond(502, {"Content-Type": "text/html"}, b"<h1>Bad Gateway</h1>")
+
+
+@pytest.fixture(params=["sqlite", "bullmq and postgres"])
+def place(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Settings that say where rows and queues are."""
+    if request.param == "sqlite":
+        return {"database_url": f"sqlite:///{request.getfixturevalue('database_file')}"}
+    return {
+        **redis_place("bullmq", request.getfixturevalue("redis_url")),
+        "database_url": request.getfixturevalue("migrated_postgres_url"),
+        "federation_queue_prefix": request.getfixturevalue("queue_prefix"),
+    }
+
+
+@pytest.fixture
+def environment(place: dict[str, object]) -> dict[str, str]:
+    """Settings of a node whose retries and looks at servers follow each other quickly."""
+    return {
+        "BETTER_AUTH_URL": OWN_URL,
+        **A.env,
+        "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
+        "FEDERATION_LEASE": "1s",
+        "FEDERATION_DELIVERY_BACKOFF": "100ms",
+        "FEDERATION_OUTBOX_INTERVAL": "1s",
+        "FEDERATION_HEALTH_FIRST_DELAY": "100ms",
+        "FEDERATION_HEALTH_STEP": "50ms",
+        "FEDERATION_LONG_PROBE_FIRST": "1s",
+        "FEDERATION_LONG_PROBE_MAXIMUM": "1s",
+        "FEDERATION_PROBE_INTERVAL": "500ms",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        **{name.upper(): str(value) for name, value in place.items()},
+    }
+
+
+@pytest.fixture
+async def federation(environment: dict[str, str]) -> AsyncIterator[Federation]:
+    """The application's side of the node: it enqueues, the worker process delivers."""
+    node = Federation(Settings.from_values(environment))
+    yield node
+    await node.close()
+
+
+@pytest.fixture
+async def worker(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[WorkerProcess]:
+    process = WorkerProcess(environment, tmp_path)
+    yield process
+    process.kill()
+
+
+@pytest.mark.timeout(600)
+async def test_an_outage_loses_nothing(federation: Federation, worker: WorkerProcess, peer: Peer) -> None:
+    """A server resets connections, then answers as a proxy without what is behind it, then is back, and gets all once.
+
+    What was owed to it is held as soon as its attempts are used up, what is new at once. It takes a delivery that gets
+    through to show that it is back from the second phase; the worker is killed while what was held goes out.
+    """
+    await acquaint(federation, peer)
+    await worker.start()
+    sent = await owe(federation, peer, ["before"])
+    await until(lambda: len(peer.applied) == 1)
+
+    healthy, discover = peer.server.default, dict(peer.server.routes)
+    peer.server.default = reset()
+    peer.server.routes.clear()
+    sent += await owe(federation, peer, numbered("early", EARLY))
+    await link_until(federation, peer, lambda link: link.state is LinkState.DOWN)
+    sent += await owe(federation, peer, numbered("late", LATE))
+    await eventually(lambda: waiting(federation), lambda found: found == {HoldReason.SERVER: EARLY + LATE})
+    assert await federation.delivery_queue.storage.status(sent[1:]) == [None] * (EARLY + LATE)
+
+    peer.server.default = MAINTENANCE
+    peer.server.routes.update(discover)
+    link = await link_until(federation, peer, lambda link: link.needs_canary)
+    assert (link.state, link.reason) == (LinkState.DOWN, "HTTP_502")
+    assert await look_now(worker, peer) == 0
+    await until(lambda: canaries_failed(federation))
+    await eventually(lambda: waiting(federation), lambda found: found == {HoldReason.SERVER: EARLY + LATE})
+    assert (await federation.links.find(peer.url)).state is LinkState.DOWN
+    assert len(peer.applied) == 1
+
+    peer.server.default = healthy
+    assert await look_now(worker, peer) == 0
+    await until(lambda: len(peer.applied) > EARLY)
+    worker.kill()
+    assert len(peer.applied) < len(sent), "everything had gone out when it was killed"
+    await worker.start()
+    await eventually(lambda: waiting(federation), lambda found: not found, patience=LONG_PATIENCE_SECONDS)
+    assert sorted(each.activity_id for each in peer.applied) == sorted(
+        ["before", *numbered("early", EARLY), *numbered("late", LATE)]
+    )
+    assert peer.refused == []
+    assert worker.terminate() == 0
+    states = await federation.delivery_queue.storage.counts()
+    assert {state for state, number in states.items() if number} == {JobState.COMPLETED}
+
+
+async def owe(federation: Federation, peer: Peer, post_ids: list[str]) -> list[str]:
+    """Posts with these ids are owed to the peer; their deliveries."""
+    async with federation.outbox.transaction() as session:
+        return [
+            await federation.outbox.enqueue_delivery(
+                session, POST_JOB, peer.url + POSTS_PATH, peer.url, post(OWN_URL, post_id)
+            )
+            for post_id in post_ids
+        ]
+
+
+async def link_until(federation: Federation, peer: Peer, holds: Callable[[Link], bool]) -> Link:
+    """The link to the peer as it was when it was so."""
+    return await eventually(lambda: federation.links.find(peer.url), holds)
+
+
+async def waiting(federation: Federation) -> dict[HoldReason | None, int]:
+    """How many deliveries are left, by what they wait for; none has been given up."""
+    query = select(col(DeliveryJob.state), col(DeliveryJob.held_reason), func.count())
+    async with federation.database.read() as session:
+        rows = await session.execute(query.group_by(col(DeliveryJob.state), col(DeliveryJob.held_reason)))
+        found = {(state, reason): number for state, reason, number in rows}
+    assert {state for state, _ in found} <= {DeliveryState.READY, DeliveryState.HELD}
+    return {reason: number for (_, reason), number in found.items()}
+
+
+async def canaries_failed(federation: Federation) -> int:
+    """How many deliveries went ahead to a server that is away, and are held again."""
+    query = select(func.count()).select_from(DeliveryJob)
+    query = query.where(col(DeliveryJob.canary_at).is_not(None), col(DeliveryJob.state) == DeliveryState.HELD)
+    async with federation.database.read() as session:
+        return (await session.execute(query)).scalar_one()
+
+
+async def look_now(worker: WorkerProcess, peer: Peer) -> int:
+    """The exit status of `federation servers probe`, which brings the next look at the peer forward."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "federation", "servers", "probe", peer.url),
+        env=dict(worker.environment),
+        cwd=worker.directory,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return await process.wait()

@@ -1,0 +1,191 @@
+"""Held deliveries: released in time, handed on when their server is up, given up when too old or forbidden."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from db import Database, DeliveryState, HoldReason, LinkState
+from federation.admin import blacklist
+from federation.delivery import holding
+from tests.federation.delivery.held import URL, Node
+from workers.clock import ManualClock, SystemClock
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+async def node(database: Database) -> AsyncIterator[Node]:
+    made = Node.on(database, ManualClock(SystemClock().now()))
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("reason", [HoldReason.BUSY, HoldReason.OURS])
+async def test_a_delivery_whose_time_has_come_is_released(node: Node, reason: HoldReason) -> None:
+    """Not before; with a series and a job of its own, as queues take the first one's id for a duplicate's."""
+    (delivery,) = await node.add_held(reason=reason, next_attempt_at=node.clock.now() + HOUR)
+    assert (await node.held().sweep())["released"] == 0
+    node.clock.advance(HOUR)
+    assert (await node.held().sweep())["released"] == 1
+    row = (await node.rows())[delivery]
+    assert (row.state, row.held_reason, row.held_at, row.next_attempt_at) == (DeliveryState.READY, None, None, None)
+    assert (row.series, row.job_id, row.released_at) == (1, f"{delivery}.1", node.clock.now())
+    assert await node.jobs() == {f"{delivery}.1"}
+    assert (await node.held().sweep())["released"] == 0
+
+
+async def test_a_time_that_a_wrong_clock_wrote_is_no_time(node: Node) -> None:
+    """Further off than any pause is long: released at once."""
+    await node.add_held(reason=HoldReason.OURS, next_attempt_at=node.clock.now() + timedelta(days=4000))
+    assert (await node.held().sweep())["released"] == 1
+
+
+async def test_what_waits_for_its_server_or_its_turn_has_no_time(node: Node) -> None:
+    """The server is down, and the older one is there: a sweep changes nothing, however often it comes."""
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    await node.add_held(3)
+    line = {"ordering_key": "key", "url": "https://up.example"}
+    await node.add_held(ordering_position=1, reason=HoldReason.OURS, next_attempt_at=node.clock.now() + HOUR, **line)
+    await node.add_held(ordering_position=2, reason=HoldReason.ORDER, **line)
+    before = {each: row.model_dump() for each, row in (await node.rows()).items()}
+    for _ in range(3):
+        swept = await node.held().sweep()
+        assert set(swept.values()) == {0}
+    assert {each: row.model_dump() for each, row in (await node.rows()).items()} == before
+    assert await node.jobs() == set()
+
+
+async def test_more_than_a_batch_is_released(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several transactions, each with one bulk add."""
+    monkeypatch.setattr(holding, "BATCH", 1_000)
+    await node.add_held(1_050, reason=HoldReason.BUSY, next_attempt_at=node.clock.now())
+    assert (await node.held().sweep())["released"] == 1_050
+    assert len(await node.ready()) == 1_050
+
+
+async def test_a_blacklisted_server_without_anything_waiting_for_it_is_found(node: Node) -> None:
+    """What is held for it because there was no room fails before its time has come."""
+    await node.add_held(reason=HoldReason.BUSY, next_attempt_at=node.clock.now() + HOUR)
+    await blacklist.add(node.database, URL, reason="spam")
+    assert (await node.held().sweep())["blacklisted"] == 1
+
+
+async def test_two_sweeps_at_once_release_each_delivery_once(node: Node) -> None:
+    """One of them changes the row, and the queue has one job for it."""
+    ids = await node.add_held(20, reason=HoldReason.BUSY, next_attempt_at=node.clock.now())
+    other = node.another()
+    swept = await asyncio.gather(node.held().sweep(), other.held().sweep())
+    assert sum(int(str(each["released"])) for each in swept) == 20
+    assert await node.jobs() == {f"{each}.1" for each in ids}
+    await other.close()
+
+
+async def test_a_delivery_that_is_too_old_expires(node: Node) -> None:
+    """Whatever it waited for; it is kept, with what it failed with last, and one that is younger is not touched."""
+    old = [
+        *await node.add_held(error_code="TIMEOUT", created_at=node.clock.now() - timedelta(days=7, seconds=1)),
+        *await node.add_held(reason=HoldReason.OURS, created_at=node.clock.now() - timedelta(days=8)),
+    ]
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    (young,) = await node.add_held(created_at=node.clock.now() - timedelta(days=6))
+    assert (await node.held().sweep())["expired"] == 2
+    rows = await node.rows()
+    for each in old:
+        assert (rows[each].state, rows[each].held_reason) == (DeliveryState.EXPIRED, None)
+        assert rows[each].settled_at == node.clock.now()
+        assert "too old" in (rows[each].last_error or "")
+    assert rows[old[0]].error_code == "TIMEOUT"
+    assert rows[young].state is DeliveryState.HELD
+    assert await node.jobs() == set()
+
+
+async def test_without_a_maximum_age_nothing_expires(node: Node) -> None:
+    """A delivery of last year goes out when its server is back."""
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    await node.add_held(created_at=node.clock.now() - timedelta(days=365))
+    assert (await node.held(max_age=None).sweep())["expired"] == 0
+
+
+async def test_what_is_ready_does_not_expire(node: Node) -> None:
+    """It is being tried."""
+    await node.add_held(state=DeliveryState.READY, held_reason=None, created_at=node.clock.now() - timedelta(days=30))
+    assert (await node.held().sweep())["expired"] == 0
+
+
+async def test_deliveries_to_a_blacklisted_server_fail(node: Node) -> None:
+    """At the next sweep, whatever holds them, with the reason on record; those to others stay."""
+    later = node.clock.now() + HOUR
+    ids = [
+        *await node.add_held(2),
+        *await node.add_held(reason=HoldReason.BUSY, next_attempt_at=later),
+        *await node.add_held(reason=HoldReason.OURS, next_attempt_at=later),
+    ]
+    (other,) = await node.add_held(url="https://c.example")
+    await node.links.exhausted("https://c.example", "TIMEOUT", first_attempted_at=node.clock.now())
+    await blacklist.add(node.database, URL, reason="spam")
+    assert (await node.held().sweep())["blacklisted"] == len(ids)
+    rows = await node.rows()
+    for each in ids:
+        assert (rows[each].state, rows[each].error_code) == (DeliveryState.FAILED, "BLACKLISTED")
+        assert rows[each].settled_at == node.clock.now()
+    assert rows[other].state is DeliveryState.HELD
+
+
+@pytest.mark.parametrize("given_up", ["expired", "blacklisted"])
+async def test_who_waits_behind_what_is_given_up_has_its_turn(node: Node, given_up: str) -> None:
+    """In the same transaction; the younger one of an expired delivery is sent."""
+    line: dict[str, Any] = {"ordering_key": "key"}
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    (old,) = await node.add_held(ordering_position=1, created_at=node.clock.now() - timedelta(days=8), **line)
+    (young,) = await node.add_held(ordering_position=2, reason=HoldReason.ORDER, **line)
+    if given_up == "blacklisted":
+        await blacklist.add(node.database, URL, reason="spam")
+        await node.held(max_age=None).sweep()
+        assert {row.state for row in (await node.rows()).values()} == {DeliveryState.FAILED}
+        return
+    await node.held().sweep()
+    rows = await node.rows()
+    assert (rows[old].state, rows[young].state) == (DeliveryState.EXPIRED, DeliveryState.READY)
+    assert await node.jobs() == {f"{young}.1"}
+
+
+@pytest.mark.parametrize("reason", [HoldReason.SERVER, HoldReason.REST])
+async def test_what_is_held_for_a_server_that_is_up_is_released(node: Node, reason: HoldReason) -> None:
+    """An enqueue may commit after the release has passed: the sweep asks for another one, once."""
+    await node.add_held(5, reason=reason)
+    assert (await node.held().sweep())["servers_to_release"] == 1
+    assert (await node.links.find(URL)).release_at == node.clock.now()
+    assert (await node.held().sweep())["servers_to_release"] == 0
+    assert await node.ready() == set()
+
+
+async def test_a_server_that_rests_or_is_away_is_left_alone(node: Node) -> None:
+    """Whether it asked, fell, or an operator holds it; after the pause what was held for it goes out."""
+    await node.links.rests("https://rests.example", HOUR)
+    await node.links.exhausted("https://down.example", "TIMEOUT", first_attempted_at=node.clock.now())
+    await node.links.hold("https://held.example")
+    for name in ("rests", "down", "held"):
+        await node.add_held(url=f"https://{name}.example", reason=HoldReason.REST)
+    assert (await node.held().sweep())["servers_to_release"] == 0
+    node.clock.advance(HOUR)
+    node.links.forget("https://rests.example")
+    assert (await node.held().sweep())["servers_to_release"] == 1
+    assert [link.server_url for link in await node.links.due_for_release(9)] == ["https://rests.example"]
+
+
+async def test_each_server_with_held_deliveries_is_found_once(node: Node) -> None:
+    """However many it has; one that only waits for us, or for nothing, is none of them."""
+    for name in ("a", "b", "c"):
+        await node.add_held(7, url=f"https://{name}.example")
+    await node.add_held(url="https://d.example", reason=HoldReason.OURS, next_attempt_at=node.clock.now() + HOUR)
+    await node.add_held(url="https://e.example", state=DeliveryState.READY, held_reason=None)
+    await node.add_held(url="https://f.example", state=DeliveryState.FAILED, held_reason=None)
+    assert (await node.held().sweep())["servers_to_release"] == 3
+    found = {link.server_url for link in await node.links.due_for_release(100)}
+    assert found == {f"https://{name}.example" for name in "abc"}
+    assert {link.state for link in await node.links.due_for_release(100)} == {LinkState.UP}

@@ -1,0 +1,326 @@
+"""Links in the database: any process acts on them, each change is made once, and no change is no write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Connection, Engine, event, select, update
+from sqlmodel import col
+from structlog.testing import capture_logs
+
+from db import Database, LinkState, Server, ServerHealthEvent, ServerLink
+from federation.servers.link_rules import BUCKET, MAX_REJECTIONS
+from federation.servers.links import HEARD_INTERVAL, Links, closed_among
+from federation.servers.registry import Registry
+from workers.clock import ManualClock
+
+URL = "https://b.example"
+
+
+async def no_check(*_: object) -> None:
+    """Nobody looks at a server but the test."""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def make_links(database: Database, clock: ManualClock) -> AsyncIterator[Callable[[], Awaitable[Links]]]:
+    """Links as another process has them: with a cache, a registry and a memory of their own."""
+    made: list[tuple[Links, Registry]] = []
+
+    async def make() -> Links:
+        registry = Registry(database, schedule_health_check=no_check)
+        made.append((Links(database, registry, clock=clock), registry))
+        return made[-1][0]
+
+    yield make
+    for links, registry in made:
+        await links.close()
+        await registry.close()
+
+
+@pytest.fixture
+async def links(make_links: Callable[[], Awaitable[Links]]) -> Links:
+    return await make_links()
+
+
+@contextmanager
+def counted_writes() -> Iterator[list[str]]:
+    """Every statement on `server_links` that is no query."""
+    seen: list[str] = []
+
+    def note(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if "server_links" in statement and not statement.lstrip().upper().startswith("SELECT"):
+            seen.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+async def take_down(links: Links, clock: ManualClock, code: str = "TIMEOUT") -> None:
+    """By evidence over half a minute."""
+    for _ in range(3):
+        await links.unavailable(URL, code)
+        clock.advance(BUCKET)
+
+
+async def know(database: Database, clock: ManualClock) -> None:
+    """The server is in the registry, and well."""
+    now = clock.now()
+    async with database.transaction() as session:
+        session.add(
+            Server(
+                url=URL,
+                public_key="p",
+                encryption_public_key="e",
+                last_seen=now,
+                created_at=now,
+                updated_at=now,
+                is_healthy=True,
+            )
+        )
+
+
+async def is_healthy(database: Database) -> bool:
+    async with database.read() as session:
+        return (await session.execute(select(col(Server.is_healthy)))).scalar_one()
+
+
+async def test_a_server_nobody_told_of_is_up(links: Links, database: Database) -> None:
+    """And looking at it writes nothing."""
+    link = await links.view(URL)
+    assert (link.state, link.acknowledged, link.next_probe_at) == (LinkState.UP, False, None)
+    async with database.read() as session:
+        assert (await session.execute(select(ServerLink))).all() == []
+
+
+async def test_what_one_process_learned_another_knows(
+    links: Links, make_links: Callable[[], Awaitable[Links]], clock: ManualClock
+) -> None:
+    """At once where it has not looked before; a restart forgets nothing."""
+    await take_down(links, clock)
+    link = await (await make_links()).view(URL)
+    assert (link.state, link.reason, link.since) == (LinkState.DOWN, "TIMEOUT", clock.now() - BUCKET)
+
+
+async def test_evidence_of_two_processes_adds_up(
+    links: Links, make_links: Callable[[], Awaitable[Links]], clock: ManualClock
+) -> None:
+    """Each saw too little alone; failures in one interval are one, whoever saw them."""
+    other = await make_links()
+    await asyncio.gather(links.unavailable(URL, "TIMEOUT"), other.unavailable(URL, "TIMEOUT"))
+    assert (await links.find(URL)).evidence == 1
+    clock.advance(BUCKET)
+    await other.unavailable(URL, "TIMEOUT")
+    clock.advance(BUCKET)
+    await links.unavailable(URL, "TIMEOUT")
+    assert (await other.find(URL)).state is LinkState.DOWN
+
+
+async def test_two_processes_that_learn_of_one_outage_make_one_change_of_it(
+    links: Links, make_links: Callable[[], Awaitable[Links]], database: Database, clock: ManualClock
+) -> None:
+    """One line in the log, one event in the history of the server's health, one date."""
+    await know(database, clock)
+    others = [links, await make_links(), await make_links()]
+    first = clock.now()
+    with capture_logs() as logs:
+        await asyncio.gather(*(each.exhausted(URL, "CONN_RESET", first_attempted_at=first) for each in others))
+    changes = [line for line in logs if line["event"] == "link_changed"]
+    assert [(line["was"], line["state"], line["reason"]) for line in changes] == [("up", "down", "CONN_RESET")]
+    async with database.read() as session:
+        events = (await session.execute(select(ServerHealthEvent))).scalars().all()
+    assert [(each.to_state.value, each.reason) for each in events] == [("unhealthy", "CONN_RESET")]
+
+
+async def test_the_registry_follows_the_link(links: Links, database: Database, clock: ManualClock) -> None:
+    """Down is not healthy, up is: that is what Node reads. A reason that is none of its codes is unknown to it."""
+    await know(database, clock)
+    await take_down(links, clock, "HTTP_500")
+    assert not await is_healthy(database)
+    async with database.read() as session:
+        assert (await session.execute(select(col(Server.unhealthy_reason)))).scalar_one() == "UNKNOWN"
+    await links.returned(URL, reason="probe")
+    assert await is_healthy(database)
+
+
+async def test_a_success_writes_only_where_there_is_something_to_forget(links: Links, clock: ManualClock) -> None:
+    """The first acknowledgment is something, a failure since is, and the thousandth success is nothing."""
+    with counted_writes() as writes:
+        await links.succeeded(URL)
+        assert writes
+        writes.clear()
+        for _ in range(10):
+            await links.succeeded(URL)
+            clock.advance(timedelta(hours=1))
+        assert writes == []
+        await links.unavailable(URL, "TIMEOUT")
+        writes.clear()
+        await links.succeeded(URL)
+        assert writes
+    assert (await links.find(URL)).evidence == 0
+
+
+async def test_failures_write_once_in_an_interval(links: Links, clock: ManualClock) -> None:
+    """However many deliveries a silent server fails; and nothing while it is known to be down."""
+    with counted_writes() as writes:
+        await links.unavailable(URL, "TIMEOUT")
+        writes.clear()
+        for _ in range(20):
+            await links.unavailable(URL, "TIMEOUT")
+        assert writes == []
+        for _ in range(2):
+            clock.advance(BUCKET)
+            await links.unavailable(URL, "TIMEOUT")
+        assert (await links.find(URL)).state is LinkState.DOWN
+        writes.clear()
+        for _ in range(20):
+            clock.advance(BUCKET)
+            await links.unavailable(URL, "TIMEOUT")
+        assert writes == []
+
+
+async def test_a_failure_during_a_release_is_never_taken_for_one_of_before(links: Links, clock: ManualClock) -> None:
+    """Even in the interval in which this process noted one already."""
+    await take_down(links, clock)
+    await links.returned(URL, reason="probe")
+    await links.unavailable(URL, "TIMEOUT")
+    link = await links.find(URL)
+    assert (link.state, link.release_at, link.release_start) == (LinkState.DOWN, None, 0.5)
+
+
+async def test_a_probe_is_taken_by_one(
+    links: Links, make_links: Callable[[], Awaitable[Links]], clock: ManualClock
+) -> None:
+    """Of all processes that find it due; it comes again in half a minute should that one die."""
+    await take_down(links, clock)
+    everyone = [links, *[await make_links() for _ in range(4)]]
+    assert [await each.due_for_probe(10) for each in everyone] == [[]] * 5
+    clock.advance(timedelta(seconds=20))
+    found = [await each.due_for_probe(10) for each in everyone]
+    assert {tuple(link.server_url for link in each) for each in found} == {(URL,)}
+    taken = await asyncio.gather(*(each.take_probe(due[0]) for each, due in zip(everyone, found, strict=True)))
+    assert sorted(taken) == [False] * 4 + [True]
+    assert [await each.due_for_probe(10) for each in everyone] == [[]] * 5
+    clock.advance(timedelta(seconds=30))
+    assert [link.server_url for link in await links.due_for_probe(10)] == [URL]
+
+
+async def test_those_longest_due_are_looked_at_first(links: Links, database: Database, clock: ManualClock) -> None:
+    """As many as asked for; one that is not due is not among them."""
+    for number in (3, 1, 4, 2):
+        url = f"https://s{number}.example"
+        await links.exhausted(url, "TIMEOUT", first_attempted_at=clock.now())
+        planned = {"next_probe_at": clock.now() + timedelta(minutes=number)}
+        async with database.transaction() as session:
+            await session.execute(update(ServerLink).where(col(ServerLink.server_url) == url).values(**planned))
+    clock.advance(timedelta(minutes=3))
+    assert [link.server_url for link in await links.due_for_probe(2)] == ["https://s1.example", "https://s2.example"]
+    assert len(await links.due_for_probe(10)) == 3
+
+
+async def test_a_server_that_was_heard_of_is_looked_at_now_and_not_raised(links: Links, clock: ManualClock) -> None:
+    """Once a minute at most."""
+    await take_down(links, clock)
+    await links.look_soon(URL)
+    link = await links.find(URL)
+    assert (link.state, link.next_probe_at) == (LinkState.DOWN, clock.now())
+    assert await links.take_probe(link)
+    await links.probe_failed(URL)
+    planned = (await links.find(URL)).next_probe_at
+    await links.look_soon(URL)
+    assert (await links.find(URL)).next_probe_at == planned
+    clock.advance(HEARD_INTERVAL)
+    await links.probe_failed(URL)
+    await links.look_soon(URL)
+    assert (await links.find(URL)).next_probe_at == clock.now()
+
+
+async def test_a_look_at_discover_is_one_for_all_processes_for_a_while(
+    links: Links, make_links: Callable[[], Awaitable[Links]], clock: ManualClock
+) -> None:
+    """Of a thousand refusals in ten minutes one asks."""
+    clock.advance(timedelta(hours=1))
+    pause = timedelta(minutes=10)
+    others = [links, await make_links(), await make_links()]
+    looks = await asyncio.gather(
+        *(each.looked(URL, not_since=clock.now() - pause) for each in others for _ in range(3))
+    )
+    assert sum(looks) == 1
+    clock.advance(pause)
+    assert await links.looked(URL, not_since=clock.now() - pause) is True
+
+
+async def test_rejections_of_all_processes_count_together(
+    links: Links, make_links: Callable[[], Awaitable[Links]], database: Database, clock: ManualClock
+) -> None:
+    """A thousand in a row, and the server is one that refuses; nothing of it is lost by writing at once."""
+    other = await make_links()
+    await asyncio.gather(*(each.rejected(URL, "HTTP_403") for each in (links, other) for _ in range(5)))
+    assert (await links.find(URL)).rejections == 10
+    async with database.transaction() as session:
+        await session.execute(update(ServerLink).values(rejections=MAX_REJECTIONS - 1))
+    await other.rejected(URL, "HTTP_403")
+    assert (await links.find(URL)).state is LinkState.REFUSING
+
+
+async def test_an_operators_hold_lasts_until_the_operator_ends_it(links: Links, clock: ManualClock) -> None:
+    """No success and no probe lifts it; the release sends what was held, whatever is known of the server."""
+    await links.hold(URL)
+    await links.succeeded(URL)
+    await links.returned(URL, reason="probe")
+    held = await links.find(URL)
+    assert (held.operator_hold, held.is_open) == (True, False)
+    await links.rests(URL, timedelta(hours=1))
+    await links.exhausted(URL, "TIMEOUT", first_attempted_at=clock.now() + timedelta(hours=1))
+    await links.release(URL)
+    link = await links.find(URL)
+    assert (link.state, link.operator_hold, link.rest_until) == (LinkState.UP, False, None)
+    assert link.release_at == clock.now()
+
+
+@pytest.mark.parametrize("event", ["raised", "acknowledged"])
+async def test_a_link_that_an_operator_holds_is_not_due_for_a_release(
+    links: Links, clock: ManualClock, event: str
+) -> None:
+    """However the server shows itself well: it would be looked at each second for nothing."""
+    await take_down(links, clock)
+    await links.hold(URL)
+    await (links.returned(URL, reason="probe") if event == "raised" else links.succeeded(URL))
+    assert await links.due_for_release(10) == []
+    await links.release(URL)
+    assert [link.server_url for link in await links.due_for_release(10)] == [URL]
+
+
+async def test_a_release_is_begun_only_where_deliveries_may_be_sent(links: Links, clock: ManualClock) -> None:
+    """And one that goes on keeps its date."""
+    await links.release_held(URL)
+    begun = (await links.find(URL)).release_at
+    assert begun == clock.now()
+    clock.advance(timedelta(seconds=5))
+    await links.release_held(URL)
+    assert (await links.find(URL)).release_at == begun
+    await take_down(links, clock)
+    await links.release_held(URL)
+    assert (await links.find(URL)).release_at is None
+
+
+async def test_those_to_whom_nothing_is_sent(links: Links, database: Database, clock: ManualClock) -> None:
+    """Whatever closed the link; a pause is no closed link, and an unknown server has an open one."""
+    await links.hold("https://held.example")
+    await links.exhausted("https://down.example", "TIMEOUT", first_attempted_at=clock.now())
+    await links.mismatched("https://mismatch.example")
+    await links.rests("https://rests.example", None)
+    urls = [f"https://{name}.example" for name in ("held", "down", "mismatch", "rests", "unknown")]
+    closed = await database.transact(lambda connection: closed_among(connection, urls))
+    assert closed == set(urls[:3])
