@@ -149,16 +149,34 @@ def transaction() -> AbstractAsyncContextManager[AsyncSession]:
     return get_federation().outbox.transaction()
 
 
-async def enqueue_delivery(session: AsyncSession, name: str, target_url: str, server_url: str, payload: str) -> str:
+async def enqueue_delivery(
+    session: AsyncSession,
+    name: str,
+    target_url: str,
+    server_url: str,
+    payload: str,
+    *,
+    ordering_key: str | None = None,
+) -> str:
     """A delivery is owed from the moment `session` commits; returns its id. See `Outbox.enqueue_delivery`."""
-    return await get_federation().outbox.enqueue_delivery(session, name, target_url, server_url, payload)
+    return await get_federation().outbox.enqueue_delivery(
+        session, name, target_url, server_url, payload, ordering_key=ordering_key
+    )
 
 
 async def enqueue_fanout(
-    session: AsyncSession, name: str, path: str, server_urls: Iterable[str], payload: str
+    session: AsyncSession,
+    name: str,
+    path: str,
+    server_urls: Iterable[str],
+    payload: str,
+    *,
+    ordering_key: str | None = None,
 ) -> tuple[str, ...]:
     """One payload is owed to `path` on every server; returns the deliveries' ids. See `Outbox.enqueue_fanout`."""
-    return await get_federation().outbox.enqueue_fanout(session, name, path, server_urls, payload)
+    return await get_federation().outbox.enqueue_fanout(
+        session, name, path, server_urls, payload, ordering_key=ordering_key
+    )
 
 
 async def request_follow(

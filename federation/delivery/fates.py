@@ -9,7 +9,7 @@ from typing import Final
 from db import DeliveryState, HoldReason
 from federation.delivery.codes import FailureClass
 from federation.delivery.ledger import Series
-from federation.servers.link_rules import Link
+from federation.servers.link_rules import Link, answers
 
 FIRST_OWN_PAUSE: Final = timedelta(minutes=1)
 LONGEST_OWN_PAUSE: Final = timedelta(hours=1)
@@ -44,9 +44,12 @@ def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, no
     return FAILED if link.is_open or series.is_canary else HELD_FOR_SERVER
 
 
-def fails_alone(series: Series, link: Link) -> bool:
-    """Whether the delivery failed as its server's canary, and another has got through since."""
-    if series.is_canary or series.canary_at is None or link.last_success_at is None:
+def fails_alone(code: str, series: Series, link: Link) -> bool:
+    """Whether the delivery failed as its server's canary, another has got through since, and it is refused again.
+
+    A failure in which nothing answered is the server's, whichever delivery meets it.
+    """
+    if not answers(code) or series.is_canary or series.canary_at is None or link.last_success_at is None:
         return False
     return link.last_success_at > series.canary_at
 

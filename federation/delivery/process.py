@@ -284,7 +284,7 @@ class DeliveryProcessor:
         server_url, kind, code = report.delivery.server_url, failure.failure_class, failure.code
         if kind is FailureClass.UNAVAILABLE and series.canary_at is not None:
             # What the server takes from others it refuses from this one, whatever status it gives.
-            kind = FailureClass.REJECTED if fails_alone(series, await self._links.find(server_url)) else kind
+            kind = FailureClass.REJECTED if fails_alone(code, series, await self._links.find(server_url)) else kind
         if kind is FailureClass.UNAVAILABLE:
             await self._links.unavailable(server_url, code)
             if is_last:

@@ -137,9 +137,10 @@ class Releaser:
 
 
 _OF_SERVER = (TABLE.c.server_url == bindparam("server"), TABLE.c.state == DeliveryState.HELD)
+# With what found no room to wait for it: it is released in any case, and its own time may be minutes off.
 _OLDEST = (
     select(TABLE.c.id)
-    .where(*_OF_SERVER, TABLE.c.held_reason.in_(WAITS_FOR_SERVER))
+    .where(*_OF_SERVER, TABLE.c.held_reason.in_((*WAITS_FOR_SERVER, HoldReason.BUSY)))
     .order_by(TABLE.c.created_at)
     .limit(bindparam("most"))
 )

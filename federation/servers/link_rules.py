@@ -141,7 +141,7 @@ def fallen(link: Link, now: datetime, code: str) -> Link:
         relayed=False,
         evidence=0,
         evidence_at=None,
-        needs_canary=_answers(code),
+        needs_canary=answers(code),
         probes=0,
         next_probe_at=now + FIRST_PROBES[0],
         release_at=None,
@@ -202,7 +202,7 @@ def probe_interval(probes: int, *, away: timedelta) -> timedelta:
     return min(planned, max(timedelta(minutes=2), away / PROBED_PART))
 
 
-def _answers(code: str) -> bool:
+def answers(code: str) -> bool:
     """Whether something answers at the server's address, so that a probe proves nothing."""
     return code.startswith("HTTP_") or code == "FOREIGN_ANSWER"
 

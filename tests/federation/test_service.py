@@ -190,6 +190,25 @@ async def test_the_producers_write_in_the_callers_transaction(peer: Peer, databa
     }
 
 
+async def test_deliveries_of_one_ordering_key_are_held_behind_the_oldest(peer: Peer, database: Database) -> None:
+    """Single ones and those of a fan-out, to each server for itself."""
+    async with federation.transaction() as session:
+        for _ in range(2):
+            await federation.enqueue_delivery(
+                session, "deliver-post", peer.url + POSTS_PATH, peer.url, PAYLOAD, ordering_key="post-1"
+            )
+        servers = [peer.url, "https://c.example"]
+        await federation.enqueue_fanout(session, "deliver-post", POSTS_PATH, servers, PAYLOAD, ordering_key="post-1")
+    async with database.read() as session:
+        owed = select(col(DeliveryJob.server_url), col(DeliveryJob.held_reason)).order_by(
+            col(DeliveryJob.server_url), col(DeliveryJob.ordering_position)
+        )
+        found = [tuple(row) for row in await session.execute(owed)]
+    assert sorted(found, key=str) == sorted(
+        [(peer.url, None), (peer.url, "order"), (peer.url, "order"), ("https://c.example", None)], key=str
+    )
+
+
 async def test_an_acknowledgment_is_applied_by_hand(database: Database) -> None:
     """A known follow is accepted and the delivery's row gone; for an unknown one the answer is False."""
     ack = Ack(data=FOLLOW_ACK.envelope, signature=FOLLOW_ACK.signature)
