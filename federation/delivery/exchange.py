@@ -48,7 +48,7 @@ class Report:
     `attempt` is its number in its job. `acknowledged`: the server has acknowledged a delivery before; `profile`: what
     an operator says it runs. `begun`: the attempt is let through, and belongs to `series` if there is a row.
     `first_byte`: how long the server may take to begin its answer; `answered`: whether it did, None if it was not
-    asked.
+    asked, and `waited` for how many seconds.
     """
 
     delivery: FederationDeliveryJob
@@ -64,6 +64,7 @@ class Report:
     remote_code: str | None = None
     first_byte: timedelta | None = None
     answered: bool | None = None
+    waited: float | None = None
     peer: str | None = None
     request_bytes: int | None = None
     response_bytes: int | None = None
@@ -183,7 +184,7 @@ class Exchange:
         return body, headers
 
     async def _post(self, report: Report, body: bytes, headers: Mapping[str, str]) -> Fetched:
-        delivery = report.delivery
+        delivery, started = report.delivery, monotonic()
         try:
             fetched = await self._fetch(
                 delivery.target_url,
@@ -201,6 +202,8 @@ class Exchange:
         except BodyTooLarge as error:
             report.answered = True
             raise PermanentFailure("BODY_TOO_LARGE", str(error)) from error
+        finally:
+            report.waited = monotonic() - started
         report.answered = not fetched.proxied
         report.status = fetched.response.status
         report.response_bytes = len(fetched.response.body)

@@ -128,7 +128,7 @@ class DeliveryProcessor:
                     async with self._apart.enter(suspect=delivery.suspect):
                         await self._attempt(job, report)
                 finally:
-                    turn.answered = report.answered
+                    turn.answered, turn.waited = report.answered, report.waited
         except Busy as busy:
             await self._hold_busy(job, report, busy.pause)
 

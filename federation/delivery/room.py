@@ -89,10 +89,13 @@ class _Place:
 
 @dataclass(slots=True)
 class Turn:
-    """An attempt's turn at its server. Whoever has it says whether the server answered."""
+    """An attempt's turn at its server. Whoever has it says whether the server answered, and after how many seconds;
+    None: as long as the turn took, whatever else was done in it.
+    """
 
     suspect: bool
     answered: bool | None = None
+    waited: float | None = None
 
     @property
     def first_byte(self) -> timedelta | None:
@@ -148,7 +151,7 @@ class Room:
             try:
                 yield turn
             finally:
-                self._judge(server, turn, loop.time() - started)
+                self._judge(server, turn, loop.time() - started if turn.waited is None else turn.waited)
                 self._release(server)
         finally:
             if place.timer is not None:
