@@ -55,9 +55,9 @@ from sqlmodel import col
 from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.deliveries import Selection, count, is_in
 from federation.base.bull_queue import BullQueue
-from federation.delivery.order import OPEN_STATES, lock_keys
+from federation.delivery.order import lock_keys
 from federation.delivery.payloads import release
-from federation.delivery.rows import TABLE, OwedRow, next_in_order, places_of
+from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of
 from workers import JobState
 
 BATCH: Final = 5_000

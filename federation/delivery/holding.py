@@ -20,7 +20,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from db import AttemptOutcome, Database, DeliveryState, HoldReason, LinkState
 from federation.base.bull_queue import BullQueue
 from federation.base.meter import NO_METER, Meter
-from federation.delivery.rows import TABLE, OwedRow, made_ready, next_in_order, places_of
+from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
 from federation.servers.link_rules import LONGEST_REST
 from federation.servers.links import Links
 from federation.servers.registry import Registry
@@ -143,7 +143,8 @@ class HeldDeliveries:
         def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
             # A time further off than any was written by a clock that was wrong.
             found = connection.execute(_DUE, {"now": now, "horizon": now + LONGEST_REST + timedelta(hours=1)})
-            rows = made_ready(connection, found.scalars().all(), now)
+            # Not counted among those that a returned server is sent: they would use up the room of its release.
+            rows = made_ready(connection, found.scalars().all(), now, released=False)
             return len(rows), rows
 
         return await self._database.transact(release)
@@ -249,7 +250,7 @@ _FIRST_IN_ORDER = (
             _OLDER.c.ordering_key == TABLE.c.ordering_key,
             _OLDER.c.server_url == TABLE.c.server_url,
             _OLDER.c.ordering_position < TABLE.c.ordering_position,
-            _OLDER.c.state.in_((DeliveryState.READY, DeliveryState.HELD)),
+            _OLDER.c.state.in_(OPEN_STATES),
         )
         .exists(),
     )

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from db import DeliveryState, HoldReason
+from db import HoldReason
 from federation.delivery.payloads import release
-from federation.delivery.rows import TABLE
+from federation.delivery.rows import OPEN_STATES, TABLE
 from federation.servers.links import closed_among
-
-OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

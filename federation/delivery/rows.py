@@ -16,6 +16,9 @@ from sqlalchemy import Connection, Row, bindparam, delete, select, update
 from db import DeliveryJob, DeliveryState, HoldReason
 from federation.base.jobs import FederationDeliveryJob
 
+OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
+"""Of deliveries that are owed; the others are given up."""
+
 PlannedJob: TypeAlias = tuple[str, object, dict[str, object]]
 """A job as `BullQueue.add_bulk` takes it."""
 
@@ -86,7 +89,10 @@ class Place:
 
 
 def made_ready(connection: Connection, ids: Collection[str], now: datetime, *, released: bool = True) -> list[OwedRow]:
-    """Those of the rows that are held are ready for a new series of attempts, whose jobs the caller is to add."""
+    """Those of the rows that are held are ready for a new series of attempts, whose jobs the caller is to add.
+
+    `released` ones count as sent to a server that is back, until they are tried: see `Releaser`.
+    """
     if not ids:
         return []
     rows = connection.execute(_LOCKED, {"rows": sorted(ids)}).all()
@@ -99,7 +105,6 @@ def made_ready(connection: Connection, ids: Collection[str], now: datetime, *, r
             "next_series": row.series + 1,
             "job": series_job_id(row.id, row.series + 1),
             "at": now if released else None,
-            "queued": None,
         }
         for row in held
     ]
@@ -159,7 +164,7 @@ _READY = (
         series=bindparam("next_series"),
         job_id=bindparam("job"),
         released_at=bindparam("at"),
-        queued_at=bindparam("queued"),
+        queued_at=None,
         first_attempted_at=None,
         sending=None,
     )
@@ -169,7 +174,7 @@ _FIRST = (
     .where(
         TABLE.c.server_url == bindparam("server"),
         TABLE.c.ordering_key == bindparam("key"),
-        TABLE.c.state.in_((DeliveryState.READY, DeliveryState.HELD)),
+        TABLE.c.state.in_(OPEN_STATES),
     )
     .order_by(TABLE.c.ordering_position)
     .limit(1)
@@ -179,7 +184,7 @@ _GIVEN_UP = (
     select(*(TABLE.c[name] for name in ("id", "payload_id", "server_url", "ordering_key", "ordering_position")))
     .where(
         TABLE.c.ordering_key.in_(bindparam("keys", expanding=True)),
-        TABLE.c.state.in_((DeliveryState.FAILED, DeliveryState.EXPIRED)),
+        TABLE.c.state.not_in(OPEN_STATES),
     )
     .order_by(TABLE.c.id)
     .with_for_update()

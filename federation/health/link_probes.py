@@ -53,7 +53,11 @@ class LinkProbes:
         """
         due = await self._links.due_for_probe(AT_ONCE)
         taken = [link for link in due if await self._links.take_probe(link)]
-        await asyncio.gather(*(self._look(link) for link in taken))
+        # All come to their end: what one of them cannot write down must not leave nine others to themselves.
+        ended = await asyncio.gather(*(self._look(link) for link in taken), return_exceptions=True)
+        for trouble in ended:
+            if trouble is not None:
+                raise trouble
         return len(taken)
 
     async def _look(self, link: Link) -> None:

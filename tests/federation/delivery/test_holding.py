@@ -34,7 +34,8 @@ async def test_a_delivery_whose_time_has_come_is_released(node: Node, reason: Ho
     assert (await node.held().sweep())["released"] == 1
     row = (await node.rows())[delivery]
     assert (row.state, row.held_reason, row.held_at, row.next_attempt_at) == (DeliveryState.READY, None, None, None)
-    assert (row.series, row.job_id, row.released_at) == (1, f"{delivery}.1", node.clock.now())
+    assert (row.series, row.job_id) == (1, f"{delivery}.1")
+    assert row.released_at is None  # it takes up none of the room that a returned server's release has
     assert await node.jobs() == {f"{delivery}.1"}
     assert (await node.held().sweep())["released"] == 0
 
