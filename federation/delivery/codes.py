@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from db import AttemptOutcome
+from federation.http.response import NOT_JUDGED
 from federation.http.threat_policy import NetworkErrorCode
 
 HTTP_CODE: Final = "HTTP_(?!2)[1-9][0-9]{2}"
@@ -76,7 +77,6 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
 }
 """The class of every code but those of `HTTP_CODE`, which are `class_of_status`'s."""
 
-_NOT_JUDGED: Final = frozenset({408, 425})
 _LOOKED_AT: Final = frozenset({400, 401, 403})
 
 
@@ -88,7 +88,7 @@ def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool, acknowled
     """
     if status == 429 or (status == 503 and asks_to_wait):
         return FailureClass.REST
-    if status in _NOT_JUDGED or not 400 <= status <= 499 or (acknowledged and not is_json):
+    if status in NOT_JUDGED or not 400 <= status <= 499 or (acknowledged and not is_json):
         return FailureClass.UNAVAILABLE
     return FailureClass.REJECTED
 

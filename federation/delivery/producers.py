@@ -204,7 +204,7 @@ class Producers:
         if standing.server is not None:
             return
         document = await self._discovery.learn(server_url)
-        await self._discovery.introduce_ourselves(server_url, registered=False)
+        await self._discovery.introduce_ourselves(server_url)
         await self._discovery.register(server_url, document, session=session)
 
 

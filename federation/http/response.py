@@ -10,6 +10,8 @@ from email.utils import parsedate_to_datetime
 
 SHORTEST_PAUSE = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(hours=24)
+NOT_JUDGED = frozenset({408, 425})
+"""Of the 4xx statuses those that say nothing of the request: the server did not get to judge it."""
 
 _SECONDS = re.compile(r"[0-9]+")
 

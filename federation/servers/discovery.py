@@ -9,9 +9,10 @@ from typing import Final, Protocol
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from federation.http.errors import BlockedUrl, OutboundError
+from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
-from federation.http.response import Response
+from federation.http.response import NOT_JUDGED, Response
+from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
 from federation.protocol.keys import OwnKeys
@@ -70,7 +71,7 @@ class Discovery:
         self._fetch = fetch
         self._registry = registry
         self._links = links
-        self._introducing: set[asyncio.Task[None]] = set()
+        self._introducing: set[asyncio.Task[NetworkErrorCode | None]] = set()
         self._running: SingleFlight[KnownServer] = SingleFlight()
 
     async def __call__(self, server_url: str) -> KnownServer:
@@ -111,11 +112,14 @@ class Discovery:
 
     async def _discover(self, server_url: str) -> KnownServer:
         await self.register(server_url, await self.learn(server_url))
-        introduction = asyncio.create_task(self.introduce_ourselves(server_url, registered=True), name="introduction")
+        introduction = asyncio.create_task(self.introduce_ourselves(server_url), name="introduction")
         self._introducing.add(introduction)
         introduction.add_done_callback(self._introducing.discard)
         # A peer refuses deliveries of strangers, but one that is slow to register us must not delay them for long.
+        # What becomes of it later is no news: the server may have taken deliveries since.
         await asyncio.wait([introduction], timeout=INTRODUCTION_PATIENCE.total_seconds())
+        if introduction.done() and (code := introduction.result()) is not None:
+            await self._registry.mark_unhealthy(server_url, code)
         found = await self._registry.find(server_url)
         if found is None:
             raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
@@ -156,7 +160,7 @@ class Discovery:
             return True
         if remote_code != UNKNOWN_SERVER:
             return False
-        await self.introduce_ourselves(server_url, registered=True)
+        await self.introduce_ourselves(server_url)
         return True
 
     async def register(
@@ -177,13 +181,13 @@ class Discovery:
         except KeysTaken as error:
             raise DiscoveryRefused(str(error)) from error
 
-    async def introduce_ourselves(self, server_url: str, *, registered: bool) -> None:
+    async def introduce_ourselves(self, server_url: str) -> NetworkErrorCode | None:
         """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time.
 
-        Its health is written only if it is `registered`: a caller in a transaction of its own has to register it yet.
+        The code of a network failure; nothing is written of it here.
         """
         if self._own_url is None or self._keys is None:
-            return
+            return None
         body = register_request(url=self._own_url, keys=self._keys)
         try:
             fetched = await self._fetch(
@@ -193,7 +197,7 @@ class Discovery:
                 body=body,
                 timeout=DISCOVERY_TIMEOUT,
                 server_url=server_url,
-                skip_health_update=not registered,
+                skip_health_update=True,
             )
             # The answer's echo of the server's own entry is not read: it could only repeat what we just fetched from
             # `/discover`, or put another server's name to these keys.
@@ -201,12 +205,14 @@ class Discovery:
                 log.warning("register_refused", server_url=server_url, status=fetched.response.status)
         except OutboundError as error:
             log.warning("register_failed", server_url=server_url, error=type(error).__name__)
+            return error.code if isinstance(error, NetworkError) else None
+        return None
 
 
 def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
     status = fetched.response.status
     if not fetched.response.ok:
-        refuses = 400 <= status <= 499 and status not in _NOT_JUDGED
+        refuses = 400 <= status <= 499 and status not in NOT_JUDGED
         raise (DiscoveryRefused if refuses else DiscoveryError)(f"{origin}/discover answered with status {status}")
     try:
         document = parse_discover_document(fetched.response.body)
@@ -215,6 +221,3 @@ def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
     if document.origin != origin:
         raise DiscoveryRefused(f"{origin}/discover names another server as itself")
     return document
-
-
-_NOT_JUDGED: Final = frozenset({408, 425})

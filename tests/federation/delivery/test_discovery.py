@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import delete
@@ -12,6 +13,7 @@ from sqlmodel import col
 from db import DeliveryState, HoldReason, LinkState, Server
 from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
+from federation.servers.discovery import DISCOVERY_TIMEOUT
 from tests.federation.delivery.harness import Site, follow_payload, job_data
 from tests.federation.protocol.vectors import B
 from tests.misbehaving import Exchange, Received, hang, respond, respond_with
@@ -100,6 +102,31 @@ async def test_a_refused_introduction_does_not_matter(site: Site, peer: Peer) ->
     fate = await site.outcome(await site.owe_post(peer))
 
     assert (fate.state, fate.job.attempt) == (JobState.COMPLETED, 1)
+
+
+async def test_an_introduction_that_hangs_delays_nothing_for_long_and_harms_nobody(site: Site, peer: Peer) -> None:
+    """The first delivery arrives long before it is given up, and the server is healthy when it breaks off at last."""
+    introduce(peer, "https://a.example")
+    document, delivered = json_answer(peer.document()), asyncio.Event()
+
+    async def show_or_hang(request: Received, exchange: Exchange) -> None:
+        if request.method == "GET":
+            await respond_with(lambda _: document)(request, exchange)
+        else:
+            await delivered.wait()
+            exchange.reset()
+
+    peer.server.routes[DISCOVER_PATH] = show_or_hang
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job and fate.job.attempt) == (JobState.COMPLETED, 1)
+    assert fate.log[0].duration_ms < DISCOVERY_TIMEOUT / timedelta(milliseconds=1)
+    delivered.set()
+    await asyncio.gather(*site.federation.discovery._introducing)
+    server = await site.server(peer.url)
+    assert server is not None
+    assert server.is_healthy
 
 
 @pytest.mark.parametrize(

@@ -100,3 +100,17 @@ async def test_an_unusable_registered_key_is_tried_again(federation: Federation,
     assert fate.row is not None
     assert peer.url in (fate.row.last_error or "")
     assert peer.deliveries == []
+
+
+@pytest.mark.parametrize("spelled", ["{url}/", "{url}/inbox", "HTTP{rest}"])
+async def test_a_server_that_is_spelled_otherwise_is_the_same(site: Site, peer: Peer, spelled: str) -> None:
+    """A Node producer's job names it with a slash, a path or in capitals: it is delivered, and its link is the one."""
+    url = spelled.format(url=peer.url, rest=peer.url.removeprefix("http"))
+    data = {**job_data("row-1", peer.url, payload=post_payload("post-1")), "serverUrl": url}
+    await site.add_row("row-1", target_url=str(data["targetUrl"]), payload=str(data["payload"]))
+
+    fate = await site.outcome(await site.owe_raw(data), row="row-1")
+
+    assert (fate.state, fate.row, fate.codes) == (JobState.COMPLETED, None, [None])
+    assert (await site.federation.links.find(peer.url)).acknowledged
+    assert fate.log[0].server_url == peer.url
