@@ -1,0 +1,48 @@
+"""While the database does not answer, deliveries wait in the queue and lose nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from db.migrate import upgrade
+from federation.app import Federation
+from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.harness import Site
+from tests.patience import until
+from tests.peer import Peer, acquaint
+from tests.servers import postgres_process
+from workers import JobState
+
+DELIVERIES = 30
+
+
+async def test_nothing_is_claimed_while_the_database_is_away(
+    make_settings: MakeSettings, peer: Peer, tmp_path: Path
+) -> None:
+    """The first attempts hear of it and go back, uncounted; nobody else is claimed, and all arrive afterwards."""
+    with postgres_process() as server:
+        await asyncio.to_thread(upgrade, server.url)
+        settings = make_settings(
+            database_url=server.url, queue_url=f"file://{tmp_path}/queues", federation_delivery_concurrency=3
+        )
+        federation = Federation(settings)
+        await acquaint(federation, peer)
+        async with Site(federation) as site:
+            deliveries = await site.owe_posts(peer, DELIVERIES)
+            await asyncio.to_thread(server.stop)
+            site.start()
+            await until(lambda: site.failing)
+            assert peer.deliveries == []
+
+            await asyncio.to_thread(server.start)
+            await site.ended(*deliveries)
+
+            sent_back = {event.claim.job_id for event in site.failing if event.claim is not None}
+            assert len(sent_back) <= settings.federation_delivery_concurrency
+            fates = [await site.fate(delivery) for delivery in deliveries]
+            assert [fate.row for fate in fates] == [None] * DELIVERIES
+            assert {(fate.state, tuple(fate.codes)) for fate in fates} == {(JobState.COMPLETED, (None,))}
+            assert {entry.attempt for fate in fates for entry in fate.log} == {1}
+        await federation.close()
+    assert (len(peer.applied), peer.replayed) == (DELIVERIES, 0)
