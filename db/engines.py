@@ -52,6 +52,23 @@ def async_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
     return writer, writer.execution_options(postgresql_readonly=True)
 
 
+def sqlite_engines(url: URL, *, readers: int) -> tuple[Engine, Engine]:
+    """A synchronous writer with one connection, and a reader, for `url`, an SQLite file; any thread may use them."""
+    writer, reader = (
+        create_engine(
+            url,
+            hide_parameters=True,
+            pool_size=connections,
+            max_overflow=0,
+            connect_args={**_sqlite_arguments(), "check_same_thread": False},
+        )
+        for connections in (1, readers)
+    )
+    _prepare_writer(writer)
+    _prepare_reader(reader)
+    return writer, reader
+
+
 def unwrapped(reader: AsyncEngine) -> AsyncEngine:
     """The same reader, without a transaction around each of its queries: three round trips become one.
 

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Row, Select
+from sqlalchemy import URL, Connection, Row, Select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from sqlalchemy.util import greenlet_spawn
 
-from db.engines import async_engines, unwrapped
+from db.engines import async_engines
+from db.steps import Greenlets, SqliteThreads, Steps
 from db.url import parse_url
 
 T = TypeVar("T")
@@ -36,7 +36,11 @@ class Database:
         self._writer, self._reader = async_engines(self._url)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
-        self._queries = unwrapped(self._reader).sync_engine
+        self._steps: Steps = (
+            SqliteThreads(self._url, turns=self._writer)
+            if self._url.get_backend_name() == "sqlite"
+            else Greenlets(self._writer, self._reader)
+        )
         self._tasks_writing: set[asyncio.Task[object] | None] = set()
 
     def __repr__(self) -> str:
@@ -62,19 +66,20 @@ class Database:
     async def transact(self, work: Callable[[Connection], T]) -> T:
         """What `work` did on its connection is committed, or undone if it raises; at half the price of `transaction`.
 
-        It runs in this task and cannot await: statements alone belong into it.
+        It cannot await, and on SQLite it runs in another thread: statements alone belong into it. Whoever is cancelled
+        meanwhile does not know what became of it.
 
         Raises:
             RuntimeError: as for `transaction`.
         """
         with self._writing():
-            return await greenlet_spawn(_transact, self._writer.sync_engine, work)
+            return await self._steps.transact(work)
 
     async def rows(
         self, query: Select[*tuple[Any, ...]], values: Mapping[str, object] | None = None
     ) -> Sequence[Row[*tuple[Any, ...]]]:
         """What one query finds, committed before it; at a third of the price of `read`. It waits for no writer."""
-        return await greenlet_spawn(_rows, self._queries, query, values)
+        return await self._steps.rows(query, values)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
@@ -87,6 +92,7 @@ class Database:
 
     async def close(self) -> None:
         """Every idle connection is closed; end the sessions first. A second call does nothing."""
+        await self._steps.close()
         await self._reader.dispose()
         await self._writer.dispose()
 
@@ -100,18 +106,3 @@ class Database:
             yield
         finally:
             self._tasks_writing.discard(task)
-
-
-# SQLAlchemy's asynchronous connections change greenlets at each step. These take all steps in one, which they wait in.
-
-
-def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
-    with engine.begin() as connection:
-        return work(connection)
-
-
-def _rows(
-    engine: Engine, query: Select[*tuple[Any, ...]], values: Mapping[str, object] | None
-) -> Sequence[Row[*tuple[Any, ...]]]:
-    with engine.connect() as connection:
-        return connection.execute(query, values).all()
