@@ -21,6 +21,7 @@ from typing import Self
 from federation.app import Federation
 from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_ack
 from federation.protocol.activities import ActivityMethod, DeliveryRequest
+from federation.protocol.errors import EnvelopeError
 from federation.protocol.keys import OwnKeys, decode_key
 from federation.protocol.sealing import open_envelope, seal
 from federation.protocol.signing import sign_message, verify_signature
@@ -195,7 +196,11 @@ class Peer:
 
     def _read(self, request: Received) -> Arrived | None:
         delivery = DeliveryRequest.from_wire(json.loads(request.body))
-        plaintext = open_envelope(delivery.payload, self.keys.encryption.secret)
+        try:
+            plaintext = open_envelope(delivery.payload, self.keys.encryption.secret)
+        except EnvelopeError:
+            self.refused.append("sealed to another key")
+            return None
         activity = json.loads(plaintext)
         sender = self.senders.get(activity["federationUrl"])
         if sender is None:

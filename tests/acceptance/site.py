@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import select
 from sqlmodel import col
@@ -20,6 +20,12 @@ from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
 from tests.acceptance.node_process import NodeProcess
 from tests.patience import PATIENCE_SECONDS
+from tests.peer import Peer
+
+OWN_URL: Final = "https://a.example"
+"""The node of tests that do not ask it anything over HTTP."""
+
+BATCH: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +112,20 @@ class Site:
         arrivals = [*self.events("post_received"), *self.events("post_replayed")]
         ids = (str(event["federation_post_id"]) for event in arrivals)
         return sorted(each for each in ids if each.startswith(name))
+
+
+async def owe(federation: Federation, peer: Peer, post_ids: Sequence[str]) -> list[str]:
+    """Posts with these ids are owed to the peer; their deliveries."""
+    deliveries: list[str] = []
+    for start in range(0, len(post_ids), BATCH):
+        async with federation.outbox.transaction() as session:
+            deliveries += [
+                await federation.outbox.enqueue_delivery(
+                    session, POST_JOB, peer.url + POSTS_PATH, peer.url, post(OWN_URL, post_id)
+                )
+                for post_id in post_ids[start : start + BATCH]
+            ]
+    return deliveries
 
 
 def post(own_url: str, post_id: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,46 +11,27 @@ from sqlmodel import col
 from db import DeliveryAttempt, DeliveryJob
 from federation.admin import blacklist
 from federation.app import Federation
-from federation.base.jobs import POST_JOB
-from federation.base.settings import Settings
-from federation.protocol.activities import post_activity
+from tests.acceptance.site import numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
-from tests.federation.protocol.vectors import A
 from tests.misbehaving import respond
 from tests.patience import eventually, until
-from tests.peer import POSTS_PATH, Peer, acquaint
+from tests.peer import Peer, acquaint
 
 DELIVERIES = 60
 
 
 @pytest.fixture
-def environment(queue_settings: dict[str, object], database_file: Path) -> dict[str, str]:
+def environment(
+    base_environment: dict[str, str], queue_settings: dict[str, object], database_file: Path
+) -> dict[str, str]:
     """Settings of a node that delivers to loopback and tries often."""
     return {
-        "BETTER_AUTH_URL": "https://a.example",
-        **A.env,
+        **base_environment,
         "DATABASE_URL": f"sqlite:///{database_file}",
-        "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
         "FEDERATION_DELIVERY_ATTEMPTS": "20",
         "FEDERATION_DELIVERY_BACKOFF": "100ms",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         **{name.upper(): str(value) for name, value in queue_settings.items()},
     }
-
-
-@pytest.fixture
-async def federation(environment: dict[str, str]) -> AsyncIterator[Federation]:
-    """The application's and the administrator's side of the node; the worker process delivers."""
-    node = Federation(Settings.from_values(environment))
-    yield node
-    await node.close()
-
-
-@pytest.fixture
-async def worker(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[WorkerProcess]:
-    process = WorkerProcess(environment, tmp_path)
-    yield process
-    process.kill()
 
 
 @pytest.mark.parametrize("queue_settings", ["sqlite", "postgres", "bullmq"], indirect=True)
@@ -63,14 +42,14 @@ async def test_a_rule_stops_the_backlog_of_a_running_worker(
     good, their rows go, and the peer is left alone."""
     await acquaint(federation, peer)
     peer.server.default = respond(500)
-    await enqueue_posts(federation, peer)
+    await owe(federation, peer, numbered("post", DELIVERIES))
     await worker.start()
     await until(lambda: len(peer.deliveries) >= 5)
     await blacklist.add(federation.database, "*.127.0.0.1", reason="spam")
     left = select(func.count(col(DeliveryJob.id)))
     await eventually(lambda: count(federation, left), lambda found: found == 0)
     heard = len(peer.server.requests)
-    await enqueue_posts(federation, peer)
+    await owe(federation, peer, numbered("post", DELIVERIES))
     refused = select(func.count(col(DeliveryAttempt.id))).where(col(DeliveryAttempt.error_code) == "BLACKLISTED")
     await eventually(lambda: count(federation, refused), lambda found: found >= 2 * DELIVERIES)
     assert len(peer.server.requests) == heard
@@ -80,17 +59,3 @@ async def test_a_rule_stops_the_backlog_of_a_running_worker(
 async def count(federation: Federation, query: object) -> int:
     async with federation.database.read() as session:
         return int((await session.execute(query)).scalar_one())  # type: ignore[call-overload] # any select of a number
-
-
-async def enqueue_posts(federation: Federation, peer: Peer) -> None:
-    async with federation.outbox.transaction() as session:
-        for number in range(DELIVERIES):
-            payload = post_activity(
-                federation_url="https://a.example",
-                post_id=f"post-{number}",
-                content=[{"type": "text", "value": "hello"}],
-                author_id="alice",
-                published=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-                is_private=False,
-            )
-            await federation.outbox.enqueue_delivery(session, POST_JOB, peer.url + POSTS_PATH, peer.url, payload)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sized
-from datetime import UTC, datetime
+from collections.abc import Sized
 from pathlib import Path
 
 import pytest
@@ -17,53 +15,35 @@ from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, DeliveryState
 from federation.app import Federation
-from federation.base.jobs import POST_JOB
 from federation.base.settings import Settings
 from federation.delivery.codes import STALLED
 from federation.delivery.ledger import FATAL_ALONE, FIRST_SUSPECTS
-from federation.protocol.activities import post_activity
+from tests.acceptance.site import numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
-from tests.federation.protocol.vectors import A
 from tests.misbehaving import hang
 from tests.patience import LONG_PATIENCE_SECONDS, eventually, until
-from tests.peer import POSTS_PATH, Peer, acquaint
+from tests.peer import Peer, acquaint
 from workers import JobState
 
 ATTEMPTS = 2
 
 
 @pytest.fixture
-def environment(queue_settings: dict[str, object], database_file: Path) -> dict[str, str]:
+def environment(
+    base_environment: dict[str, str], queue_settings: dict[str, object], database_file: Path
+) -> dict[str, str]:
     """Settings of a node that delivers to loopback, with leases of a second and attempts to spare."""
     return {
-        "BETTER_AUTH_URL": "https://a.example",
-        **A.env,
+        **base_environment,
         "DATABASE_URL": f"sqlite:///{database_file}",
-        "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
         "FEDERATION_LEASE": "1s",
         "FEDERATION_DELIVERY_ATTEMPTS": "100",
         "FEDERATION_MAX_STALLS": "100",
         "FEDERATION_DELIVERY_BACKOFF": "200ms",
         "FEDERATION_DELIVERY_CONCURRENCY": "20",
         "FEDERATION_PER_SERVER": "20",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         **{name.upper(): str(value) for name, value in queue_settings.items()},
     }
-
-
-@pytest.fixture
-async def federation(environment: dict[str, str]) -> AsyncIterator[Federation]:
-    """The application's side of the node: it enqueues, the worker process delivers."""
-    node = Federation(Settings.from_values(environment))
-    yield node
-    await node.close()
-
-
-@pytest.fixture
-async def worker(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[WorkerProcess]:
-    process = WorkerProcess(environment, tmp_path)
-    yield process
-    process.kill()
 
 
 @pytest.mark.timeout(900)
@@ -76,7 +56,8 @@ async def test_killed_workers_lose_nothing(
     """
     deliveries, kills = (2_000, 8) if full else (600, 4)
     await acquaint(federation, peer)
-    sent = await enqueue_posts(federation, peer, deliveries)
+    sent = numbered("post", deliveries)
+    await owe(federation, peer, sent)
     chance = random.Random(f"{sys.argv}{len(sent)}")
     for _ in range(kills):
         await worker.start()
@@ -112,7 +93,7 @@ async def test_a_delivery_that_always_loses_its_worker_ends(
     peer.server.default = hang()
     try:
         await acquaint(node, peer)
-        await enqueue_posts(node, peer, 1)
+        await owe(node, peer, ["post"])
         for number in range(1, ATTEMPTS + 1):
             await kill_over_attempt(worker, peer, number)
         await worker.start()
@@ -152,25 +133,6 @@ async def suspect_is_alone(federation: Federation) -> None:
     """The only delivery is as far as eight more crashes would bring it: it runs alone from now on."""
     async with federation.database.transaction() as session:
         await session.execute(update(DeliveryJob).values(suspect=1))
-
-
-async def enqueue_posts(federation: Federation, peer: Peer, count: int) -> list[str]:
-    """That many posts are owed to the peer; their ids."""
-    ids = [f"post-{number}" for number in range(count)]
-    for start in range(0, count, 500):
-        async with federation.outbox.transaction() as session:
-            for post_id in ids[start : start + 500]:
-                payload = post_activity(
-                    federation_url="https://a.example",
-                    post_id=post_id,
-                    content=[{"type": "text", "value": "hello"}],
-                    author_id="alice",
-                    published=datetime.now(UTC),
-                    is_private=False,
-                )
-                assert json.loads(payload)["post"]["id"] == post_id
-                await federation.outbox.enqueue_delivery(session, POST_JOB, peer.url + POSTS_PATH, peer.url, payload)
-    return ids
 
 
 async def until_as_many(count: int, items: Sized) -> None:

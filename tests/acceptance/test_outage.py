@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import func, select
@@ -13,43 +12,24 @@ from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState, HoldReason, LinkState
 from federation.app import Federation
-from federation.base.jobs import POST_JOB
-from federation.base.settings import Settings
-from federation.node.posts import POSTS_PATH
+from federation.protocol.keys import generate_own_keys
 from federation.servers.link_rules import Link
-from tests.acceptance.site import numbered, post
+from tests.acceptance.site import numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
-from tests.federation.conftest import redis_place
-from tests.federation.protocol.vectors import A
-from tests.misbehaving import reset, respond
+from tests.misbehaving import hang, reset, respond
 from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually, until
 from tests.peer import Peer, acquaint
 from workers import JobState
 
-OWN_URL = "https://a.example"
 EARLY, LATE = 10, 50
 MAINTENANCE = respond(502, {"Content-Type": "text/html"}, b"<h1>Bad Gateway</h1>")
 
 
-@pytest.fixture(params=["sqlite", "bullmq and postgres"])
-def place(request: pytest.FixtureRequest) -> dict[str, object]:
-    """Settings that say where rows and queues are."""
-    if request.param == "sqlite":
-        return {"database_url": f"sqlite:///{request.getfixturevalue('database_file')}"}
-    return {
-        **redis_place("bullmq", request.getfixturevalue("redis_url")),
-        "database_url": request.getfixturevalue("migrated_postgres_url"),
-        "federation_queue_prefix": request.getfixturevalue("queue_prefix"),
-    }
-
-
 @pytest.fixture
-def environment(place: dict[str, object]) -> dict[str, str]:
+def environment(base_environment: dict[str, str], place: dict[str, object]) -> dict[str, str]:
     """Settings of a node whose retries and looks at servers follow each other quickly."""
     return {
-        "BETTER_AUTH_URL": OWN_URL,
-        **A.env,
-        "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
+        **base_environment,
         "FEDERATION_LEASE": "1s",
         "FEDERATION_DELIVERY_BACKOFF": "100ms",
         "FEDERATION_OUTBOX_INTERVAL": "1s",
@@ -58,24 +38,8 @@ def environment(place: dict[str, object]) -> dict[str, str]:
         "FEDERATION_LONG_PROBE_FIRST": "1s",
         "FEDERATION_LONG_PROBE_MAXIMUM": "1s",
         "FEDERATION_PROBE_INTERVAL": "500ms",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         **{name.upper(): str(value) for name, value in place.items()},
     }
-
-
-@pytest.fixture
-async def federation(environment: dict[str, str]) -> AsyncIterator[Federation]:
-    """The application's side of the node: it enqueues, the worker process delivers."""
-    node = Federation(Settings.from_values(environment))
-    yield node
-    await node.close()
-
-
-@pytest.fixture
-async def worker(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[WorkerProcess]:
-    process = WorkerProcess(environment, tmp_path)
-    yield process
-    process.kill()
 
 
 @pytest.mark.timeout(600)
@@ -125,15 +89,56 @@ async def test_an_outage_loses_nothing(federation: Federation, worker: WorkerPro
     assert {state for state, number in states.items() if number} == {JobState.COMPLETED}
 
 
-async def owe(federation: Federation, peer: Peer, post_ids: list[str]) -> list[str]:
-    """Posts with these ids are owed to the peer; their deliveries."""
-    async with federation.outbox.transaction() as session:
-        return [
-            await federation.outbox.enqueue_delivery(
-                session, POST_JOB, peer.url + POSTS_PATH, peer.url, post(OWN_URL, post_id)
-            )
-            for post_id in post_ids
-        ]
+@pytest.mark.timeout(600)
+async def test_another_key_holds_what_is_owed(federation: Federation, worker: WorkerProcess, peer: Peer) -> None:
+    """A server whose name somebody else has now gets nothing, and loses nothing: it waits for its own keys."""
+    await acquaint(federation, peer)
+    await worker.start()
+    own, peer.keys = peer.keys, generate_own_keys()
+    sent = numbered("owed", EARLY)
+    await owe(federation, peer, sent)
+    link = await link_until(federation, peer, lambda link: link.state is not LinkState.UP)
+    assert (link.state, link.reason) == (LinkState.MISMATCH, "KEY_MISMATCH")
+    await eventually(lambda: waiting(federation), lambda found: found == {HoldReason.SERVER: EARLY})
+    assert await look_now(worker, peer) == 1
+    assert (await federation.links.find(peer.url)).state is LinkState.MISMATCH
+
+    peer.keys = own
+    assert await look_now(worker, peer) == 0
+    await eventually(lambda: waiting(federation), lambda found: not found)
+    assert sorted(each.activity_id for each in peer.applied) == sorted(sent)
+    assert worker.terminate() == 0
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+async def test_a_server_that_says_nothing_loses_nothing(
+    federation: Federation, worker: WorkerProcess, peer: Peer
+) -> None:
+    """It takes connections and is silent: its deliveries are held, another server's go out meanwhile, and it gets all
+    of them, each once, when it speaks again."""
+    async with Peer(generate_own_keys()) as other:
+        await acquaint(federation, peer)
+        await acquaint(federation, other)
+        await worker.start()
+        answer, discover = peer.server.default, dict(peer.server.routes)
+        peer.server.default = hang()
+        peer.server.routes.clear()
+        sent = numbered("owed", EARLY)
+        await owe(federation, peer, sent)
+        await until(lambda: peer.server.requests)
+        await owe(federation, other, sent)
+        await until(lambda: len(other.applied) == EARLY)
+        assert (await waiting(federation)).keys() <= {None, HoldReason.BUSY}, "others waited for its deadline"
+        await link_until(federation, peer, lambda link: link.state is LinkState.DOWN)
+        await eventually(lambda: waiting(federation), lambda found: found == {HoldReason.SERVER: EARLY})
+
+        peer.server.default = answer
+        peer.server.routes.update(discover)
+        assert await look_now(worker, peer) == 0
+        await eventually(lambda: waiting(federation), lambda found: not found)
+        assert sorted(each.activity_id for each in peer.applied) == sorted(sent)
+        assert worker.terminate() == 0
 
 
 async def link_until(federation: Federation, peer: Peer, holds: Callable[[Link], bool]) -> Link:
