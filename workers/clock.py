@@ -1,10 +1,19 @@
-"""Where time comes from, so that tests can move it."""
+"""Where time comes from, so that tests can move it: the wall clock is handed in, the other is the event loop's."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+
+def monotonic() -> float:
+    """Seconds on the running event loop's clock, which no change of the wall clock moves.
+
+    The loop's and not the machine's, so that whoever waits and whoever measures the wait have one idea of time.
+    """
+    return asyncio.get_running_loop().time()
 
 
 class Clock(Protocol):

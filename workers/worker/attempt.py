@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from workers.chains import Continuation
+from workers.clock import monotonic
 from workers.errors import (
     CorruptPayloadError,
     HandlerTimeout,
@@ -156,7 +156,7 @@ class Runner:
         Raises:
             CancelledError: somebody else than the worker cancelled the attempt's task.
         """
-        started, task = time.monotonic(), asyncio.current_task()
+        started, task = monotonic(), asyncio.current_task()
         policy = attempt.claim.backoff or self.retry
         try:
             handler = self._handler(attempt.claim)
@@ -180,7 +180,7 @@ class Runner:
         return Ending(
             settlement=attempt.settled or settlement,
             error=error,
-            duration=timedelta(seconds=time.monotonic() - started),
+            duration=timedelta(seconds=monotonic() - started),
             settled=attempt.settled is not None,
         )
 

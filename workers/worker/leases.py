@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Collection
 from datetime import timedelta
 
+from workers.clock import monotonic
 from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import Claim
 from workers.storage.base import Storage
@@ -16,8 +16,8 @@ from workers.storage.base import Storage
 class LeaseKeeper:
     """Renews all claims it holds every `interval`; tells which were lost and which shall be cancelled.
 
-    While the storage does not answer, a claim is kept until its lease must have ended (counted on this machine's
-    monotonic clock from before the last successful call); then it is lost with reason `error`.
+    While the storage does not answer, a claim is kept until its lease must have ended (counted on the event
+    loop's clock from before the last successful call); then it is lost with reason `error`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LeaseKeeper:
 
     def holds(self, claim: Claim) -> bool:
         """Whether the lease is still alive, as far as this machine can know."""
-        return self._safe_until.get(claim.token, 0.0) > time.monotonic()
+        return self._safe_until.get(claim.token, 0.0) > monotonic()
 
     async def run(self) -> None:
         """Renew until cancelled."""
@@ -72,7 +72,7 @@ class LeaseKeeper:
             await self._renew(claims)
 
     async def _renew(self, claims: list[Claim]) -> None:
-        asked_at = time.monotonic()
+        asked_at = monotonic()
         try:
             renewal = await self._storage.renew(claims)
         except StorageUnavailable:

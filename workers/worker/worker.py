@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -25,6 +24,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from workers.checks import check_text, new_id
+from workers.clock import monotonic
 from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, SettleOutcome, SettleStatus
 from workers.retry import RetryPolicy
@@ -215,7 +215,7 @@ class Worker:
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _claim(self, limit: int) -> list[Claim]:
-        asked_at = time.monotonic()
+        asked_at = monotonic()
         # A task of its own: neither stop nor cancellation may lose the claims that an answer on its way brings.
         call = asyncio.ensure_future(self._ask_for_claims(limit))
         try:
