@@ -55,6 +55,7 @@ from federation.servers.relay import PeerRelay
 from federation.servers.relay_peers import RelayPeers
 from federation.servers.relay_ranking import RelayRanking
 from workers import Storage
+from workers.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -74,12 +75,19 @@ class Federation:
 
     `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
     leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that counts.
+    `clock` replaces the machine's wall clock.
     """
 
     def __init__(
-        self, settings: Settings, *, client: FederationClient | None = None, metrics: Metrics | None = None
+        self,
+        settings: Settings,
+        *,
+        client: FederationClient | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.settings = settings
+        self.clock: Clock = clock or SystemClock()
         self.metrics = metrics
         self.meter: Meter = metrics or NO_METER
         self.own_url = settings.better_auth_url
@@ -98,27 +106,37 @@ class Federation:
             first_delay=settings.federation_health_first_delay,
             step=settings.federation_health_step,
         )
-        self.blacklist = Blacklist(self.database)
+        self.blacklist = Blacklist(self.database, clock=self.clock)
         self.registry = Registry(
-            self.database, schedule_health_check=self.schedule_health_check, blacklist=self.blacklist
+            self.database,
+            schedule_health_check=self.schedule_health_check,
+            blacklist=self.blacklist,
+            clock=self.clock,
         )
-        self.links = Links(self.database, self.registry)
-        self.relay_ranking = RelayRanking(self.database)
+        self.links = Links(self.database, self.registry, clock=self.clock)
+        self.relay_ranking = RelayRanking(self.database, clock=self.clock)
         self.relay_peers = RelayPeers(
             self.database, self.registry, self.client, own_url=self.own_url or "", ranking=self.relay_ranking
         )
         self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy, relay=self._relay())
         self.discovery = Discovery(
-            own_url=self.own_url, keys=self.keys, fetch=self.fetch, registry=self.registry, links=self.links
+            own_url=self.own_url,
+            keys=self.keys,
+            fetch=self.fetch,
+            registry=self.registry,
+            links=self.links,
+            clock=self.clock,
         )
         self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
         self.discovery_processor = DiscoveryProcessor(self.discovery)
         self.tasks_queue = tasks_queue(open_storage(settings, TASKS_QUEUE_NAME, client=self.redis))
-        self.outbox = Outbox(self.database, self.delivery_queue, joins=self.queues_join_database)
-        self.sweeper = OutboxSweeper(self.database, self.delivery_queue, min_age=settings.federation_outbox_interval)
+        self.outbox = Outbox(self.database, self.delivery_queue, joins=self.queues_join_database, clock=self.clock)
+        self.sweeper = OutboxSweeper(
+            self.database, self.delivery_queue, min_age=settings.federation_outbox_interval, clock=self.clock
+        )
         self.payloads = Payloads(self.database)
-        self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk)
+        self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk, clock=self.clock)
         self.attempts = AttemptLog(self.database, meter=self.meter)
         self.database_watch = DatabaseWatch(self.database)
         self.apart = Apart()
@@ -136,6 +154,7 @@ class Federation:
             registry=self.registry,
             max_age=settings.federation_delivery_max_age,
             meter=self.meter,
+            clock=self.clock,
         )
         self.releaser = Releaser(
             self.database,
@@ -144,6 +163,7 @@ class Federation:
             rate=settings.federation_release_rate,
             most_waiting=2 * settings.federation_delivery_concurrency,
             meter=self.meter,
+            clock=self.clock,
         )
         self.link_probes = LinkProbes(
             links=self.links,
@@ -164,6 +184,7 @@ class Federation:
             registry=self.registry,
             probe=self.probe,
             plan=self.probe_plan,
+            clock=self.clock,
         )
         self.health_check_processor = HealthCheckProcessor(
             registry=self.registry,
@@ -183,6 +204,7 @@ class Federation:
             registry=self.registry,
             peers=self.relay_peers,
             meter=self.meter,
+            clock=self.clock,
         )
 
     def _delivery_processor(self, discover: Discover) -> DeliveryProcessor:
@@ -193,6 +215,7 @@ class Federation:
             discover=discover,
             guard=self.guard,
             fetch=self.fetch,
+            clock=self.clock,
         )
         return DeliveryProcessor(
             exchange=exchange,
@@ -205,6 +228,7 @@ class Federation:
             room=self.room,
             apart=self.apart,
             database_watch=self.database_watch,
+            clock=self.clock,
         )
 
     def worker_storage(self, queue: str) -> Storage:
@@ -258,7 +282,13 @@ class Federation:
         """
         if self.own_url is None:
             raise ConfigurationError(["BETTER_AUTH_URL: not set; activities carry it as their origin"])
-        return Producers(own_url=self.own_url, outbox=self.outbox, registry=self.registry, discovery=self.discovery)
+        return Producers(
+            own_url=self.own_url,
+            outbox=self.outbox,
+            registry=self.registry,
+            discovery=self.discovery,
+            clock=self.clock,
+        )
 
     def node_app(self) -> FastAPI:
         """The inbound side.

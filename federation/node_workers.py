@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import structlog
@@ -75,7 +75,7 @@ class FederationWorkers:
         self._stop_requested = False
         self._rows = RowKeeper(federation)
         self._tending = Tending([federation.link_probes.tick, federation.releaser.tick])
-        leases = Leases(federation.database, holder=new_id())
+        leases = Leases(federation.database, holder=new_id(), clock=federation.clock)
         self._scheduler = Scheduler(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
     def start(self) -> tuple[RunningWorker, RunningWorker]:
@@ -197,6 +197,7 @@ class RowKeeper:
 
     def __init__(self, federation: Federation) -> None:
         self._ledger = federation.ledger
+        self._clock = federation.clock
         self._writing: set[asyncio.Task[None]] = set()
 
     def __call__(self, event: WorkerEvent) -> None:
@@ -219,7 +220,7 @@ class RowKeeper:
 
     async def _hold(self, delivery_id: str, job_id: str) -> None:
         reason = "its worker disappeared with it too often; look for a crash in the worker's log"
-        now = datetime.now(UTC)
+        now = self._clock.now()
         entry = Abandoned(delivery_id=delivery_id, job_id=job_id, at=now, until=now, error=reason)
         try:
             await self._ledger.abandoned(entry)

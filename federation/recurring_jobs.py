@@ -40,7 +40,7 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             name="purge",
             does="deletes settled deliveries, attempts and rotations past their time",
             interval=timedelta(hours=1),
-            run=Purge(federation.database),
+            run=Purge(federation.database, clock=federation.clock),
         ),
         RecurringJob(
             name="storage-sweep",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from time import monotonic
+from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 import structlog
@@ -32,6 +31,7 @@ from federation.servers.discovery import Discover, DiscoveryError, DiscoveryRefu
 from federation.servers.link_rules import SHORTEST_REST
 from federation.servers.profiles import Profile
 from federation.servers.registry import KnownServer, Registry
+from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
 
@@ -45,13 +45,15 @@ MAX_REMEMBERED: Final = 10_000
 class Report:
     """What one attempt has learned so far.
 
-    `attempt` is its number in its job. `acknowledged`: the server has acknowledged a delivery before; `profile`: what
-    an operator says it runs. `begun`: the attempt is let through, and belongs to `series` if there is a row.
-    `first_byte`: how long the server may take to begin its answer; `answered`: whether it did, None if it was not
-    asked, and `waited` for how many seconds.
+    `started_at` and `started` say when it began, on the wall clock and the loop's; `attempt` is its number in its job.
+    `acknowledged`: the server has acknowledged a delivery before; `profile`: what an operator says it runs. `begun`:
+    the attempt is let through, and belongs to `series` if there is a row. `first_byte`: how long the server may take to
+    begin its answer; `answered`: whether it did, None if it was not asked, and `waited` for how many seconds.
     """
 
     delivery: FederationDeliveryJob
+    started_at: datetime
+    started: float
     payload: str = field(default="", repr=False)
     attempt: int = 1
     acknowledged: bool = False
@@ -68,8 +70,6 @@ class Report:
     peer: str | None = None
     request_bytes: int | None = None
     response_bytes: int | None = None
-    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    started: float = field(default_factory=monotonic)
     checked: float = 0.0
 
     @property
@@ -100,6 +100,7 @@ class Exchange:
         guard: AddressGuard,
         fetch: FederationFetch,
         timeout: timedelta = DELIVERY_TIMEOUT,
+        clock: Clock | None = None,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -108,6 +109,7 @@ class Exchange:
         self._guard = guard
         self._fetch = fetch
         self._timeout = timeout
+        self._clock = clock or SystemClock()
         self._post_acks_checked: dict[str, float] = {}
         self._ack_readers: Mapping[str, ReadAck] = {
             FOLLOW_JOB: self._read_follow_ack,
@@ -119,7 +121,7 @@ class Exchange:
         server = await self._find_server(report)
         body, headers = self._prepare(report, server)
         fetched = await self._post(report, body, headers)
-        _require_taken(report, fetched.response)
+        _require_taken(report, fetched.response, self._clock.now())
         await self._note_health(server, fetched)
         ack = _acknowledgment(report, fetched.response)
         if ack is None:
@@ -262,7 +264,7 @@ def _method_of(payload: str) -> ActivityMethod:
         raise PermanentFailure("INVALID_PAYLOAD", str(error)) from None
 
 
-def _require_taken(report: Report, response: Response) -> None:
+def _require_taken(report: Report, response: Response, now: datetime) -> None:
     """The server has the activity, from this attempt or an earlier one."""
     if response.ok:
         return
@@ -270,7 +272,7 @@ def _require_taken(report: Report, response: Response) -> None:
     is_original = report.profile is Profile.ORIGINAL
     if is_original and report.is_repeat and is_stored_already(report.method, response.status, report.remote_code):
         return
-    pause = response.retry_after(datetime.now(UTC))
+    pause = response.retry_after(now)
     kind = class_of_status(
         response.status,
         asks_to_wait=pause is not None,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from time import monotonic
 from typing import Final
 
 import structlog
@@ -40,7 +39,7 @@ from federation.servers.links import Links
 from federation.servers.profiles import profile_of
 from federation.servers.registry import Registry
 from workers import Job
-from workers.clock import Clock, SystemClock
+from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
 
@@ -116,7 +115,7 @@ class DeliveryProcessor:
 
     async def _run(self, job: Job) -> None:
         delivery = await self._parse(job)
-        report = Report(delivery, attempt=job.attempt, started_at=self._clock.now())
+        report = Report(delivery, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
         if await self._is_held(job, report):
             return
         try:

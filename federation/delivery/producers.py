@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, TypeAlias
 
 from pydantic import JsonValue
@@ -22,6 +22,7 @@ from federation.protocol.models import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
 from federation.servers.discovery import Discovery
 from federation.servers.registry import Registry
+from workers.clock import Clock, SystemClock
 
 FOLLOWS_PATH: Final = "/api/auth/social/follows"
 POSTS_PATH: Final = "/api/auth/social/posts"
@@ -52,11 +53,20 @@ class PublishedPost:
 class Producers:
     """Builds activities in this node's name and owes their delivery, all in the caller's transaction."""
 
-    def __init__(self, *, own_url: str, outbox: Outbox, registry: Registry, discovery: Discovery) -> None:
+    def __init__(
+        self,
+        *,
+        own_url: str,
+        outbox: Outbox,
+        registry: Registry,
+        discovery: Discovery,
+        clock: Clock | None = None,
+    ) -> None:
         self._own_url = own_url
         self._outbox = outbox
         self._registry = registry
         self._discovery = discovery
+        self._clock = clock or SystemClock()
 
     async def request_follow(
         self,
@@ -80,7 +90,7 @@ class Producers:
         if server_url == self._own_url:
             raise ValueError(f"{server_url} is this node: a follow between its own users needs no delivery")
         await self._ensure_known(session, server_url)
-        now = datetime.now(UTC)
+        now = self._clock.now()
         follow = Follow(
             id=new_id(),
             follower_id=follower_id,
@@ -157,7 +167,7 @@ class Producers:
         Raises:
             ValueError: receivers would refuse it: no content, or a block that lacks what its type requires.
         """
-        now = datetime.now(UTC)
+        now = self._clock.now()
         post = Post(
             id=post_id or new_id(),
             content=[dict(block) for block in content],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, delete, null, select
@@ -12,6 +12,7 @@ from sqlmodel import col
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
 from federation.delivery.payloads import release
 from federation.servers.blacklist import purge_expired
+from workers.clock import Clock, SystemClock
 
 KEEP_SETTLED_ROWS: Final = timedelta(days=7)
 KEEP_ATTEMPTS: Final = timedelta(days=30)
@@ -26,8 +27,9 @@ class Purge:
     In batches: one transaction must not hold SQLite's write lock for long. Repeating it does nothing.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
         self._database = database
+        self._clock = clock or SystemClock()
 
     async def __call__(self) -> Mapping[str, object]:
         """Everything past its time is gone; how many rows of which kind.
@@ -35,12 +37,12 @@ class Purge:
         Raises:
             SQLAlchemyError: the database failed; what was deleted by then is gone.
         """
-        now = datetime.now(UTC)
+        now = self._clock.now()
         return {
             "deliveries": await self._delete(DeliveryJob, col(DeliveryJob.settled_at) < now - KEEP_SETTLED_ROWS),
             "attempts": await self._delete(DeliveryAttempt, col(DeliveryAttempt.started_at) < now - KEEP_ATTEMPTS),
             "rotations": await self._delete(RotateChallengeToken, col(RotateChallengeToken.expires_at) < now),
-            "rules": await purge_expired(self._database),
+            "rules": await purge_expired(self._database, before=now),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
         }
 

@@ -12,7 +12,7 @@ import asyncio
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import select
@@ -22,6 +22,7 @@ from db import Database, Server
 from federation.health.probe import Probe
 from federation.http.threat_policy import get_threat_policy
 from federation.servers.registry import KnownServer, Registry
+from workers.clock import Clock, SystemClock
 
 JITTER: Final = 0.1
 MAX_SERVERS: Final = 100
@@ -63,8 +64,11 @@ class LongRangeProbes:
     one process some seconds a minute.
     """
 
-    def __init__(self, database: Database, *, registry: Registry, probe: Probe, plan: ProbePlan) -> None:
+    def __init__(
+        self, database: Database, *, registry: Registry, probe: Probe, plan: ProbePlan, clock: Clock | None = None
+    ) -> None:
         self._database = database
+        self._clock = clock or SystemClock()
         self._registry = registry
         self._probe = probe
         self._plan = plan
@@ -75,7 +79,7 @@ class LongRangeProbes:
         Raises:
             SQLAlchemyError: the database failed.
         """
-        due = await self._due(datetime.now(UTC))
+        due = await self._due(self._clock.now())
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def probe(server: KnownServer) -> bool:

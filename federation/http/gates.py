@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from time import monotonic
 from typing import Protocol
 
 import structlog
@@ -16,6 +15,7 @@ from federation.http.errors import NetworkError, RelayFailed
 from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
+from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)
 

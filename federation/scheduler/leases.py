@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import Database, RunOutcome, SchedulerJob
+from workers.clock import Clock, SystemClock
 
 LEASE: Final = timedelta(seconds=30)
 EARLY: Final = 0.9
@@ -39,16 +40,19 @@ class Lease:
 class Leases:
     """Takes, renews and ends leases in the name of `holder`."""
 
-    def __init__(self, database: Database, *, holder: str, duration: timedelta = LEASE) -> None:
+    def __init__(
+        self, database: Database, *, holder: str, duration: timedelta = LEASE, clock: Clock | None = None
+    ) -> None:
         self._database = database
         self._holder = holder
+        self._clock = clock or SystemClock()
         self.duration = duration
 
     async def take(self, job: str, *, interval: timedelta) -> Lease | None:
         """The job is this process's to run; None if another runs it, or its last run began less than `interval` ago."""
         async with self._database.transaction() as session:
             row = await _locked(session, job)
-            now = await _now(session)
+            now = await self._now(session)
             if row.leased_until is not None and row.leased_until > now:
                 return None
             if row.started_at is not None and row.started_at + EARLY * interval > now:
@@ -62,7 +66,7 @@ class Leases:
     async def renew(self, lease: Lease) -> bool:
         """The lease runs for its whole duration from now; False if it is somebody else's by now."""
         async with self._database.transaction() as session:
-            until = await _now(session) + self.duration
+            until = await self._now(session) + self.duration
             return await _change(session, lease, {"leased_until": until})
 
     async def end(self, lease: Lease, outcome: RunOutcome, detail: str) -> bool:
@@ -70,11 +74,19 @@ class Leases:
         async with self._database.transaction() as session:
             values = {
                 "leased_until": None,
-                "finished_at": await _now(session),
+                "finished_at": await self._now(session),
                 "outcome": outcome,
                 "detail": detail[:MAX_DETAIL_CHARACTERS],
             }
             return await _change(session, lease, values)
+
+    async def _now(self, session: AsyncSession) -> datetime:
+        """The database's clock, which all processes share; on SQLite that is the machine's."""
+        connection = await session.connection()
+        if connection.dialect.name != "postgresql":
+            return self._clock.now()
+        now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
+        return now.astimezone(UTC)
 
 
 async def last_runs(database: Database) -> Sequence[SchedulerJob]:
@@ -100,12 +112,3 @@ async def _change(session: AsyncSession, lease: Lease, values: Mapping[str, obje
     mine = (col(SchedulerJob.name) == lease.job, col(SchedulerJob.token) == lease.token)
     changed = update(SchedulerJob).where(*mine).values(values).returning(col(SchedulerJob.name))
     return (await session.execute(changed)).first() is not None
-
-
-async def _now(session: AsyncSession) -> datetime:
-    """The database's clock, which all processes share; on SQLite that is the machine's."""
-    connection = await session.connection()
-    if connection.dialect.name != "postgresql":
-        return datetime.now(UTC)
-    now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
-    return now.astimezone(UTC)

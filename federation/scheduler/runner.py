@@ -7,7 +7,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from time import monotonic
 from typing import Final
 
 import structlog
@@ -18,6 +17,7 @@ from db import RunOutcome
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from federation.scheduler.leases import Lease, Leases
+from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)
 

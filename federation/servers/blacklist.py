@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,6 +27,7 @@ from sqlmodel import col
 from db import BlacklistedServer, BlacklistRevision, Database
 from federation.servers.rules import RuleSet
 from federation.servers.single_flight import SingleFlight
+from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
 
@@ -63,10 +63,12 @@ class Blacklist:
         *,
         check_interval: timedelta = CHECK_INTERVAL,
         reload_interval: timedelta = RELOAD_INTERVAL,
+        clock: Clock | None = None,
     ) -> None:
         self._database = database
         self._check_interval = check_interval.total_seconds()
         self._reload_interval = reload_interval.total_seconds()
+        self._clock = clock or SystemClock()
         self._loaded: _Loaded | None = None
         self._fresh_until = 0.0
         self._is_behind = False
@@ -78,7 +80,7 @@ class Blacklist:
         Raises:
             SQLAlchemyError: the rules were never read, and cannot be read now.
         """
-        return (await self._rules()).covering(url, time.time())
+        return (await self._rules()).covering(url, self._clock.now().timestamp())
 
     def recheck(self) -> None:
         """The next look-up asks the database, also if a check is under way."""
@@ -90,12 +92,12 @@ class Blacklist:
         await self._checks.close()
 
     async def _rules(self) -> RuleSet:
-        if self._loaded is not None and time.monotonic() < self._fresh_until:
+        if self._loaded is not None and monotonic() < self._fresh_until:
             return self._loaded.rules
         return await self._checks.run("", self._check)
 
     async def _check(self) -> RuleSet:
-        started = time.monotonic()
+        started = monotonic()
         try:
             loaded = await self._refreshed()
         except (SQLAlchemyError, OSError) as error:
@@ -103,7 +105,7 @@ class Blacklist:
                 raise
             self._note_trouble(error)
             # Counted from now: who waits for a database that hangs shall not wait for it again at once.
-            started, loaded = time.monotonic(), self._loaded
+            started, loaded = monotonic(), self._loaded
         else:
             self._note_success(loaded)
         if self._checks.is_current(""):  # not overtaken by `recheck`
@@ -112,7 +114,7 @@ class Blacklist:
         return loaded.rules
 
     async def _refreshed(self) -> _Loaded:
-        known, now = self._loaded, time.monotonic()
+        known, now = self._loaded, monotonic()
         # A first look-up may have to wait for a connection; nothing could stand in for its answer.
         revision = await _within(LOAD_TIMEOUT if known is None else CHECK_TIMEOUT, self._revision())
         is_same = known is not None and revision is not None and revision == known.revision

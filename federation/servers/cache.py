@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
 from federation.servers.single_flight import SingleFlight
+from workers.clock import monotonic
 
 V = TypeVar("V")
 
@@ -32,7 +32,7 @@ class LoadingCache(Generic[V]):
     async def get(self, key: str) -> V:
         """The value for `key`, at most `ttl` old."""
         entry = self._entries.get(key)
-        if entry is not None and entry[0] > time.monotonic():
+        if entry is not None and entry[0] > monotonic():
             return entry[1]
         return await self._loads.run(key, lambda: self._fill(key))
 
@@ -57,7 +57,7 @@ class LoadingCache(Generic[V]):
         return value
 
     def _remember(self, key: str, value: V) -> None:
-        self._entries[key] = (time.monotonic() + self._ttl, value)
+        self._entries[key] = (monotonic() + self._ttl, value)
         self._entries.move_to_end(key)
         if len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final, Protocol
 
 import structlog
@@ -20,6 +20,7 @@ from federation.protocol.urls import canonical_origin
 from federation.servers.links import Links
 from federation.servers.registry import KeysTaken, KnownServer, Registry
 from federation.servers.single_flight import SingleFlight
+from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
 
@@ -65,12 +66,14 @@ class Discovery:
         fetch: FederationFetch,
         registry: Registry,
         links: Links,
+        clock: Clock | None = None,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
         self._fetch = fetch
         self._registry = registry
         self._links = links
+        self._clock = clock or SystemClock()
         self._introducing: set[asyncio.Task[NetworkErrorCode | None]] = set()
         self._running: SingleFlight[KnownServer] = SingleFlight()
 
@@ -141,7 +144,7 @@ class Discovery:
         return _document(origin, fetched)
 
     async def _note_rest(self, server_url: str, response: Response) -> None:
-        pause = response.retry_after(datetime.now(UTC))
+        pause = response.retry_after(self._clock.now())
         if response.status == 429 or (response.status == 503 and pause is not None):
             await self._links.rests(server_url, pause)
             raise ServerRests(f"{server_url} asked to be left alone (status {response.status})")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
@@ -23,6 +23,7 @@ from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
 from federation.base.logs import crash
 from federation.servers.blacklist import Blacklist
 from federation.servers.cache import LoadingCache
+from workers.clock import Clock, SystemClock
 from workers.gathering import Gathering
 
 log = structlog.get_logger(__name__)
@@ -62,9 +63,15 @@ class Registry:
     """Reads and writes `server_registry`; `schedule_health_check` is called for each server found unhealthy."""
 
     def __init__(
-        self, database: Database, *, schedule_health_check: ScheduleHealthCheck, blacklist: Blacklist | None = None
+        self,
+        database: Database,
+        *,
+        schedule_health_check: ScheduleHealthCheck,
+        blacklist: Blacklist | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._database = database
+        self._clock = clock or SystemClock()
         self._schedule_health_check = schedule_health_check
         self._blacklist = blacklist or Blacklist(database)
         self._servers = LoadingCache(Gathering(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
@@ -108,16 +115,16 @@ class Registry:
         """
         try:
             if session is not None:
-                await _upsert(session, url, public_key, encryption_public_key)
+                await _upsert(session, url, public_key, encryption_public_key, self._clock.now())
             else:
                 async with self._database.transaction() as own:
-                    await _upsert(own, url, public_key, encryption_public_key)
+                    await _upsert(own, url, public_key, encryption_public_key, self._clock.now())
         finally:
             self._servers.drop(url)
 
     async def mark_healthy(self, server_url: str, *, reason: str) -> None:
         """The server counts as healthy, with its probe counter at 0; `reason` says what showed it."""
-        now = datetime.now(UTC)
+        now = self._clock.now()
         values = {
             "is_healthy": True,
             "unhealthy_reason": None,
@@ -133,7 +140,7 @@ class Registry:
 
         Nothing happens for a server that is not registered. A probe that cannot be scheduled is only logged.
         """
-        now = datetime.now(UTC)
+        now = self._clock.now()
         values = {"is_healthy": False, "unhealthy_reason": code, "health_check_attempts": 0, "updated_at": now}
         changed = await self._change_health(server_url, values, ServerHealth.UNHEALTHY, code, now)
         if changed is None:
@@ -150,7 +157,7 @@ class Registry:
         failed = (
             update(Server)
             .where(col(Server.url) == url, col(Server.is_healthy).is_(False))
-            .values(health_check_attempts=col(Server.health_check_attempts) + 1, updated_at=datetime.now(UTC))
+            .values(health_check_attempts=col(Server.health_check_attempts) + 1, updated_at=self._clock.now())
             .returning(col(Server.health_check_attempts))
         )
         try:
@@ -189,8 +196,7 @@ class Registry:
         return [found.get(url) for url in urls]
 
 
-async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_public_key: str) -> None:
-    now = datetime.now(UTC)
+async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_public_key: str, now: datetime) -> None:
     if await _note_seen(session, url, now):
         return
     row = {

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from time import monotonic
+from datetime import timedelta
 from typing import Final, Protocol
 
 import structlog
@@ -31,6 +30,7 @@ from federation.protocol.json_text import parse_json
 from federation.protocol.keys import OwnKeys, decode_key
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, proxy_request, relayed_request
 from federation.servers.registry import Registry
+from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +60,7 @@ class PeerRelay:
         registry: Registry,
         peers: Peers,
         meter: Meter = NO_METER,
+        clock: Clock | None = None,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -67,6 +68,7 @@ class PeerRelay:
         self._registry = registry
         self._peers = peers
         self._meter = meter
+        self._clock = clock or SystemClock()
         # Peers that asked to be left alone, and until when.
         self._resting: dict[str, float] = {}
 
@@ -154,7 +156,7 @@ class PeerRelay:
 
     def _let_rest(self, peer: str, response: Response) -> None:
         # A relay counts refused requests, too: asking on would keep it closed to us for ever.
-        pause = response.retry_after(datetime.now(UTC)) if response.status in _ASKS_TO_WAIT else None
+        pause = response.retry_after(self._clock.now()) if response.status in _ASKS_TO_WAIT else None
         if pause is not None and len(self._resting) < _MAX_RESTING:
             self._resting[peer] = monotonic() + pause.total_seconds()
 

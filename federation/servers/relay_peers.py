@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
-from time import monotonic
 from typing import Final
 
 import structlog
@@ -21,6 +20,7 @@ from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import Registry
 from federation.servers.single_flight import SingleFlight
+from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import select
@@ -11,6 +11,7 @@ from sqlmodel import col
 
 from db import Database, RelayCandidate
 from federation.servers.cache import LoadingCache
+from workers.clock import Clock, SystemClock
 
 MAX_RANKED: Final = 50
 MAX_AGE: Final = timedelta(days=7)
@@ -23,8 +24,9 @@ class RelayRanking:
     analytics of the last week.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
         self._database = database
+        self._clock = clock or SystemClock()
         self._ranking = LoadingCache(self._load, ttl=TTL, max_entries=1)
 
     async def __call__(self) -> Sequence[str]:
@@ -35,7 +37,7 @@ class RelayRanking:
         await self._ranking.close()
 
     async def _load(self, _key: str) -> Sequence[str]:
-        oldest = (datetime.now(UTC) - MAX_AGE).date()
+        oldest = (self._clock.now() - MAX_AGE).date()
         query = (
             select(col(RelayCandidate.server_url))
             .where(col(RelayCandidate.as_of) >= oldest)

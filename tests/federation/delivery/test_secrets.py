@@ -8,6 +8,7 @@ import ssl
 import traceback
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -308,7 +309,7 @@ def test_values_do_not_show_what_they_hold(federation: Federation) -> None:
         repr(value)
         for value in (
             delivery,
-            Report(delivery),
+            Report(delivery, started_at=datetime(2026, 1, 1, tzinfo=UTC), started=0.0),
             federation,
             federation.settings,
             federation.keys,
