@@ -22,19 +22,19 @@ _SQLITE_READERS = 8
 _POSTGRES_CONNECTIONS = 20
 
 
-def async_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
+def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[AsyncEngine, AsyncEngine]:
     """A writer and a reader for `url`; the reader's transactions refuse to write.
 
     SQLite admits one writer at a time, so its writer has one connection: tasks of this process queue for it in order
     instead of polling the file lock, and `busy_timeout` is left to the contention of other processes. PostgreSQL's
-    reader and writer share one pool.
+    reader and writer share one pool. `sqlite_driver` stands in for aiosqlite, as SQLAlchemy's dialect wraps that.
 
     Statements carry payloads, which must not reach a log through an exception: `hide_parameters` keeps SQLAlchemy
     from showing them, `_shorten_errors` PostgreSQL.
     """
     if url.get_backend_name() == "sqlite":
-        writer = _sqlite_engine(url, connections=1)
-        reader = _sqlite_engine(url, connections=_SQLITE_READERS)
+        writer = _sqlite_engine(url, connections=1, driver=sqlite_driver)
+        reader = _sqlite_engine(url, connections=_SQLITE_READERS, driver=sqlite_driver)
         _prepare_writer(writer.sync_engine)
         _undo_when_cancelled(writer.sync_engine)
         _prepare_reader(reader.sync_engine)
@@ -114,13 +114,14 @@ def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT) -
     return engine
 
 
-def _sqlite_engine(url: URL, *, connections: int) -> AsyncEngine:
+def _sqlite_engine(url: URL, *, connections: int, driver: object | None) -> AsyncEngine:
     return create_async_engine(
         url.set(drivername="sqlite+aiosqlite"),
         hide_parameters=True,
         pool_size=connections,
         max_overflow=0,
         connect_args=_sqlite_arguments(),
+        **({} if driver is None else {"module": driver}),
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Row, Select
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from db.engines import async_engines
 from db.steps import Greenlets, SqliteThreads, Steps
@@ -25,20 +25,21 @@ T = TypeVar("T")
 class Database:
     """Pooled sessions on an SQLite file or a PostgreSQL database; connections are opened on first use.
 
+    `engines` are a writer and a reader of the same database in place of its own, see `async_engines`.
     Objects stay readable after their session ends: nothing is expired on commit.
 
     Raises:
         DatabaseUrlError: `url` is malformed, of another backend, or an SQLite URL without a file.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, engines: tuple[AsyncEngine, AsyncEngine] | None = None) -> None:
         self._url = parse_url(url)
-        self._writer, self._reader = async_engines(self._url)
+        self._writer, self._reader = engines or async_engines(self._url)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
         self._steps: Steps = (
             SqliteThreads(self._url, turns=self._writer)
-            if self._url.get_backend_name() == "sqlite"
+            if engines is None and self._url.get_backend_name() == "sqlite"
             else Greenlets(self._writer, self._reader)
         )
         self._tasks_writing: set[asyncio.Task[object] | None] = set()

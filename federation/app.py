@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from db import Database
+from db import Database, new_id
 from federation.base.errors import ConfigurationError
 from federation.base.meter import NO_METER, Meter, Metrics
 from federation.base.queues import (
@@ -69,13 +70,16 @@ MARKS_NAME: Final = "federation-tasks-keys"
 SPARE_CONNECTIONS: Final = 60
 """For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, beside the workers' own."""
 
+OpenStorage: TypeAlias = Callable[[str], Storage]
+
 
 class Federation:
     """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
 
     `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
     leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that counts.
-    `clock` replaces the machine's wall clock.
+    `clock` replaces the machine's wall clock, `database` and `storage`, which opens the queue of a name, those that the
+    settings choose, and `new_id` makes the ids of deliveries.
     """
 
     def __init__(
@@ -85,22 +89,24 @@ class Federation:
         client: FederationClient | None = None,
         metrics: Metrics | None = None,
         clock: Clock | None = None,
+        database: Database | None = None,
+        storage: OpenStorage | None = None,
+        new_id: Callable[[], str] = new_id,
     ) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
+        self._storage = storage
         self.metrics = metrics
         self.meter: Meter = metrics or NO_METER
         self.own_url = settings.better_auth_url
         self.keys = settings.own_keys()
-        self.database = Database(settings.database_url.get_secret_value())
+        self.database = database or Database(settings.database_url.get_secret_value())
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
         self.client = client or FederationClient(
             self.guard, pooled_transport(self.guard, limits=_pool_limits(settings))
         )
-        self.delivery_queue = delivery_queue(settings, open_storage(settings, DELIVERY_QUEUE_NAME, client=self.redis))
-        self.health_check_queue = health_check_queue(
-            settings, open_storage(settings, HEALTH_CHECK_QUEUE_NAME, client=self.redis)
-        )
+        self.delivery_queue = delivery_queue(settings, self._open_storage(DELIVERY_QUEUE_NAME))
+        self.health_check_queue = health_check_queue(settings, self._open_storage(HEALTH_CHECK_QUEUE_NAME))
         self.schedule_health_check = HealthSchedule(
             self.health_check_queue,
             first_delay=settings.federation_health_first_delay,
@@ -127,11 +133,13 @@ class Federation:
             links=self.links,
             clock=self.clock,
         )
-        self.discovery_queue = discovery_queue(open_storage(settings, DISCOVERY_QUEUE_NAME, client=self.redis))
+        self.discovery_queue = discovery_queue(self._open_storage(DISCOVERY_QUEUE_NAME))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
         self.discovery_processor = DiscoveryProcessor(self.discovery)
-        self.tasks_queue = tasks_queue(open_storage(settings, TASKS_QUEUE_NAME, client=self.redis))
-        self.outbox = Outbox(self.database, self.delivery_queue, joins=self.queues_join_database, clock=self.clock)
+        self.tasks_queue = tasks_queue(self._open_storage(TASKS_QUEUE_NAME))
+        self.outbox = Outbox(
+            self.database, self.delivery_queue, joins=self.queues_join_database, clock=self.clock, new_id=new_id
+        )
         self.sweeper = OutboxSweeper(
             self.database, self.delivery_queue, min_age=settings.federation_outbox_interval, clock=self.clock
         )
@@ -233,7 +241,10 @@ class Federation:
 
     def worker_storage(self, queue: str) -> Storage:
         """The storage a worker of this process uses, on the connection that is the workers' own."""
-        return open_storage(self.settings, queue, client=self.worker_redis)
+        return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.worker_redis)
+
+    def _open_storage(self, queue: str) -> Storage:
+        return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.redis)
 
     @cached_property
     def redis(self) -> Redis | None:
@@ -354,7 +365,7 @@ class Federation:
     @property
     def queues_join_database(self) -> bool:
         """Whether the queues live in the application's database, so that jobs can be part of its transactions."""
-        return self.settings.queue_url is None and bullmq_url(self.settings) is None
+        return self._storage is None and self.settings.queue_url is None and bullmq_url(self.settings) is None
 
 
 def _pool_limits(settings: Settings) -> PoolLimits:

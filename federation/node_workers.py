@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 import structlog
 from pydantic import ValidationError
@@ -27,7 +27,7 @@ from federation.delivery.ledger import Abandoned
 from federation.delivery.rows import row_of_job
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases
-from federation.scheduler.runner import JobRunner, Scheduler
+from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
 from federation.tending import Tending
 from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
 from workers.storage.base import ANY_NAME
@@ -35,6 +35,17 @@ from workers.storage.base import ANY_NAME
 log = structlog.get_logger(__name__)
 
 NO_TASKS: Final[Mapping[str, Handler]] = {}
+
+
+class Schedule(Protocol):
+    """Runs recurring jobs from `start` until `stop`."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+MakeSchedule: TypeAlias = Callable[[Sequence[RecurringJob], JobRunner], Schedule]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +68,7 @@ class RunningWorker:
 class FederationWorkers:
     """The delivery worker and the health-check worker of one node, and what they need beside them: the discovery
     worker, which lives as long as the delivery worker, and the scheduler. With `tasks`, a worker for these too.
+    `schedule` makes what runs the recurring jobs at their times.
     """
 
     def __init__(
@@ -65,6 +77,7 @@ class FederationWorkers:
         *,
         tasks: Mapping[str, Handler] = NO_TASKS,
         observers: Sequence[Observer] = (),
+        schedule: MakeSchedule = Scheduler,
     ) -> None:
         self._federation = federation
         self._tasks = tasks
@@ -76,7 +89,7 @@ class FederationWorkers:
         self._rows = RowKeeper(federation)
         self._tending = Tending([federation.link_probes.tick, federation.releaser.tick])
         leases = Leases(federation.database, holder=new_id(), clock=federation.clock)
-        self._scheduler = Scheduler(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
+        self._scheduler = schedule(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
     def start(self) -> tuple[RunningWorker, RunningWorker]:
         """Both run; a second call returns the same pair, until both have stopped."""

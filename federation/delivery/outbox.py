@@ -10,7 +10,7 @@ servers, in batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -78,10 +78,19 @@ _KEY = "federation.outbox"
 class Outbox:
     """Deliveries of one application database. `joins`: the queue lives in that database and takes its connection."""
 
-    def __init__(self, database: Database, queue: BullQueue, *, joins: bool, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        queue: BullQueue,
+        *,
+        joins: bool,
+        clock: Clock | None = None,
+        new_id: Callable[[], str] = new_id,
+    ) -> None:
         self._database = database
         self._queue = queue
         self._joins = joins
+        self._new_id = new_id
         self._clock = clock or SystemClock()
         self._adding: set[asyncio.Task[None]] = set()
 
@@ -133,7 +142,7 @@ class Outbox:
         parse_method(payload)
         server_url = canonical_origin(server_url)
         _check_target(target_url, server_url)
-        delivery = (new_id(), target_url, server_url)
+        delivery = (self._new_id(), target_url, server_url)
         # Only now: a target URL the job could not carry is refused before anything is written.
         _check_jobs(Planned(stored=None, name=name, deliveries=[delivery]))
         await self._connect()
@@ -197,8 +206,8 @@ class Outbox:
         servers = tuple(dict.fromkeys(map(canonical_origin, server_urls)))
         if not servers:
             return ()
-        text = DeliveryPayload(id=new_id(), payload=payload, refs=len(servers), created_at=self._clock.now())
-        deliveries = [(new_id(), server + path, server) for server in servers]
+        text = DeliveryPayload(id=self._new_id(), payload=payload, refs=len(servers), created_at=self._clock.now())
+        deliveries = [(self._new_id(), server + path, server) for server in servers]
         _check_target(deliveries[0][1], servers[0])
         planned = Planned(stored=text, name=name, deliveries=deliveries, payload_id=text.id)
         _check_jobs(planned)
