@@ -107,27 +107,24 @@ def original(answer: Answer) -> Canned:
     return json_answer({"status": "acknowledged", "accepted": answer.accepted})
 
 
-class Peer:
-    """Vector B's node by default. `private_users` are acknowledged, not accepted.
+class Recipient:
+    """What a node does with what it is sent, whatever carries it. `private_users` are acknowledged, not accepted.
 
     `arrived` has every verified delivery in order; `applied` the distinct ones; what did not verify is in `refused`.
     """
 
-    def __init__(self, keys: OwnKeys = B.keys, *, private_users: frozenset[str] = frozenset()) -> None:
+    def __init__(self, keys: OwnKeys, *, private_users: frozenset[str] = frozenset()) -> None:
         self.keys = keys
         self.private_users = private_users
         self.render: Render = both
-        self.server = MisbehavingServer()
         self.senders: dict[str, Sender] = {}
         self.arrived: list[Arrived] = []
         self.refused: list[str] = []
         self._applied: dict[tuple[str, str], Arrived] = {}
-        self.server.routes[DISCOVER_PATH] = respond_with(self._discover)
-        self.server.default = respond_with(self.answer)
 
     @property
     def url(self) -> str:
-        return self.server.url
+        raise NotImplementedError
 
     @property
     def applied(self) -> list[Arrived]:
@@ -138,16 +135,6 @@ class Peer:
     def replayed(self) -> int:
         """How many deliveries were repeats."""
         return len(self.arrived) - len(self._applied)
-
-    @property
-    def deliveries(self) -> list[Received]:
-        """The delivery requests as they arrived, misbehaved ones included."""
-        return [request for request in self.server.requests if request.path != DISCOVER_PATH]
-
-    @property
-    def discoveries(self) -> list[str]:
-        """What was asked of `/discover`: `GET`, or the `method` of a POST."""
-        return [_discovery_kind(request) for request in self.server.requests if request.path == DISCOVER_PATH]
 
     def document(self) -> dict[str, object]:
         """What `GET /discover` answers."""
@@ -167,25 +154,7 @@ class Peer:
         self._applied.setdefault((arrived.sender, arrived.activity_id), arrived)
         return self.render(self._acknowledge(arrived))
 
-    def after_applying(self, behaviour: Behaviour) -> Behaviour:
-        """The delivery is applied, and then the answer goes wrong in this way."""
-
-        async def behave(request: Received, exchange: Exchange) -> None:
-            self.answer(request)
-            await behaviour(request, exchange)
-
-        return behave
-
-    async def __aenter__(self) -> Self:
-        await self.server.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.server.stop()
-
-    def _discover(self, request: Received) -> Canned:
+    def discover(self, request: Received) -> Canned:
         if request.method == "GET":
             return json_answer(self.document())
         body = json.loads(request.body)
@@ -240,6 +209,48 @@ class Peer:
             recipient_key=decode_key(self.senders[arrived.sender].encryption_public_key, what="sender's key"),
             accepted=accepted,
         )
+
+
+class Peer(Recipient):
+    """A node on loopback, vector B's by default."""
+
+    def __init__(self, keys: OwnKeys = B.keys, *, private_users: frozenset[str] = frozenset()) -> None:
+        super().__init__(keys, private_users=private_users)
+        self.server = MisbehavingServer()
+        self.server.routes[DISCOVER_PATH] = respond_with(self.discover)
+        self.server.default = respond_with(self.answer)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def deliveries(self) -> list[Received]:
+        """The delivery requests as they arrived, misbehaved ones included."""
+        return [request for request in self.server.requests if request.path != DISCOVER_PATH]
+
+    @property
+    def discoveries(self) -> list[str]:
+        """What was asked of `/discover`: `GET`, or the `method` of a POST."""
+        return [_discovery_kind(request) for request in self.server.requests if request.path == DISCOVER_PATH]
+
+    def after_applying(self, behaviour: Behaviour) -> Behaviour:
+        """The delivery is applied, and then the answer goes wrong in this way."""
+
+        async def behave(request: Received, exchange: Exchange) -> None:
+            self.answer(request)
+            await behaviour(request, exchange)
+
+        return behave
+
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.server.stop()
 
 
 class OriginalPeer(Peer):

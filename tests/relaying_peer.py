@@ -10,18 +10,17 @@ from federation.protocol.relaying import RELAY_PATH, ProxyRequest, RelayedReques
 from federation.protocol.sealing import Envelope, open_envelope
 from tests.federation.protocol.vectors import B
 from tests.misbehaving import Canned, Received, respond_with
-from tests.peer import Peer, json_answer
+from tests.peer import Peer, Recipient, json_answer
 
 
-class RelayingPeer(Peer):
-    """Relays to the peers in `reaches`, by origin; what it was asked to relay is in `relayed`."""
+class Relaying(Recipient):
+    """Relays to the nodes in `reaches`, by origin; what it was asked to relay is in `relayed`."""
 
-    def __init__(self, keys: OwnKeys = B.keys) -> None:
+    def __init__(self, keys: OwnKeys) -> None:
         super().__init__(keys)
-        self.reaches: dict[str, RelayingPeer] = {}
+        self.reaches: dict[str, Relaying] = {}
         self.relayed: list[ProxyRequest] = []
         self.targeted: list[RelayedRequest] = []
-        self.server.routes[RELAY_PATH] = respond_with(self.proxy)
 
     def proxy(self, request: Received) -> Canned:
         """The answer to a request to `/proxy`."""
@@ -61,3 +60,11 @@ class RelayingPeer(Peer):
         self.targeted.append(inner)
         headers = {name.lower(): value for name, value in inner.headers.items()}
         return self.answer(Received(method="POST", path=inner.target_url, headers=headers, body=inner.body.encode()))
+
+
+class RelayingPeer(Relaying, Peer):
+    """One on loopback."""
+
+    def __init__(self, keys: OwnKeys = B.keys) -> None:
+        super().__init__(keys)
+        self.server.routes[RELAY_PATH] = respond_with(self.proxy)
