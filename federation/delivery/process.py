@@ -45,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 DATABASE_PAUSE: Final = timedelta(seconds=5)
 LOOK_INTERVAL: Final = timedelta(minutes=10)
+LOOK_TAKES: Final = timedelta(seconds=10)
+"""So long after it began a look has had its effect: deliveries refused that were sent before then get another try."""
 CHECK_AGAIN_SECONDS: Final = 0.25
 """An attempt that waited longer for its turn asks again whether it may be sent."""
 TYPICAL_BYTES: Final = 8 * 1024
@@ -304,11 +306,11 @@ class DeliveryProcessor:
         """Whether the refusal may end once we know the server's keys anew, or it knows ours."""
         if not may_be_misunderstood(code):
             return False
-        now = self._clock.now()
         server_url = report.delivery.server_url
-        if not await self._links.looked(server_url, not_since=now - LOOK_INTERVAL):
-            return False
-        return await self._look_again(server_url, report.remote_code)
+        if await self._links.looked(server_url, not_since=self._clock.now() - LOOK_INTERVAL):
+            return await self._look_again(server_url, report.remote_code)
+        looked_at = (await self._links.find(server_url)).looked_at
+        return looked_at is not None and report.started_at < looked_at + LOOK_TAKES
 
     def _log(
         self, job: Job, report: Report, outcome: AttemptOutcome, code: str | None, error: Exception | None
