@@ -26,19 +26,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.node import fresh_places, machine, unwind_when_terminated
-
-from federation.protocol.keys import OwnKeys, generate_own_keys
-
-FOLLOWER, FOLLOWED = "bench-follower", "bench-followed"
-ENQUEUE_BATCH = 500
+from bench.deliveries import cpu_seconds, enqueue, node_environment, own_keys, register
+from bench.node import machine, unwind_when_terminated
+from bench.peer_servers import peer_process
 
 
 def main() -> None:
@@ -51,13 +46,11 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="runs of each kind, interleaved; medians are shown")
     parser.add_argument("--fanout", nargs="?", type=int, const=20_000, metavar="RECIPIENTS", help="see above")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the worker here")
-    parser.add_argument("--role", choices=["peers", "worker"], help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=["worker"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     unwind_when_terminated()
 
-    if options.role == "peers":
-        asyncio.run(serve_peers())
-    elif options.role == "worker":
+    if options.role == "worker":
         run_worker(options)
     elif options.fanout:
         benchmark_fan_out(options)
@@ -105,17 +98,11 @@ def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str,
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-"))
         environment = stack.enter_context(node_environment(queue))
-        keys = OwnKeys.from_base64(
-            signing_public=environment["FEDERATION_PUBLIC_KEY"],
-            signing_secret=environment["FEDERATION_PRIVATE_KEY"],
-            encryption_public=environment["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
-            encryption_secret=environment["FEDERATION_ENCRYPTION_PRIVATE_KEY"],
-        )
-        peers = stack.enter_context(peer_process(servers, keys))
+        peers = stack.enter_context(peer_process(servers, own_keys(environment)))
         environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(options.concurrency)
         # The cap per server protects from slow ones; with one server it would measure the cap.
         environment["FEDERATION_PER_SERVER"] = str(options.concurrency)
-        environment["BENCH_PEERS"] = json.dumps(peers)
+        environment["BENCH_PEERS"] = json.dumps(peers.servers)
         environment["BENCH_DELIVERIES"] = str(options.deliveries)
         command = [sys.executable, __file__, "--role", "worker"]
         if options.profile:
@@ -125,86 +112,6 @@ def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str,
         )
         result: dict[str, float] = json.loads(finished.stdout)
         return result
-
-
-@contextlib.contextmanager
-def node_environment(queue: str) -> Iterator[dict[str, str]]:
-    """Settings for a fresh node, and the servers it needs."""
-    with fresh_places(queue) as places:
-        yield {
-            "PATH": os.environ.get("PATH", ""),
-            "HOME": os.environ.get("HOME", ""),
-            "BETTER_AUTH_URL": "http://127.0.0.1:9",
-            "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
-            **generate_own_keys().to_env(),
-            **places,
-        }
-
-
-@contextlib.contextmanager
-def peer_process(servers: int, keys: OwnKeys) -> Iterator[list[dict[str, str]]]:
-    """Peers in a process of their own; yields their URLs and keys."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--role", "peers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        request = {"servers": servers, "url": "http://127.0.0.1:9", "encryption": keys.encryption.public_text}
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        yield json.loads(process.stdout.readline())
-    finally:
-        process.kill()
-        process.wait()
-
-
-async def serve_peers() -> None:
-    """Answer every request with the acknowledgment its path asks for, until killed."""
-    from federation.protocol.acks import ack_response, follow_ack, post_ack
-    from federation.protocol.keys import decode_key
-
-    request = json.loads(sys.stdin.readline())
-    key = decode_key(request["encryption"], what="sender")
-    peers = []
-    for _ in range(request["servers"]):
-        own = generate_own_keys()
-        follow = follow_ack(
-            sender_url=request["url"],
-            follow_id="row",
-            created_at=datetime.now(UTC),
-            follower_id=FOLLOWER,
-            following_id=FOLLOWED,
-            accepted=True,
-        )
-        answers: dict[str, bytes] = {}
-        server = await asyncio.start_server(lambda r, w, answers=answers: _answer(r, w, answers), "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        post = post_ack(own_url=url, post_id="row", federation_post_id="post")
-        for kind, text in (("follows", follow), ("posts", post)):
-            ack = ack_response(text, recipient_key=key, signing_secret=own.signing.secret)
-            answers[kind] = _http(json.dumps(ack).encode())
-        public = {"public": own.signing.public_text, "encryption": own.encryption.public_text}
-        peers.append({"url": url, **public})
-    print(json.dumps(peers), flush=True)
-    await asyncio.Event().wait()
-
-
-def _http(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: dict[str, bytes]) -> None:
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-        while True:
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = next(
-                int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
-            )
-            await reader.readexactly(length)
-            writer.write(answers["follows" if b"/follows" in head.split(b"\r\n", 1)[0] else "posts"])
-            await writer.drain()
-    writer.close()
 
 
 def run_worker(options: argparse.Namespace) -> None:
@@ -233,11 +140,11 @@ async def deliver_all(profile: Any) -> dict[str, float]:
     federation = Federation(settings)
     peers, deliveries = json.loads(os.environ["BENCH_PEERS"]), int(os.environ["BENCH_DELIVERIES"])
     await register(federation, peers)
-    await enqueue(federation, peers, deliveries)
+    await enqueue(federation, [peer["url"] for peer in peers], deliveries)
 
     workers = FederationWorkers(federation)
     set_aside_loaded()
-    started, cpu = time.perf_counter(), _cpu()
+    started, cpu = time.perf_counter(), cpu_seconds()
     if profile:
         profile.enable()
     workers.start()
@@ -245,7 +152,7 @@ async def deliver_all(profile: Any) -> dict[str, float]:
     while left:
         await asyncio.sleep(0.05)
         left = await is_owed(federation)  # not the queue's jobs: a held delivery has none
-    seconds, cpu = time.perf_counter() - started, _cpu() - cpu
+    seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     if profile:
         profile.disable()
     await workers.stop()
@@ -284,60 +191,6 @@ async def mishaps(federation: Any) -> tuple[int, int]:
     failed = (await federation.database.rows(select(func.count()).select_from(DeliveryJob)))[0][0]
     again = select(func.count()).select_from(DeliveryAttempt).where(col(DeliveryAttempt.series) > 0)
     return failed, (await federation.database.rows(again))[0][0]
-
-
-def _cpu() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-async def register(federation: Any, peers: list[dict[str, str]]) -> None:
-    from db import Follow
-
-    for peer in peers:
-        await federation.registry.register(
-            url=peer["url"], public_key=peer["public"], encryption_public_key=peer["encryption"]
-        )
-    async with federation.database.transaction() as session:
-        for peer in peers:
-            session.add(
-                Follow(
-                    follower_id=FOLLOWER,
-                    following_id=FOLLOWED,
-                    created_at=datetime.now(UTC),
-                    follower_server_url=peer["url"],
-                )
-            )
-
-
-async def enqueue(federation: Any, peers: list[dict[str, str]], deliveries: int) -> None:
-    from federation.protocol.activities import follow_activity, post_activity
-
-    now = datetime.now(UTC)
-    post = post_activity(
-        federation_url=federation.own_url,
-        post_id="post",
-        content=[{"type": "text", "value": "words " * 220}],
-        author_id=FOLLOWER,
-        published=now,
-        is_private=False,
-    )
-    follow = follow_activity(
-        federation_url=federation.own_url,
-        follow_id="row",
-        created_at=now,
-        follower_id=FOLLOWER,
-        following_id=FOLLOWED,
-        follower_server_url=peers[0]["url"],
-        requester_signature="x" * 1000,
-    )
-    kinds = [("deliver-follow", "follows", follow), ("deliver-post", "posts", post)]
-    for start in range(0, deliveries, ENQUEUE_BATCH):
-        async with federation.outbox.transaction() as session:
-            for number in range(start, min(start + ENQUEUE_BATCH, deliveries)):
-                name, path, payload = kinds[number % 2]
-                url = peers[number // 2 % len(peers)]["url"]
-                await federation.outbox.enqueue_delivery(session, name, f"{url}/api/auth/social/{path}", url, payload)
 
 
 async def attempt_durations(federation: Any) -> list[int]:

@@ -1,0 +1,102 @@
+"""A fresh node that owes deliveries to peers, for whatever measures how it delivers them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from bench.node import fresh_places
+from bench.peer_servers import FOLLOWED, FOLLOWER, OWN_URL
+from db import Follow
+from federation.app import Federation
+from federation.base.jobs import FOLLOW_JOB, POST_JOB
+from federation.protocol.activities import follow_activity, post_activity
+from federation.protocol.keys import OwnKeys, generate_own_keys
+
+ENQUEUE_BATCH: Final = 500
+
+
+@contextlib.contextmanager
+def node_environment(queue: str) -> Iterator[dict[str, str]]:
+    """Settings for a fresh node, and the servers it needs."""
+    with fresh_places(queue) as places:
+        yield {
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": os.environ.get("HOME", ""),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "BETTER_AUTH_URL": OWN_URL,
+            "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
+            **generate_own_keys().to_env(),
+            **places,
+        }
+
+
+def own_keys(environment: Mapping[str, str]) -> OwnKeys:
+    """The node's, as its settings have them."""
+    return OwnKeys.from_base64(
+        signing_public=environment["FEDERATION_PUBLIC_KEY"],
+        signing_secret=environment["FEDERATION_PRIVATE_KEY"],
+        encryption_public=environment["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
+        encryption_secret=environment["FEDERATION_ENCRYPTION_PRIVATE_KEY"],
+    )
+
+
+async def register(federation: Federation, peers: Sequence[Mapping[str, str]]) -> None:
+    """The node knows every peer, and somebody here follows somebody there."""
+    for peer in peers:
+        await federation.registry.register(
+            url=peer["url"], public_key=peer["public"], encryption_public_key=peer["encryption"]
+        )
+    async with federation.database.transaction() as session:
+        for peer in peers:
+            session.add(
+                Follow(
+                    follower_id=FOLLOWER,
+                    following_id=FOLLOWED,
+                    created_at=datetime.now(UTC),
+                    follower_server_url=peer["url"],
+                )
+            )
+
+
+async def enqueue(federation: Federation, urls: Sequence[str], deliveries: int, *, follows: bool = True) -> None:
+    """So many are owed to these servers in turn, of about 1.5 KB each: half of them follows, half posts.
+
+    Without `follows` all are posts, as a server that is not known cannot be followed on.
+    """
+    now = datetime.now(UTC)
+    assert federation.own_url is not None
+    post = post_activity(
+        federation_url=federation.own_url,
+        post_id="post",
+        content=[{"type": "text", "value": "words " * 220}],
+        author_id=FOLLOWER,
+        published=now,
+        is_private=False,
+    )
+    follow = follow_activity(
+        federation_url=federation.own_url,
+        follow_id="row",
+        created_at=now,
+        follower_id=FOLLOWER,
+        following_id=FOLLOWED,
+        follower_server_url=urls[0],
+        requester_signature="x" * 1000,
+    )
+    kinds = [(FOLLOW_JOB, "follows", follow), (POST_JOB, "posts", post)][0 if follows else 1 :]
+    for start in range(0, deliveries, ENQUEUE_BATCH):
+        async with federation.outbox.transaction() as session:
+            for number in range(start, min(start + ENQUEUE_BATCH, deliveries)):
+                name, path, payload = kinds[number % len(kinds)]
+                url = urls[number // len(kinds) % len(urls)]
+                await federation.outbox.enqueue_delivery(session, name, f"{url}/api/auth/social/{path}", url, payload)
+
+
+def cpu_seconds() -> float:
+    """Of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

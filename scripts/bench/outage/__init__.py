@@ -1,0 +1,1 @@
+"""The figures that outages of other servers are measured by, each with its bar."""

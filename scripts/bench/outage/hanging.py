@@ -1,0 +1,203 @@
+"""What servers that hang for ever cost those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import func, select
+from sqlmodel import col
+
+from bench.deliveries import cpu_seconds, enqueue, node_environment, own_keys, register
+from bench.outage.figure import Figure
+from bench.peer_servers import peer_process
+from db import AttemptOutcome, DeliveryAttempt, DeliveryJob
+from federation.app import Federation
+from federation.base.logs import configure_logging
+from federation.base.settings import Settings
+from federation.cli.running import upgrade
+from federation.node_workers import FederationWorkers
+from federation.process import set_aside_loaded
+
+HANGING_PART: Final = 10
+"""One of so many servers hangs."""
+EACH: Final = 10
+"""Deliveries to each server."""
+LONGEST_RUN: Final = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What one pair of runs has in common; `known`: the servers are in the registry, and not discovered first."""
+
+    queue: str
+    concurrency: int
+    known: bool
+    servers: int
+
+    @property
+    def labels(self) -> dict[str, object]:
+        kind = "known" if self.known else "unknown"
+        return {"queue": self.queue, "concurrency": self.concurrency, "servers": f"{self.servers} {kind}"}
+
+
+def measure(worlds: list[World], *, repeat: int, profile: Path | None = None) -> Iterator[Figure]:
+    """Runs with and without hanging servers alternate, and so do the worlds; the figures are of the medians."""
+    runs: dict[tuple[World, bool], list[dict[str, float]]] = {}
+    for _ in range(repeat):
+        for world in worlds:
+            for hangs in (False, True):
+                runs.setdefault((world, hangs), []).append(_run(world, hangs=hangs, profile=profile))
+    for world in worlds:
+        well, sick = (_medians(runs[world, hangs]) for hangs in (False, True))
+        details = {
+            "healthy_per_s": sick["healthy_per_s"],
+            "without_per_s": well["healthy_per_s"],
+            "cpu_s": sick["cpu_s"],
+            "without_cpu_s": well["cpu_s"],
+            "attempts_that_hung": sick["attempts_that_hung"],
+            "healthy_held": sick["healthy_held"],
+            "healthy_failed": sick["healthy_failed"],
+        }
+        rate = sick["healthy_per_s"] / well["healthy_per_s"]
+        yield Figure(
+            name="speed to the healthy, 10 % hanging",
+            labels=world.labels,
+            value=rate,
+            bar=0.9,
+            has_to_be="at least",
+            details=details,
+        )
+        yield Figure(
+            name="p95 of the healthy, 10 % hanging",
+            labels=world.labels,
+            value=sick["p95_ms"] / well["p95_ms"],
+            bar=1.2,
+            has_to_be="at most",
+            details={"p95_ms": sick["p95_ms"], "without_p95_ms": well["p95_ms"]},
+        )
+
+
+def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]:
+    """In a worker process of its own, killed as soon as the healthy servers have everything."""
+    hanging = max(world.servers // HANGING_PART, 1) if hangs else 0
+    with (
+        node_environment(world.queue) as environment,
+        peer_process(world.servers, own_keys(environment), hanging=hanging) as peers,
+    ):
+        environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(world.concurrency)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        task = {"peers": peers.servers, "hanging": hanging, "known": world.known, "profile": profile and str(profile)}
+        finished = subprocess.run(
+            [sys.executable, "-m", "bench.outage.hanging"],
+            input=json.dumps(task),
+            env=environment,
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+            timeout=LONGEST_RUN.total_seconds() + 120,
+        )
+    print(f"{world.labels} hanging={hanging}: {finished.stdout.strip()}", file=sys.stderr)
+    result: dict[str, float] = json.loads(finished.stdout)
+    return result
+
+
+async def _deliver(peers: list[dict[str, str]], *, hanging: int, known: bool, profile: str | None) -> dict[str, float]:
+    """Start the workers on a full queue, and see what the healthy servers got of it until they had everything."""
+    settings = Settings.from_values(os.environ)
+    await asyncio.to_thread(upgrade, settings)
+    federation = Federation(settings)
+    if known:
+        await register(federation, peers)
+    # In a fixed, mixed order: the last peers hang, and deliveries to them are to be met all along.
+    mixed = [peers[(number * 7919) % len(peers)]["url"] for number in range(len(peers))]
+    urls = mixed if len(set(mixed)) == len(peers) else [peer["url"] for peer in peers]
+    await enqueue(federation, urls, EACH * len(peers), follows=False)
+    sick = [peer["url"] for peer in peers[len(peers) - hanging :]] if hanging else []
+    workers = FederationWorkers(federation)
+    set_aside_loaded()
+    began, cpu = datetime.now(UTC), cpu_seconds()
+    with _profiled(profile):
+        workers.start()
+        await _until_done(federation, sick, began)
+    cpu = cpu_seconds() - cpu
+    return {**await _seen(federation, sick, began), "cpu_s": cpu}
+
+
+async def _until_done(federation: Federation, sick: list[str], began: datetime) -> None:
+    owed = select(func.count()).select_from(DeliveryJob).where(col(DeliveryJob.server_url).not_in(sick))
+    open_ones = owed.where(col(DeliveryJob.settled_at).is_(None))
+    while (await federation.database.rows(open_ones))[0][0]:
+        if datetime.now(UTC) - began > LONGEST_RUN:
+            raise RuntimeError("the healthy servers did not get everything in time")
+        await asyncio.sleep(0.1)
+
+
+async def _seen(federation: Federation, sick: list[str], began: datetime) -> dict[str, float]:
+    attempt = DeliveryAttempt
+    columns = select(
+        col(attempt.started_at),
+        col(attempt.duration_ms),
+        col(attempt.outcome),
+        col(attempt.series),
+        col(attempt.server_url),
+    )
+    rows = await federation.database.rows(columns)
+    healthy = [row for row in rows if row.server_url not in set(sick)]
+    delivered = [row for row in healthy if row.outcome == AttemptOutcome.DELIVERED]
+    ends = [(row.started_at - began).total_seconds() + row.duration_ms / 1000 for row in delivered]
+    failed = await federation.database.rows(
+        select(func.count()).select_from(DeliveryJob).where(col(DeliveryJob.server_url).not_in(sick))
+    )
+    return {
+        "healthy_per_s": len(delivered) / max(ends),
+        "p95_ms": statistics.quantiles([row.duration_ms for row in delivered], n=20)[18],
+        "seconds": max(ends),
+        "seconds_to_95_percent": statistics.quantiles(ends, n=20)[18],
+        "healthy_held": sum(1 for row in delivered if row.series),
+        "healthy_retried": len(healthy) - len(delivered),
+        "healthy_failed": failed[0][0],
+        "attempts_that_hung": len(rows) - len(healthy),
+    }
+
+
+class _profiled:
+    """The block under cProfile, if a file for it is named."""
+
+    def __init__(self, path: str | None) -> None:
+        import cProfile
+
+        self._path, self._profile = path, cProfile.Profile() if path else None
+
+    def __enter__(self) -> None:
+        if self._profile:
+            self._profile.enable()
+
+    def __exit__(self, *raised: object) -> None:
+        if self._profile and self._path:
+            self._profile.disable()
+            self._profile.dump_stats(self._path)
+
+
+if __name__ == "__main__":
+    configure_logging("error")
+    task = json.load(sys.stdin)
+    print(
+        json.dumps(
+            asyncio.run(_deliver(task["peers"], hanging=task["hanging"], known=task["known"], profile=task["profile"]))
+        ),
+        flush=True,
+    )
