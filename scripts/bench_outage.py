@@ -16,12 +16,13 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.node import machine, unwind_when_terminated
-from bench.outage import hanging
+from bench.outage import fanned, hanging, held, moving, returned
 from bench.outage.figure import Figure
 
 
@@ -57,7 +58,7 @@ def _hanging(options: argparse.Namespace) -> Iterator[Figure]:
             queue=queue,
             concurrency=concurrency,
             known=kind == "known",
-            servers=max(int(options.servers * options.scale), hanging.HANGING_PART),
+            servers=_scaled(options.servers, options),
         )
         for queue in options.queue
         for concurrency in options.concurrency
@@ -66,7 +67,49 @@ def _hanging(options: argparse.Namespace) -> Iterator[Figure]:
     return hanging.measure(worlds, repeat=options.repeat, profile=options.profile)
 
 
-FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {"hanging": _hanging}
+def _held(options: argparse.Namespace) -> Iterator[Figure]:
+    servers = _scaled(1_000, options)
+    each = _scaled(100_000, options) // servers
+    for queue in options.queue:
+        yield held.measure(queue, held=each * servers, servers=servers, during=MINUTE * options.scale)
+
+
+def _hold(options: argparse.Namespace) -> Iterator[Figure]:
+    for queue in options.queue:
+        for concurrency in options.concurrency:
+            yield moving.hold(queue, deliveries=_scaled(10_000, options), concurrency=concurrency)
+
+
+def _release(options: argparse.Namespace) -> Iterator[Figure]:
+    for queue in options.queue:
+        yield moving.release(queue, deliveries=_scaled(10_000, options))
+
+
+def _fan_out(options: argparse.Namespace) -> Iterator[Figure]:
+    recipients = _scaled(20_000, options)
+    for queue in options.queue:
+        yield from fanned.measure(queue, recipients=recipients, repeat=options.repeat)
+
+
+def _return(options: argparse.Namespace) -> Iterator[Figure]:
+    next_look = None if options.scale == 1 else timedelta(minutes=2.5) * options.scale
+    for queue in options.queue:
+        yield from returned.measure(queue, held=_scaled(10_000, options), next_look=next_look)
+
+
+def _scaled(count: int, options: argparse.Namespace) -> int:
+    return max(round(count * options.scale), 10)
+
+
+FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
+    "hanging": _hanging,
+    "held": _held,
+    "hold": _hold,
+    "release": _release,
+    "fanout": _fan_out,
+    "return": _return,
+}
+MINUTE = timedelta(minutes=1)
 
 
 if __name__ == "__main__":

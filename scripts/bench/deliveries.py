@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
+
+from redis.asyncio import Redis
 
 from bench.node import fresh_places
 from bench.peer_servers import FOLLOWED, FOLLOWER, OWN_URL
@@ -94,6 +96,17 @@ async def enqueue(federation: Federation, urls: Sequence[str], deliveries: int, 
                 name, path, payload = kinds[number % len(kinds)]
                 url = urls[number // len(kinds) % len(urls)]
                 await federation.outbox.enqueue_delivery(session, name, f"{url}/api/auth/social/{path}", url, payload)
+
+
+@contextlib.asynccontextmanager
+async def redis_of(federation: Federation) -> AsyncIterator[Redis | None]:
+    """A connection of its own to the node's Redis, if it has one."""
+    url = federation.settings.redis_url
+    if url is None:
+        yield None
+        return
+    async with Redis.from_url(url.get_secret_value()) as redis:
+        yield redis
 
 
 def cpu_seconds() -> float:

@@ -10,6 +10,9 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from bench.deliveries import redis_of
+from bench.outage.absent import states, take_down
+from db import DeliveryState
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.base.logs import configure_logging
@@ -22,34 +25,38 @@ PAYLOAD_BYTES: Final = 2_400
 MB: Final = 1_000_000
 
 
-def fan_out(environment: Mapping[str, str], recipients: int) -> dict[str, float]:
-    """Seconds to owe a post of 2.4 KB to that many servers, from its transaction's begin until the last job is in
-    the queue, CPU seconds of it here, and what Redis needs for it.
+def fan_out(environment: Mapping[str, str], recipients: int, *, down: int = 0) -> dict[str, float]:
+    """Seconds to owe a post of 2.4 KB to that many servers, `down` of which are, from its transaction's begin until the
+    last job is in the queue, CPU seconds of it here, and what Redis needs for it.
     """
     configure_logging("warning")
     settings = Settings.from_values(environment)
     upgrade(settings)
-    return asyncio.run(_measure(settings, recipients))
+    return asyncio.run(_measure(settings, recipients, down))
 
 
-async def _measure(settings: Settings, recipients: int) -> dict[str, float]:
+async def _measure(settings: Settings, recipients: int, down: int) -> dict[str, float]:
     federation = Federation(settings)
-    assert settings.redis_url is not None
     assert federation.own_url is not None
-    payload = _payload(federation.own_url)
+    payload = payload_of(federation.own_url)
+    servers = [f"https://social-{number}.example" for number in range(recipients)]
+    away = servers[:: recipients // down] if down else []
     try:
-        async with Redis.from_url(settings.redis_url.get_secret_value()) as redis:
+        async with redis_of(federation) as redis:
+            if away:
+                await take_down(federation, away)
             await _owe(federation, ["https://first.example"], payload)  # scripts are loaded, connections open
             before = await _used(redis)
             started, cpu = time.perf_counter(), time.process_time()
-            await _owe(federation, [f"https://social-{number}.example" for number in range(recipients)], payload)
+            await _owe(federation, servers, payload)
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             used = await _used(redis) - before
         queued = sum((await federation.delivery_queue.counts()).values()) - 1
+        held = (await states(federation)).get(DeliveryState.HELD, 0)
     finally:
         await federation.close()
-    if queued != recipients:
-        raise RuntimeError(f"{queued} jobs are in the queue, and not {recipients}")
+    if (queued, held) != (recipients - len(away), len(away)):
+        raise RuntimeError(f"{queued} jobs are in the queue, and {held} deliveries held, of {recipients}")
     return {
         "recipients": recipients,
         "payload_bytes": len(payload),
@@ -65,11 +72,13 @@ async def _owe(federation: Federation, servers: list[str], payload: str) -> None
         await federation.outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, servers, payload)
 
 
-async def _used(redis: Redis) -> int:
-    return int((await redis.info("memory"))["used_memory"])
+async def _used(redis: Redis | None) -> int:
+    return int((await redis.info("memory"))["used_memory"]) if redis is not None else 0
 
 
-def _payload(own_url: str) -> str:
+def payload_of(own_url: str) -> str:
+    """A post of 2.4 KB."""
+
     def activity(text: str) -> str:
         return post_activity(
             federation_url=own_url,

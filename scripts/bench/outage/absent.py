@@ -1,0 +1,105 @@
+"""A node some of whose servers are away, as the shipped code leaves them: links that fell some time ago, with their
+next look where the schedule has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlmodel import col
+
+from db import DeliveryJob, DeliveryState, LinkState, Server, ServerLink
+from federation.app import Federation
+from federation.base.jobs import POST_JOB
+from federation.base.logs import configure_logging
+from federation.base.settings import Settings
+from federation.cli.running import upgrade
+from federation.node.posts import POSTS_PATH
+from federation.servers import link_rules
+from federation.servers.link_rules import Link
+
+HOUR = timedelta(hours=1)
+REASON = "CONN_REFUSED"
+PATIENCE = timedelta(minutes=15)
+"""More than anything here takes."""
+
+
+@contextlib.asynccontextmanager
+async def node(environment: Mapping[str, str]) -> AsyncIterator[Federation]:
+    """What a producer of the node has in hand."""
+    configure_logging("critical")
+    settings = Settings.from_values(environment)
+    await asyncio.to_thread(upgrade, settings)
+    federation = Federation(settings)
+    try:
+        yield federation
+    finally:
+        await federation.close()
+
+
+async def take_down(
+    federation: Federation, urls: Sequence[str], *, for_: timedelta = HOUR, next_look: timedelta | None = None
+) -> None:
+    """The servers' links are down since `for_` ago, and everything was looked at in vain as planned since.
+
+    The last look was just now, so that a return is noticed as late as it can be, or the next is due in `next_look`.
+    """
+    now = datetime.now(UTC)
+    link = _fallen(now, for_)
+    if next_look is not None:
+        link = replace(link, next_probe_at=now + next_look)
+    values = [{**asdict(link), "server_url": url} for url in urls]
+    async with federation.database.transaction() as session:
+        await session.execute(delete(ServerLink).where(col(ServerLink.server_url).in_(urls)))
+        await session.execute(insert(ServerLink), values)
+        await session.execute(
+            update(Server).where(col(Server.url).in_(urls)).values(is_healthy=False, unhealthy_reason=REASON)
+        )
+
+
+def _fallen(now: datetime, away: timedelta) -> Link:
+    link = link_rules.fallen(Link(server_url="", since=now, acknowledged=True), now - away, REASON)
+    looked = now - away
+    while link.next_probe_at is not None and link.next_probe_at <= now:
+        looked = link.next_probe_at
+        link = link_rules.after_failed_probe(link, looked)
+    shift = now - looked  # the last vain look was just now
+    assert link.next_probe_at is not None
+    return replace(link, next_probe_at=link.next_probe_at + shift)
+
+
+async def owe_held(federation: Federation, urls: Sequence[str], count: int, payload: str) -> None:
+    """So many posts are held, by fan-outs to all the servers, whose links are down."""
+    for _ in range(count // len(urls)):
+        async with federation.outbox.transaction() as session:
+            await federation.outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, urls, payload)
+
+
+async def states(federation: Federation) -> dict[DeliveryState, int]:
+    """How many deliveries there are in each state."""
+    query = select(col(DeliveryJob.state), func.count()).group_by(col(DeliveryJob.state))
+    return {row[0]: row[1] for row in await federation.database.rows(query)}
+
+
+async def is_up(federation: Federation, url: str) -> bool:
+    found = await federation.database.rows(select(col(ServerLink.state)).where(col(ServerLink.server_url) == url))
+    return bool(found) and found[0][0] is LinkState.UP
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, within: timedelta) -> float:
+    """How many seconds it took until it was so.
+
+    Raises:
+        TimeoutError: it did not become so.
+    """
+    began = time.monotonic()
+    async with asyncio.timeout(within.total_seconds()):
+        while not await condition():  # noqa: ASYNC110 - what is waited for happens in another process
+            await asyncio.sleep(0.1)
+    return time.monotonic() - began
