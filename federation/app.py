@@ -102,9 +102,7 @@ class Federation:
         self.keys = settings.own_keys()
         self.database = database or Database(settings.database_url.get_secret_value())
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
-        self.client = client or FederationClient(
-            self.guard, pooled_transport(self.guard, limits=_pool_limits(settings))
-        )
+        self.client = client or FederationClient(self.guard, pooled_transport(self.guard, limits=pool_limits(settings)))
         self.delivery_queue = delivery_queue(settings, self._open_storage(DELIVERY_QUEUE_NAME))
         self.health_check_queue = health_check_queue(settings, self._open_storage(HEALTH_CHECK_QUEUE_NAME))
         self.schedule_health_check = HealthSchedule(
@@ -368,7 +366,7 @@ class Federation:
         return self._storage is None and self.settings.queue_url is None and bullmq_url(self.settings) is None
 
 
-def _pool_limits(settings: Settings) -> PoolLimits:
+def pool_limits(settings: Settings) -> PoolLimits:
     """Room for every attempt and probe at once: waiting for a connection would count against the server."""
     attempts = (
         settings.federation_delivery_concurrency

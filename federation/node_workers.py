@@ -25,6 +25,7 @@ from federation.base.queues import (
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.ledger import Abandoned
 from federation.delivery.rows import row_of_job
+from federation.process import allow_descriptors
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
@@ -94,6 +95,7 @@ class FederationWorkers:
     def start(self) -> tuple[RunningWorker, RunningWorker]:
         """Both run; a second call returns the same pair, until both have stopped."""
         if self._running is None or all(running.task.done() for running in self._running):
+            self._allow_descriptors()
             delivery = _run(self._delivery_worker())
             self._running = delivery, _run(self._health_check_worker())
             self._discovering = discovering = _run(self._discovery_worker())
@@ -105,6 +107,11 @@ class FederationWorkers:
             self._scheduler.start()
             self._tending.start()
         return self._running
+
+    def _allow_descriptors(self) -> None:
+        found = allow_descriptors(self._federation.settings)
+        if found.advice is not None:
+            log.warning("too_few_descriptors", needed=found.needed, allowed=found.allowed, advice=found.advice)
 
     def _delivery_worker(self) -> Worker:
         settings = self._federation.settings

@@ -31,6 +31,7 @@ from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
 from federation.http.threat_policy import NetworkErrorCode
 from federation.http.transport import pooled_transport
+from federation.process import descriptors
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
 from federation.recurring_jobs import recurring_jobs
@@ -108,6 +109,7 @@ async def _examine(federation: Federation) -> list[Finding]:
     findings = [await _run("database", _database, federation)]
     reachable = findings[0].verdict is Verdict.OK
     findings.append(await _run("queues", _queues, federation))
+    findings.append(await _run("open files", _open_files, federation))
     if reachable:
         findings.append(await _run("clock", _clock, federation))
         findings.append(await _run("scheduler", _scheduler, federation))
@@ -142,6 +144,16 @@ async def _queues(federation: Federation) -> _Found:
     stats = await queues.stats(queues.all_queues(federation))
     jobs = sum(sum(each.counts.values()) for each in stats)
     return _ok(f"{len(stats)} queues answer, with {jobs} jobs")
+
+
+async def _open_files(federation: Federation) -> _Found:
+    found = descriptors(federation.settings)
+    if found.advice is not None:
+        text = (
+            f"{found.needed} are needed where all servers are slow, and a process started here may have {found.allowed}"
+        )
+        return _warning(text, found.advice)
+    return _ok(f"a process started here may have the {found.needed} that are needed where all servers are slow")
 
 
 async def _clock(federation: Federation) -> _Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,11 +28,15 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Commands in an empty folder."""
+    """Commands in an empty folder; with `open_files` they may have no more of them."""
     folder = tmp_path / "empty"
     folder.mkdir()
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, open_files: int | None = None) -> subprocess.CompletedProcess[str]:
+        def limit() -> None:
+            if open_files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
         return subprocess.run(
             [sys.executable, "-m", "federation", *arguments],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
@@ -39,6 +44,7 @@ def fresh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
+            preexec_fn=limit,
         )
 
     return run
@@ -57,6 +63,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "keys": "ok",
         "database": "ok",
         "queues": "ok",
+        "open files": "ok",
         "clock": "ok",
         "scheduler": "note",
         "backlog": "ok",
@@ -104,6 +111,16 @@ async def test_a_queue_that_is_down_and_tables_that_lack(monkeypatch: pytest.Mon
     assert "federation upgrade" in findings["database"].found
     assert findings["/discover"].verdict is Verdict.NOTE
     assert worst([*findings.values()]) is Verdict.FAILURE
+
+
+def test_too_few_open_files_are_a_warning(fresh: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """With what to raise, or to lower."""
+    assert fresh("init", "--url", f"http://127.0.0.1:{free_port()}").returncode == 0
+    done = fresh("doctor", "--json", open_files=900)
+    (found,) = [each for each in json.loads(done.stdout)["findings"] if each["check"] == "open files"]
+    assert (found["verdict"], "may have 900" in found["found"]) == ("warning", True)
+    assert "LimitNOFILE" in found["advice"]
+    assert "FEDERATION_OVERTIME" in found["advice"]
 
 
 @pytest.mark.usefixtures("node_environment")
