@@ -26,6 +26,7 @@ from federation.servers.link_rules import Link
 
 HOUR = timedelta(hours=1)
 REASON = "CONN_REFUSED"
+POSTS_AT_ONCE = 100
 PATIENCE = timedelta(minutes=15)
 """More than anything here takes."""
 
@@ -76,9 +77,11 @@ def _fallen(now: datetime, away: timedelta) -> Link:
 
 async def owe_held(federation: Federation, urls: Sequence[str], count: int, payload: str) -> None:
     """So many posts are held, by fan-outs to all the servers, whose links are down."""
-    for _ in range(count // len(urls)):
+    posts = count // len(urls)
+    for start in range(0, posts, POSTS_AT_ONCE):
         async with federation.outbox.transaction() as session:
-            await federation.outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, urls, payload)
+            for _ in range(start, min(start + POSTS_AT_ONCE, posts)):
+                await federation.outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, urls, payload)
 
 
 async def states(federation: Federation) -> dict[DeliveryState, int]:

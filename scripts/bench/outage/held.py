@@ -20,6 +20,9 @@ from db import DeliveryState
 from federation.app import Federation
 from federation.scheduler.leases import last_runs
 
+JITTER = 0.1
+"""Of the operations in a minute with nothing held: idle workers poll and reap at moments of their own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Minute:
@@ -42,7 +45,7 @@ def measure(queue: str, *, held: int, servers: int, during: timedelta) -> Figure
         name="queue operations, more than with nothing held",
         labels={"queue": queue, "held": held, "servers": servers, "seconds": during.total_seconds()},
         value=operations - without,
-        bar=0,
+        bar=max(without * JITTER, 1),
         has_to_be="at most",
         details={
             "operations": operations,
