@@ -24,6 +24,7 @@ from federation.base.queues import (
 )
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.ledger import Abandoned
+from federation.delivery.release import LOOKS
 from federation.delivery.rows import row_of_job
 from federation.process import allow_descriptors
 from federation.recurring_jobs import recurring_jobs
@@ -88,7 +89,8 @@ class FederationWorkers:
         self._working: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
-        self._tending = Tending([federation.link_probes.tick, federation.releaser.tick])
+        self._tending = Tending([federation.link_probes.tick])
+        self._releasing = Tending([federation.releaser.tick], interval=LOOKS)
         leases = Leases(federation.database, holder=new_id(), clock=federation.clock)
         self._scheduler = schedule(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
@@ -106,6 +108,7 @@ class FederationWorkers:
             self._stop_requested = False
             self._scheduler.start()
             self._tending.start()
+            self._releasing.start()
         return self._running
 
     def _allow_descriptors(self) -> None:
@@ -183,6 +186,7 @@ class FederationWorkers:
             errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
             await self._scheduler.stop()
             await self._tending.stop()
+            await self._releasing.stop()
             await self._rows.close()
         if errors:
             raise BaseExceptionGroup("a worker ended", errors)

@@ -3,8 +3,10 @@
 Theory of operation. A link that comes up says when its first held deliveries go out; each batch locks the link, makes
 so many of its rows ready, and says when the next goes out, at twice the rate, in one transaction. So any process may
 send any batch, none is sent twice, and a process that dies in between costs nothing but the jobs of one batch, which
-the outbox sweeper adds. What is released and not yet tried is counted over all servers: a thousand that come back
-together are served like one. A failure takes the link down, and with it the date of the next batch.
+the outbox sweeper adds. A batch for which there was not room enough is followed as much sooner as it was smaller, and
+one that went out late by one in time, so that the rate is kept. What is released and not yet tried is counted over all
+servers: a thousand that come back together are served like one. A failure takes the link down, and with it the date of
+the next batch.
 
 A canary is one delivery, released ahead of the others to a server of which a probe cannot tell whether it is well.
 """
@@ -31,6 +33,8 @@ from workers.clock import Clock, SystemClock
 log = structlog.get_logger(__name__)
 
 INTERVAL: Final = timedelta(seconds=1)
+LOOKS: Final = timedelta(seconds=0.25)
+"""Between two calls of `Releaser.tick`, as the room for released ones may be less than a second's."""
 SERVERS_AT_ONCE: Final = 50
 
 
@@ -113,7 +117,7 @@ class Releaser:
             if link.rest_until is not None and link.hold(now) is not None:
                 store(connection, replace(link, release_at=link.rest_until))
                 return link, []
-            limit = min(max(int(link.release_rate), 1), room)
+            limit = min(_batch(link), room)
             chosen = connection.execute(_OLDEST, {"server": link.server_url, "most": limit}).scalars().all()
             rows = made_ready(connection, chosen, now)
             link = self._after_batch(link, now, count=len(rows), limit=limit)
@@ -132,8 +136,15 @@ class Releaser:
     def _after_batch(self, link: Link, now: datetime, *, count: int, limit: int) -> Link:
         if count < limit:
             return replace(link, release_at=None, release_rate=1.0, release_start=1.0)
-        interval = max(INTERVAL, INTERVAL / link.release_rate)
-        return replace(link, release_at=now + interval, release_rate=min(link.release_rate * 2, float(self._rate)))
+        part = limit / _batch(link)
+        interval = max(INTERVAL, INTERVAL / link.release_rate) * part
+        rate = min(link.release_rate * 2**part, float(self._rate))
+        return replace(link, release_at=max((link.release_at or now) + interval, now), release_rate=rate)
+
+
+def _batch(link: Link) -> int:
+    """How many go out at once, where there is room."""
+    return max(int(link.release_rate), 1)
 
 
 _OF_SERVER = (TABLE.c.server_url == bindparam("server"), TABLE.c.state == DeliveryState.HELD)

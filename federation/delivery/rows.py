@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Connection, Row, bindparam, delete, select, update
+from sqlalchemy import Connection, Row, Text, bindparam, cast, delete, select, update
 
 from db import DeliveryJob, DeliveryState, HoldReason
 from federation.base.jobs import FederationDeliveryJob
@@ -99,16 +99,7 @@ def made_ready(connection: Connection, ids: Collection[str], now: datetime, *, r
     held = [row for row in rows if row.state is DeliveryState.HELD]
     if not held:
         return []
-    values = [
-        {
-            "row": row.id,
-            "next_series": row.series + 1,
-            "job": series_job_id(row.id, row.series + 1),
-            "at": now if released else None,
-        }
-        for row in held
-    ]
-    connection.execute(_READY, values)
+    connection.execute(_READY, {"rows": [row.id for row in held], "at": now if released else None})
     names = [field.name for field in fields(OwedRow) if field.name != "series"]
     return [OwedRow(**{name: row._mapping[name] for name in names}, series=row.series + 1) for row in held]
 
@@ -154,15 +145,15 @@ _LOCKED = (
 )
 _READY = (
     update(TABLE)
-    .where(TABLE.c.id == bindparam("row"))
+    .where(TABLE.c.id.in_(bindparam("rows", expanding=True)))
     .values(
         state=DeliveryState.READY,
         held_reason=None,
         held_at=None,
         next_attempt_at=None,
         settled_at=None,
-        series=bindparam("next_series"),
-        job_id=bindparam("job"),
+        series=TABLE.c.series + 1,
+        job_id=TABLE.c.id + "." + cast(TABLE.c.series + 1, Text),  # as `series_job_id`
         released_at=bindparam("at"),
         queued_at=None,
         first_attempted_at=None,

@@ -6,10 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from db import Database, DeliveryState, HoldReason, LinkState
+from federation.delivery.release import LOOKS
 from tests.federation.delivery.held import URL, Node
 from workers.clock import ManualClock
 
@@ -65,6 +68,42 @@ async def test_no_more_are_released_than_there_is_room_for(node: Node) -> None:
     node.clock.advance(SECOND)
     assert await releaser.tick() == 3
     assert len(await node.ready()) == 7
+
+
+async def test_a_rate_that_there_is_no_room_for_at_once_is_kept_by_smaller_batches(node: Node) -> None:
+    """Twenty are tried in far less than a second, so fifty a second go out in twenties."""
+    await node.add_held(500)
+    await node.come_up()
+    releaser = node.releaser(rate=50, most_waiting=20)
+    went = 0
+    for _ in range(4 * 14):
+        went += await releaser.tick()
+        await node.change(sorted(await node.ready()), state=DeliveryState.FAILED, released_at=None)
+        node.clock.advance(LOOKS)
+    assert 31 + 7 * 50 <= went <= 63 + 9 * 50  # after 1, 2, 4, 8 and 16, and a moment at 32
+
+
+async def test_releasing_takes_as_many_statements_for_many_as_for_few(node: Node) -> None:
+    """None of them is executed once for each delivery."""
+    ids = await node.add_held(1 + 2 + 4 + 8 + 16 + 32 + 64)
+    await node.come_up()
+    releaser = node.releaser(rate=64, most_waiting=1_000)
+    counts: list[int] = []
+
+    def count(*arguments: Any) -> None:
+        _, _, _, parameters, _, many = arguments
+        counts[-1] += len(parameters) if many else 1
+
+    event.listen(Engine, "before_cursor_execute", count)
+    try:
+        for _ in range(7):
+            counts.append(0)
+            await releaser.tick()
+            node.clock.advance(SECOND)
+    finally:
+        event.remove(Engine, "before_cursor_execute", count)
+    assert await node.ready() == set(ids)
+    assert len(set(counts)) == 1
 
 
 async def test_servers_have_their_turn_one_after_the_other(node: Node) -> None:
