@@ -370,7 +370,7 @@ def pool_limits(settings: Settings) -> PoolLimits:
     """Room for every attempt and probe at once: waiting for a connection would count against the server."""
     attempts = (
         settings.federation_delivery_concurrency
-        + settings.federation_overtime
+        + 2 * settings.federation_overtime  # deliveries and discoveries have as much room each
         + settings.federation_health_concurrency
         + settings.federation_discovery_concurrency
     )

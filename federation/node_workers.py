@@ -148,6 +148,7 @@ class FederationWorkers:
             self._federation.worker_storage(DISCOVERY_QUEUE_NAME),
             {ANY_NAME: self._federation.discovery_processor},
             concurrency=settings.federation_discovery_concurrency,
+            overtime=settings.federation_overtime,
             lease=settings.federation_lease,
             grace=timedelta(0),  # nobody waits for its jobs any more when it is stopped
             observers=[log_event, *self._observers],

@@ -4,10 +4,14 @@ Theory of operation. A delivery to an unknown server enqueues a job whose id is 
 discovery worker of any process runs it. Who asks meanwhile, here or elsewhere, finds the job and waits for the same
 end. The result is the row in the registry; the job's record is kept only until those who wait have seen it. Deliveries
 and discoveries have workers of their own, so no slot ever waits for itself.
+
+A discovery that takes longer than usual leaves its slot and goes on in overtime: ten servers that hang would otherwise
+keep all others undiscovered.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
@@ -39,6 +43,12 @@ from workers.queue import content_id
 
 PATIENCE: Final = timedelta(seconds=10)
 """How long a delivery waits for a discovery; its next attempt finds what became of it."""
+QUICK: Final = timedelta(milliseconds=250)
+"""So long a discovery may hold its slot."""
+SLOWER: Final = 2
+"""So many times as long as others it may hold it, where these take long: then it is this machine that is slow, and more
+discoveries at once would make it slower."""
+LONGEST_STAY: Final = timedelta(seconds=5)
 
 
 class QueuedDiscovery:
@@ -108,6 +118,7 @@ class DiscoveryProcessor:
 
     def __init__(self, discover: Discover) -> None:
         self._discover = discover
+        self._usual = timedelta(0)  # about how long discoveries take that succeed
 
     async def __call__(self, job: Job) -> None:
         """The server the job names is in the registry.
@@ -120,4 +131,16 @@ class DiscoveryProcessor:
             server_url = DiscoveryJob.model_validate(job.payload).server_url
         except ValidationError:
             raise UnrecoverableError(f"the data of job {job.id!r} is malformed: serverUrl must be a text") from None
-        await self._discover(server_url)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        timer = loop.call_later(self._stay.total_seconds(), job.leave_slot)
+        try:
+            await self._discover(server_url)
+        finally:
+            timer.cancel()
+        self._usual += (timedelta(seconds=loop.time() - started) - self._usual) / 20
+
+    @property
+    def _stay(self) -> timedelta:
+        """How long the next discovery may hold its slot."""
+        return max(QUICK, min(SLOWER * self._usual, LONGEST_STAY))

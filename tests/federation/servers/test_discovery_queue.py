@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -88,6 +89,25 @@ async def test_a_single_slot_does_not_wait_for_itself(make_settings: MakeSetting
             return len(peer.applied) == 3
 
         await until(delivered)
+
+
+async def test_a_server_that_hangs_keeps_no_other_from_being_discovered(
+    make_settings: MakeSettings, peer: Peer
+) -> None:
+    """Its discovery leaves the only slot, and goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with process(make_settings, federation_discovery_concurrency=1) as federation:
+            hanging = asyncio.create_task(
+                federation.queued_discovery(f"http://127.0.0.1:{silent.getsockname()[1]}"), name="hanging"
+            )
+
+            async def is_under_way() -> bool:
+                return (await federation.discovery_queue.counts())[JobState.PROCESSING] == 1
+
+            await until(is_under_way)
+            assert (await federation.queued_discovery(peer.url)).url == peer.url
+            assert not hanging.done()
+            hanging.cancel()
 
 
 @pytest.mark.usefixtures("worker")
