@@ -1,0 +1,38 @@
+"""The benchmark of outages measures each of its figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.patience import LONG_PATIENCE_SECONDS
+
+SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_outage.py"
+
+
+def measured(*options: str) -> list[dict[str, object]]:
+    """What a tiny run on SQLite tells."""
+    command = [sys.executable, str(SCRIPT), "--queue", "sqlite", "--repeat", "1", "--concurrency", "10", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    figures: list[dict[str, object]] = json.loads(done.stdout)["figures"]
+    return figures
+
+
+def test_every_figure_is_measured_and_says_whether_its_bar_is_met() -> None:
+    """Of ten servers, one of which hangs, and a few deliveries each."""
+    figures = measured("--scale", "0.003", "--figure", "hanging", "fanout", "--kind", "known")
+    names = [str(figure["figure"]) for figure in figures]
+    assert [name.split(",")[0].split(" of ")[0] for name in names] == [
+        "speed to the same healthy servers",
+        "p95",
+        "seconds to owe a post",
+    ]
+    for figure in figures:
+        least = figure["has_to_be"] == "at least"
+        value, bar = float(str(figure["value"])), float(str(figure["bar"]))
+        assert figure["met"] is (value >= bar if least else value <= bar)
+    assert figures[0]["healthy_failed"] == 0
