@@ -12,6 +12,7 @@ keep all others undiscovered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
@@ -34,6 +35,7 @@ from workers import (
     JobCancelledError,
     JobFailedError,
     JobGoneError,
+    JobState,
     JobTimeoutError,
     Queue,
     StorageUnavailable,
@@ -43,6 +45,8 @@ from workers.queue import content_id
 
 PATIENCE: Final = timedelta(seconds=10)
 """How long a delivery waits for a discovery; its next attempt finds what became of it."""
+QUEUED_PATIENCE: Final = 6
+"""So many times as long it waits for one that has not begun: who waits behind others here must not be blamed for it."""
 QUICK: Final = timedelta(milliseconds=250)
 """So long a discovery may hold its slot."""
 SLOWER: Final = 2
@@ -88,16 +92,23 @@ class QueuedDiscovery:
             BlockedUrl: the worker's guard refused the URL.
         """
         job = DiscoveryJob(server_url=server_url).to_wire()
+        job_id = content_id(job)
+        queued = begun = 0
         try:
-            await self._queue.enqueue_and_wait(job, id=content_id(job), name=DISCOVERY_JOB, timeout=self._patience)
+            # Once more when it has begun, too: that may have been a moment ago, and it has a deadline of its own.
+            while queued < QUEUED_PATIENCE and begun < 2:
+                with contextlib.suppress(JobTimeoutError):
+                    await self._queue.enqueue_and_wait(job, id=job_id, name=DISCOVERY_JOB, timeout=self._patience)
+                    return None
+                status = await self._queue.get_status(job_id)
+                is_queued = status is not None and status.state is JobState.QUEUED
+                queued, begun = queued + is_queued, begun + (not is_queued)
         except JobFailedError as failure:
             return _trouble(failure, server_url)
-        except JobTimeoutError:
-            seconds = self._patience.total_seconds()
-            return DiscoveryError(f"{server_url} was not discovered within {seconds:g} s; does a worker of ours run?")
         except (JobCancelledError, JobGoneError, StorageUnavailable) as error:
             return DiscoveryError(f"{server_url} was not discovered: {error}")
-        return None
+        seconds = (queued + begun) * self._patience.total_seconds()
+        return DiscoveryError(f"{server_url} was not discovered within {seconds:g} s; does a worker of ours run?")
 
 
 def _trouble(failure: JobFailedError, server_url: str) -> DiscoveryError:

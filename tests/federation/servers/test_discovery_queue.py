@@ -132,9 +132,21 @@ async def test_a_refused_address_is_refused_through_the_queue(federation: Federa
 async def test_patience_ends(federation: Federation, peer: Peer) -> None:
     """Without a worker nobody is held up for longer than agreed, and the job stays for the one that comes."""
     impatient = QueuedDiscovery(federation.discovery_queue, federation.registry, patience=timedelta(milliseconds=50))
-    with pytest.raises(DiscoveryError, match=r"not discovered within 0\.05 s"):
+    with pytest.raises(DiscoveryError, match=r"not discovered within 0\.3 s"):
         await impatient(peer.url)
     assert (await federation.discovery_queue.counts())[JobState.QUEUED] == 1
+
+
+async def test_who_waits_behind_others_here_is_not_out_of_patience(federation: Federation, peer: Peer) -> None:
+    """The time until a worker of ours begins with a server says nothing of the server."""
+    patient = QueuedDiscovery(federation.discovery_queue, federation.registry, patience=timedelta(seconds=1))
+    asking = asyncio.create_task(patient(peer.url))
+    await asyncio.wait([asking], timeout=1.5)
+    running = Worker(federation.worker_storage(DISCOVERY_QUEUE_NAME), {DISCOVERY_JOB: federation.discovery_processor})
+    task = asyncio.create_task(running.run())
+    assert (await asking).url == peer.url
+    running.stop()
+    await task
 
 
 @pytest.mark.usefixtures("worker")
