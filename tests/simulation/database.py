@@ -1,0 +1,181 @@
+"""SQLite in memory and in the thread of whoever asks: the shipped statements, without threads, and with outages.
+
+Theory of operation. SQLAlchemy's dialect for aiosqlite is given a driver whose calls are done when they return, so
+nothing waits and nothing depends on threads. Engines, which keep compiled statements, are made once per operating system
+process and lent to one simulated process after another; what their connections open, and whether that answers, is
+looked up when they connect. A database of a seed is a copy of a migrated one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util.concurrency import await_, in_greenlet
+
+from db import Database
+from db.engines import async_engines
+from db.migrate import upgrade
+from db.url import parse_url
+from tests.simulation.loop import seconds_of
+
+AWAY: Final = "connection closed: the database is away"
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """Whether a simulated process reaches what it is connected to; a dead one reaches nothing."""
+
+    is_cut: Callable[[], bool]
+
+
+class _Connection(sqlite3.Connection):
+    """Answers at once, or not at all."""
+
+    space: Space
+    line: Line
+
+    @property
+    def driver_connection(self) -> _Awaited:
+        return _Awaited(self)
+
+    def cursor(self, *arguments: Any, **named: Any) -> sqlite3.Cursor:  # as sqlite3 has it
+        if in_greenlet():
+            await_(_nothing())  # SQLAlchemy insists that an asynchronous driver awaits something
+        self._require_answer()
+        return super().cursor(*arguments, **named)
+
+    def commit(self) -> None:
+        self._require_answer()
+        if self.in_transaction:
+            self.space.changes += 1
+        super().commit()
+
+    def terminate(self) -> None:
+        """The pool does not trust the connection any more."""
+        self.close()
+
+    def _require_answer(self) -> None:
+        if self.line.is_cut():
+            if self.in_transaction:
+                super().rollback()
+            raise sqlite3.OperationalError(AWAY)
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """What engines roll back when a transaction is cancelled."""
+
+    connection: sqlite3.Connection
+
+    async def rollback(self) -> None:
+        sqlite3.Connection.rollback(self.connection)
+
+
+@dataclass(slots=True, eq=False)
+class Space:
+    """One database in memory; `changes` counts its commits."""
+
+    name: str
+    keeper: sqlite3.Connection
+    changes: int = 0
+    _dues: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, name: str) -> Space:
+        """A fresh database with all tables."""
+        keeper = sqlite3.connect(_uri(name), uri=True, isolation_level=None)
+        keeper.execute("PRAGMA read_uncommitted = ON")
+        _template().backup(keeper)
+        return cls(name=name, keeper=keeper)
+
+    def close(self) -> None:
+        """The database is gone, with its last connection."""
+        self.keeper.close()
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What a query of the judge finds, whether the database answers others or not."""
+        return self.keeper.execute(query, values).fetchall()
+
+    def first_due(self, query: str) -> float:
+        """The time of the loop in the only row and column that `query` finds; infinite if it is null."""
+        known = self._dues.get(query)
+        if known is None or known[0] != self.changes:
+            found = self.keeper.execute(query).fetchone()[0]
+            when = float("inf") if found is None else seconds_of(moment_of(found))
+            known = self._dues[query] = (self.changes, when)
+        return known[1]
+
+
+def moment_of(stored: str) -> datetime:
+    """A time as SQLite has it."""
+    return datetime.fromisoformat(stored + "+00:00")
+
+
+class Lent:
+    """Engines for one simulated process at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._target: tuple[Space, Line] | None = None
+        driver = SimpleNamespace(
+            **{name: getattr(sqlite3, name) for name in dir(sqlite3) if not name.startswith("_")},
+        )
+        driver.connect = self._connect
+        driver.has_stop = True
+        self._engines: tuple[AsyncEngine, AsyncEngine] = async_engines(parse_url(url), sqlite_driver=driver)
+
+    def database(self, space: Space, line: Line) -> Database:
+        """The space, as long as the line is not cut. The one before is closed."""
+        self._target = space, line
+        return Database(self.url, engines=self._engines)
+
+    def _connect(self, _path: str, **_options: object) -> _Connection:
+        assert self._target is not None
+        space, line = self._target
+        if line.is_cut():
+            raise sqlite3.OperationalError(AWAY)
+        connection = sqlite3.connect(
+            _uri(space.name), uri=True, isolation_level=None, factory=_Connection, check_same_thread=False
+        )
+        connection.space, connection.line = space, line
+        return connection
+
+
+@cache
+def lent_engines(number: int) -> Lent:
+    """The engines of the `number`-th simulated process of this operating system process."""
+    return Lent(f"sqlite:///{_directory()}/process-{number}.sqlite3")
+
+
+@cache
+def _directory() -> str:
+    return tempfile.mkdtemp(prefix="simulation-")
+
+
+@cache
+def _template() -> sqlite3.Connection:
+    path = Path(_directory()) / "template.sqlite3"
+    upgrade(f"sqlite:///{path}")
+    connection = sqlite3.connect(path)
+    copy = sqlite3.connect(":memory:")
+    connection.backup(copy)
+    connection.close()
+    path.unlink()
+    return copy
+
+
+def _uri(name: str) -> str:
+    return f"file:{name}?mode=memory&cache=shared"

@@ -1,0 +1,115 @@
+"""An event loop whose time passes only while nobody has anything to do, and then at once.
+
+Theory of operation. Whenever no callback is ready, the clock jumps to the next timer. That alone would run a week's
+691 200 ticks of everything that looks each second whether something is due. So the timers of such tasks are *lazy*:
+they are kept back until something is due for them (`Needs` says when, from the database and the queues), and at most
+for `PATIENCE`. A lazy timer is never early, and never kept back beyond the moment from which it has something to find;
+for the code that waits it is as if the machine had been asleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+PATIENCE: Final = 3600.0
+"""For so many seconds at most a lazy timer is kept back."""
+START: Final = datetime.fromisoformat("2026-03-02T00:00:00+00:00")
+
+Need = Callable[[float], float]
+"""From when on a lazy timer of its kind has something to find, in seconds of the loop; it is given the time now."""
+
+
+class Deadlock(Exception):
+    """Nothing is ready, and no timer will make it so."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Lazy are the timers of tasks whose name begins with a key of `needs`."""
+
+    def __init__(self, needs: Mapping[str, Need] | None = None) -> None:
+        self._virtual = 0.0
+        self._needs = dict(needs or {})
+        self._lazy: dict[str, list[asyncio.TimerHandle]] = {name: [] for name in self._needs}
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self._virtual
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:  # as typeshed has it
+        task = asyncio.current_task(self)
+        kind = None if task is None else task.get_name().partition("-")[0]
+        if kind not in self._lazy:
+            return super().call_at(when, callback, *args, context=context)
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._lazy[kind].append(timer)
+        return timer
+
+    def jump(self, seconds: float | None) -> None:
+        """Time passes until something is to be done; the next ordinary timer is `seconds` off, None: there is none."""
+        ordinary = None if seconds is None else self._virtual + seconds
+        chosen = min((when for when in map(self._lazy_due, self._lazy) if when is not None), default=None)
+        if ordinary is None and chosen is None:
+            raise Deadlock("nobody waits for anything that could happen")
+        if ordinary is not None and (chosen is None or ordinary <= chosen):
+            self._virtual = ordinary
+            return
+        assert chosen is not None
+        self._virtual = max(self._virtual, chosen)
+        for kind in self._lazy:
+            due = self._lazy_due(kind)
+            if due is not None and due <= self._virtual:
+                self._fire(kind)
+
+    def _lazy_due(self, kind: str) -> float | None:
+        """When timers of this kind are to fire."""
+        waiting = self._lazy[kind]
+        if not waiting:
+            return None
+        first = min(timer.when() for timer in waiting)
+        return min(max(first, self._needs[kind](self._virtual)), first + PATIENCE)
+
+    def _fire(self, kind: str) -> None:
+        kept = []
+        for timer in self._lazy[kind]:
+            if timer.cancelled():
+                continue
+            if timer.when() <= self._virtual:
+                self.call_soon(timer._callback, *timer._args, context=timer._context)  # type: ignore[attr-defined] # as the loop does
+            else:
+                kept.append(timer)
+        self._lazy[kind] = kept
+
+
+class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # chosen by platform
+    """Waits for nothing: where another selector would sleep, the loop's time jumps."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None or timeout > 0:
+            self._loop.jump(timeout)
+        return []
+
+
+class LoopClock:
+    """The wall clock of a simulation."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self._loop.time())
+
+
+def seconds_of(moment: datetime) -> float:
+    """The loop's time at `moment`."""
+    return (moment - START).total_seconds()

@@ -1,0 +1,187 @@
+"""The processes of the node under test: the shipped workers, as they are, and their deaths.
+
+Theory of operation. A process is a `Federation` and its `FederationWorkers`, built as a real process builds them, but
+for what it is handed: the loop's clock, a database and queues that outlive it, and the transport of the world. To kill
+it, its lines to everything are cut first, so that nothing it still does has an effect; then all tasks that it ever
+began are cancelled. Recurring jobs run in the process of the lowest number that is alive, without the lease in the
+database by which real processes take turns: that has tests of its own, and half of a simulation would be leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, Final
+from weakref import WeakSet
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from federation.app import Federation
+from federation.base.settings import Settings
+from federation.http.client import FederationClient
+from federation.node_workers import FederationWorkers
+from federation.scheduler.runner import FIRST_RUN, JobRunner, RecurringJob
+from tests.simulation.database import Line, Space, lent_engines
+from tests.simulation.queue import Queues
+from tests.simulation.servers import SimulatedServer, SimulatedTransport
+from workers import WorkersError
+from workers.clock import Clock
+
+_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
+"""Kinds of timers, by recurring job; those of all others are of the kind `purge`."""
+
+
+class Surroundings:
+    """What processes of one world share, and what is away for now."""
+
+    def __init__(self, *, settings: Settings, clock: Clock, space: Space, queues: Queues) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.space = space
+        self.queues = queues
+        self.servers: dict[str, SimulatedServer] = {}
+        self.database_away = 0
+        self.queue_away = 0
+        self.processes: list[Process] = []
+        self._serial = 0
+
+    def new_id(self) -> str:
+        """Ids in the order of their making, so that a world replays."""
+        self._serial += 1
+        return f"delivery-{self._serial:06}"
+
+
+class Process:
+    """One process; with `works` it delivers."""
+
+    def __init__(
+        self, number: int, around: Surroundings, *, works: bool, crashed: Callable[[Process, str], None]
+    ) -> None:
+        self.number = number
+        self.alive = False
+        self._around = around
+        self._works = works
+        self._crashed = crashed
+        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self.federation: Federation | None = None
+
+    def start(self) -> None:
+        """It runs."""
+        self.alive = True
+        around = self._around
+        database_line = Line(lambda: not self.alive or around.database_away > 0)
+        queue_line = Line(lambda: not self.alive or around.queue_away > 0)
+        self.federation = Federation(
+            around.settings,
+            client=self._client(),
+            clock=around.clock,
+            database=lent_engines(self.number).database(around.space, database_line),
+            storage=lambda name: around.queues.storage(name, queue_line),
+            new_id=around.new_id,
+        )
+        if self._works:
+            workers = FederationWorkers(self.federation, schedule=self._schedule)
+            self._within(workers.start)
+
+    def _client(self) -> FederationClient:
+        transport = SimulatedTransport(self._around.servers, crash=self._crash)
+        return FederationClient(_GUARD, transport)
+
+    def _schedule(self, jobs: Sequence[RecurringJob], _run: JobRunner) -> LoopSchedule:
+        return LoopSchedule(jobs, self._is_first)
+
+    def _is_first(self) -> bool:
+        return next(process for process in self._around.processes if process.alive and process._works) is self
+
+    def _within(self, call: Callable[[], object]) -> None:
+        """What it starts belongs to this process."""
+        context = contextvars.copy_context()
+        context.run(_process.set, self)
+        context.run(call)
+
+    def _crash(self, why: str) -> None:
+        if self.alive:
+            self._crashed(self, why)
+
+    async def kill(self) -> None:
+        """It is gone, and did nothing more."""
+        self.alive = False
+        self._around.queues.interrupt()
+        while tasks := [task for task in self._tasks if not task.done()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.1)
+        if self.federation is not None:
+            await self.federation.database.close()
+            self.federation = None
+
+    def owns(self, task: asyncio.Task[Any]) -> None:
+        """The task dies with the process."""
+        self._tasks.add(task)
+
+
+class LoopSchedule:
+    """Runs recurring jobs by the loop's own timers."""
+
+    def __init__(self, jobs: Sequence[RecurringJob], is_first: Callable[[], bool]) -> None:
+        self._jobs = jobs
+        self._is_first = is_first
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for job in self._jobs:
+            name = f"{_LAZY_NAMES.get(job.name, 'purge')}-{job.name}"
+            self._tasks.append(asyncio.create_task(self._repeat(job), name=name))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _repeat(self, job: RecurringJob) -> None:
+        pause = min(FIRST_RUN, job.interval)
+        while True:
+            await asyncio.sleep(pause.total_seconds() * random.uniform(0.9, 1.1))  # noqa: S311 - as the scheduler does
+            pause = job.interval
+            if self._is_first():
+                await _ignoring_outages(job.run())
+
+
+async def _ignoring_outages(run: Any) -> None:  # whatever a job's `run` is
+    try:
+        await run
+    except (SQLAlchemyError, WorkersError):
+        return  # the next run finds what this one missed
+
+
+def make_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+) -> asyncio.Task[Any]:
+    """As the loop does by itself, and the process that asked has the task."""
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+    process = _process.get()
+    if process is not None:
+        process.owns(task)
+    return task
+
+
+def make_settings(url: str, environment: dict[str, str], own_url: str) -> Settings:
+    """A node with room for ten attempts at once."""
+    return Settings.from_values(
+        {
+            "better_auth_url": own_url,
+            **environment,
+            "database_url": url,
+            "federation_delivery_concurrency": 10,
+        }
+    )
+
+
+from federation.http.guard import AddressGuard  # noqa: E402
+
+_GUARD: Final = AddressGuard()
+PAUSE: Final = timedelta(seconds=1)

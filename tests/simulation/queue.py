@@ -1,0 +1,98 @@
+"""Queues that outlive the processes which use them, as Redis does, and that may be away."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Final, cast
+
+from tests.simulation.database import Line
+from tests.simulation.loop import seconds_of
+from workers import Storage, StorageUnavailable
+from workers.jobs import JobState
+from workers.storage.memory import MemorySpace, MemoryStorage
+
+_FOREVER: Final = timedelta(days=30)
+
+
+class Queues:
+    """All queues of one simulation."""
+
+    def __init__(self, space: MemorySpace) -> None:
+        self.space = space
+        self._cut = asyncio.Event()
+        self.names: set[str] = set()
+
+    def storage(self, name: str, line: Line) -> Storage:
+        """The queue of that name, as a process sees it through its line."""
+        self.names.add(name)
+        return cast("Storage", _Remote(MemoryStorage(self.space, name), line, self))
+
+    def interrupt(self) -> None:
+        """Who waits for work notices that nobody is there any more."""
+        self._cut.set()
+        self._cut = asyncio.Event()
+
+    async def interrupted(self) -> None:
+        """Return at the next `interrupt`."""
+        await self._cut.wait()
+
+    def first_lease_end(self) -> float:
+        """When the first job is free of whoever claimed it; infinite if none is claimed."""
+        ends = [
+            seconds_of(job.deadline)
+            for name in self.names
+            for job in self.space.queue(name).table.by_state[JobState.PROCESSING].values()
+            if job.deadline is not None
+        ]
+        return min(ends, default=float("inf"))
+
+    def has_claims(self) -> bool:
+        """Whether some worker is at work."""
+        return any(self.space.queue(name).table.by_state[JobState.PROCESSING] for name in self.names)
+
+    def waiting(self, name: str) -> set[str]:
+        """Ids of the jobs that are there to be done."""
+        table = self.space.queue(name).table.by_state
+        return {job for state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING) for job in table[state]}
+
+
+class _Remote:
+    """Every verb fails while the line is cut."""
+
+    def __init__(self, storage: MemoryStorage, line: Line, queues: Queues) -> None:
+        self._storage = storage
+        self._line = line
+        self._queues = queues
+
+    def __getattr__(self, verb: str) -> object:
+        member = getattr(self._storage, verb)
+        if not inspect.iscoroutinefunction(member):
+            return member
+
+        async def call(*arguments: object, **named: object) -> object:
+            self._require_answer()
+            return await member(*arguments, **named)
+
+        setattr(self, verb, call)  # looked up once
+        return call
+
+    async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
+        """Without the poll: that this queue wakes who waits is certain, and a week of polls is long."""
+        self._require_answer()
+        waits = [
+            asyncio.ensure_future(self._storage.wait(names, timeout=_FOREVER)),
+            asyncio.ensure_future(self._queues.interrupted()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        self._require_answer()
+
+    def _require_answer(self) -> None:
+        if self._line.is_cut():
+            raise StorageUnavailable("the simulated queue is away")

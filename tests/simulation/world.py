@@ -1,0 +1,279 @@
+"""One world from its plan to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from federation.base.jobs import POST_JOB
+from federation.protocol.activities import post_activity
+from federation.protocol.keys import OwnKeys
+from tests.peer import POSTS_PATH, Sender
+from tests.simulation.database import Space, lent_engines
+from tests.simulation.loop import START, LoopClock, VirtualLoop
+from tests.simulation.node import Process, Surroundings, make_settings, make_task
+from tests.simulation.plan import END, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.queue import Queues
+from tests.simulation.servers import SimulatedServer, server_keys, server_url
+from tests.simulation.story import Story
+from workers import WorkersError
+from workers.storage.memory import MemorySpace
+
+OWN_URL = "https://own.example"
+OWN_NUMBER = 999_999
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """One delivery of the application to one server."""
+
+    delivery_id: str
+    activity_id: str
+    server: str
+    at: float
+    ordering_key: str | None
+    is_poison: bool
+
+
+@dataclass(slots=True)
+class World:
+    """What there is to judge once it is over."""
+
+    plan: Plan
+    story: Story
+    space: Space
+    queues: Queues
+    servers: dict[str, SimulatedServer] = field(default_factory=dict)
+    owed: list[Owed] = field(default_factory=list)
+    troubles: list[tuple[float, float]] = field(default_factory=list)
+    """When processes, the database or the queue were away, with a minute to get over it."""
+    findings: list[str] = field(default_factory=list)
+
+
+Look = Callable[[World, float], None]
+
+
+def run_world(plan: Plan, *, look: Look, judge: Look) -> World:
+    """The world as it is at its end; `look` is asked each time that nobody is at work, `judge` at the end."""
+    random.seed(plan.seed)  # jitter of the shipped code
+    space = Space.open(f"world-{id(plan)}")
+    needs = _Needs(space)
+    loop = VirtualLoop(needs.all())
+    loop.set_task_factory(make_task)
+    try:
+        queues = Queues(MemorySpace(LoopClock(loop)))
+        needs.queues = queues
+        world = World(plan=plan, story=Story(loop.time), space=space, queues=queues)
+        with world.story.logs():
+            loop.run_until_complete(_Run(world, loop, look, judge).run())
+        return world
+    finally:
+        loop.close()
+        space.close()
+
+
+class _Needs:
+    """When there is something to do for whoever looks from time to time."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self.queues: Queues | None = None
+
+    def all(self) -> dict[str, Callable[[float], float]]:
+        return {
+            "tending": lambda _: self._space.first_due(_TENDED),
+            "sweep": lambda _: self._space.first_due(_SWEPT),
+            "range": lambda now: now + 1e9,
+            "purge": lambda now: now + 1e9,
+            "reap": lambda _: float("inf") if self.queues is None else self.queues.first_lease_end(),
+            "renew": self._renewal,
+        }
+
+    def _renewal(self, now: float) -> float:
+        return now if self.queues is not None and self.queues.has_claims() else float("inf")
+
+
+_TENDED = "SELECT min(moment) FROM (SELECT min(next_probe_at) AS moment FROM server_links UNION ALL SELECT min(release_at) FROM server_links)"
+_SWEPT = """
+SELECT min(moment) FROM (
+    SELECT min(next_attempt_at) AS moment FROM delivery_jobs WHERE state = 'held' AND held_reason IN ('busy', 'ours')
+    UNION ALL
+    SELECT min(datetime(coalesce(queued_at, created_at), CASE WHEN queued_at IS NULL THEN '30 seconds' ELSE '600 seconds' END))
+    FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
+    UNION ALL
+    SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
+)
+"""
+
+
+class _Run:
+    def __init__(self, world: World, loop: VirtualLoop, look: Look, judge: Look) -> None:
+        self._world = world
+        self._loop = loop
+        self._look = look
+        self._judge = judge
+        self._poison: set[str] = set()
+        lent = lent_engines(0)
+        self._around = Surroundings(
+            settings=make_settings(lent.url, own_keys().to_env(), OWN_URL),
+            clock=LoopClock(loop),
+            space=world.space,
+            queues=world.queues,
+        )
+        self._app = Process(0, self._around, works=False, crashed=self._crashed)
+        self._workers = [
+            Process(number + 1, self._around, works=True, crashed=self._crashed)
+            for number in range(world.plan.processes)
+        ]
+        self._around.processes = self._workers
+        self._posts = 0
+
+    async def run(self) -> None:
+        self._make_servers()
+        self._app.start()
+        for process in self._workers:
+            process.start()
+        events = sorted(self._events(), key=lambda event: event[0])
+        running: list[asyncio.Task[None]] = []
+        for at, call in events:
+            await self._until(at)
+            running.append(asyncio.ensure_future(call()))
+            await asyncio.sleep(0)
+        await asyncio.gather(*running)
+        await self._until(END)
+        self._judge(self._world, self._loop.time())
+        for process in (*self._workers, self._app):
+            await process.kill()
+
+    async def _until(self, at: float) -> None:
+        while (left := at - self._loop.time()) > 0:
+            await asyncio.sleep(left)
+
+    def _events(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
+        plan = self._world.plan
+        events: list[tuple[float, Callable[[], Awaitable[None]]]] = []
+        events += [(each.at, lambda each=each: self._owe(each)) for each in plan.deliveries]
+        events += [(each.start, lambda each=each: self._cut(each)) for each in plan.outages]
+        events += [(each.at, lambda each=each: self._kill(each)) for each in plan.kills]
+        return events
+
+    def _make_servers(self) -> None:
+        known = []
+        for planned in self._world.plan.servers:
+            server = SimulatedServer(planned, self._poison, self._loop.time)
+            self._world.servers[server.url] = server
+            self._around.servers[server.url.removeprefix("https://")] = server
+            for phase in planned.phases:
+                self._world.story.tell(
+                    "* trouble", server_url=server.url, what=phase.trouble, start=phase.start, end=phase.end, value=phase.value
+                )
+            if planned.is_known:
+                keys = own_keys()
+                server.senders[OWN_URL] = Sender(
+                    public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text
+                )
+                known.append(server)
+        for server in known:
+            server.reaches.update({other.url: other for other in self._world.servers.values()})
+            for other in self._world.servers.values():
+                other.senders[server.url] = Sender(
+                    public_key=server.keys.signing.public_text, encryption_public_key=server.keys.encryption.public_text
+                )
+        now = START.strftime("%Y-%m-%d %H:%M:%S.%f")
+        self._world.space.keeper.executemany(
+            "INSERT INTO server_registry (id, url, public_key, encryption_public_key, last_seen, created_at, updated_at,"
+            " is_healthy, health_check_attempts) VALUES (?, ?, ?, ?, ?, ?, ?, 1, 0)",
+            [
+                (s.url, s.url, s.keys.signing.public_text, s.keys.encryption.public_text, now, now, now)
+                for s in known
+            ],
+        )
+
+    async def _owe(self, planned: PlannedDelivery) -> None:
+        """The application owes it, and tries again where its database is away."""
+        self._posts += 1
+        activity = f"post-{self._posts}"
+        if planned.is_poison:
+            self._poison.add(activity)
+        at = self._loop.time()
+        while True:
+            try:
+                ids = await self._enqueue(planned, activity)
+                break
+            except (SQLAlchemyError, WorkersError) as error:
+                self._world.story.tell("* not owed", activity=activity, error=repr(error)[:300])
+                await asyncio.sleep(20)
+        servers = [server_url(number) for number in planned.servers]
+        for delivery_id, server in zip(ids, servers, strict=True):
+            self._world.owed.append(
+                Owed(delivery_id, activity, server, self._loop.time(), planned.ordering_key, planned.is_poison)
+            )
+            self._world.story.tell("* owed", delivery_id=delivery_id, server_url=server, activity=activity, key=planned.ordering_key)
+        if self._loop.time() > at:
+            self._world.story.tell("* owed late", activity=activity)
+
+    async def _enqueue(self, planned: PlannedDelivery, activity: str) -> tuple[str, ...]:
+        assert self._app.federation is not None
+        outbox = self._app.federation.outbox
+        payload = post_activity(
+            federation_url=OWN_URL,
+            post_id=activity,
+            content=[{"type": "text", "value": "a post"}],
+            author_id="author",
+            published=self._around.clock.now(),
+            is_private=False,
+        )
+        servers = [server_url(number) for number in planned.servers]
+        async with outbox.transaction() as session:
+            if len(servers) > 1:
+                return await outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, servers, payload)
+            delivery_id = await outbox.enqueue_delivery(
+                session, POST_JOB, servers[0] + POSTS_PATH, servers[0], payload, ordering_key=planned.ordering_key
+            )
+            return (delivery_id,)
+
+    async def _cut(self, outage: Outage) -> None:
+        name = "queue" if outage.of_queue else "database"
+        self._world.story.tell(f"* {name} away")
+        self._world.troubles.append((outage.start, outage.end + 120))
+        if outage.of_queue:
+            self._around.queue_away += 1
+            self._world.queues.interrupt()
+        else:
+            self._around.database_away += 1
+        await self._until(outage.end)
+        if outage.of_queue:
+            self._around.queue_away -= 1
+        else:
+            self._around.database_away -= 1
+        self._world.story.tell(f"* {name} back")
+
+    async def _kill(self, kill: Kill) -> None:
+        process = self._workers[kill.process % len(self._workers)]
+        if process.alive:
+            await self._kill_and_restart(process, kill.pause)
+
+    async def _kill_and_restart(self, process: Process, pause: float) -> None:
+        self._world.story.tell("* killed", process=process.number)
+        self._world.troubles.append((self._loop.time() - 1, self._loop.time() + pause + 120))
+        await process.kill()
+        await asyncio.sleep(pause)
+        self._world.story.tell("* started", process=process.number)
+        process.start()
+
+    def _crashed(self, process: Process, why: str) -> None:
+        self._world.story.tell("* crash", process=process.number, activity=why)
+        process.alive = False
+        # Not of this process's: it would die with it.
+        task = asyncio.get_running_loop().create_task
+        self._restarting = __import__("contextvars").Context().run(task, self._kill_and_restart(process, 5.0))
+
+
+@cache
+def own_keys() -> OwnKeys:
+    return server_keys(OWN_NUMBER)
