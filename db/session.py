@@ -91,6 +91,11 @@ class Database:
         async with self._read_sessions() as session:
             yield session
 
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is SQLite's dialect that statements are to be written for."""
+        return self._url.get_backend_name() == "sqlite"
+
     async def close(self) -> None:
         """Every idle connection is closed; end the sessions first. A second call does nothing."""
         await self._steps.close()

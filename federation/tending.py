@@ -23,6 +23,10 @@ LONGEST_PAUSE: Final = timedelta(seconds=30)
 Tick = Callable[[], Awaitable[object]]
 
 
+def _name(tick: Tick) -> str:
+    return f"tending-{getattr(tick, '__qualname__', 'tick')}"
+
+
 class Tending:
     """Runs each of `ticks` every second, apart from each other, from `start` until `stop`."""
 
@@ -34,7 +38,7 @@ class Tending:
     def start(self) -> None:
         """They run; nothing happens if they do."""
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._repeat(tick), name="tending") for tick in self._ticks]
+            self._tasks = [asyncio.create_task(self._repeat(tick), name=_name(tick)) for tick in self._ticks]
 
     async def stop(self) -> None:
         """None of them runs any more."""

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 import structlog
-from sqlalchemy import Executable, Text, cast, delete, func, select
+from sqlalchemy import Select, Text, cast, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlmodel import col
@@ -124,9 +124,8 @@ class Blacklist:
         return _Loaded(rules=await _within(LOAD_TIMEOUT, loading), revision=revision, at=now)
 
     async def _revision(self) -> int | None:
-        async with self._database.read() as session:
-            row = await session.get(BlacklistRevision, REVISION_ROW)
-        return None if row is None else row.revision
+        found = await self._database.rows(_REVISION)
+        return int(found[0].revision) if found else None
 
     def _note_trouble(self, error: Exception) -> None:
         if not self._is_behind:
@@ -139,6 +138,9 @@ class Blacklist:
         elif self._loaded is not None and loaded.revision != self._loaded.revision:
             log.info("blacklist_changed", rules=len(loaded.rules))
         self._is_behind = False
+
+
+_REVISION: Final = select(col(BlacklistRevision.revision)).where(col(BlacklistRevision.id) == REVISION_ROW)
 
 
 async def _within(limit: timedelta, reading: Awaitable[T]) -> T:
@@ -158,9 +160,8 @@ async def load_rules(database: Database, *, known: RuleSet | None = None) -> Rul
     rules = RuleSet()
     last: str | None = None
     while True:
-        async with database.read() as session:
-            query = _page(last, is_sqlite=session.get_bind().dialect.name == "sqlite")
-            last, texts, ends = (await session.execute(query)).one()
+        query = _page(last, is_sqlite=database.is_sqlite)
+        ((last, texts, ends),) = await database.rows(query)
         if last is None:
             return rules
         for text, end in zip(json.loads(texts), json.loads(ends), strict=True):
@@ -179,7 +180,7 @@ async def purge_expired(database: Database, *, before: datetime | None = None) -
         return len((await session.execute(rows)).all())
 
 
-def _page(last: str | None, *, is_sqlite: bool) -> Executable:
+def _page(last: str | None, *, is_sqlite: bool) -> Select[tuple[str | None, str, str]]:
     """The last id of a page, and its rules and ends as two JSON arrays."""
     columns = col(BlacklistedServer.id), col(BlacklistedServer.server_url), col(BlacklistedServer.expires_at)
     rows = select(*columns).order_by(columns[0]).limit(PAGE)

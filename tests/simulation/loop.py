@@ -3,7 +3,7 @@
 Theory of operation. Whenever no callback is ready, the clock jumps to the next timer. That alone would run a week's
 691 200 ticks of everything that looks each second whether something is due. So the timers of such tasks are *lazy*:
 they are kept back until something is due for them (`Needs` says when, from the database and the queues), and at most
-for `PATIENCE`. A lazy timer is never early, and never kept back beyond the moment from which it has something to find;
+for some hours. A lazy timer is never early, and never kept back beyond the moment from which it has something to find;
 for the code that waits it is as if the machine had been asleep.
 """
 
@@ -13,15 +13,20 @@ import asyncio
 import selectors
 from collections.abc import Callable, Mapping
 from contextvars import Context
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-PATIENCE: Final = 3600.0
-"""For so many seconds at most a lazy timer is kept back."""
 START: Final = datetime.fromisoformat("2026-03-02T00:00:00+00:00")
 
-Need = Callable[[float], float]
-"""From when on a lazy timer of its kind has something to find, in seconds of the loop; it is given the time now."""
+@dataclass(frozen=True, slots=True)
+class Need:
+    """`first` tells from when on a lazy timer of its kind has something to find, in seconds of the loop, given the time
+    now; it is kept back for `patience` at most.
+    """
+
+    first: Callable[[float], float]
+    patience: float
 
 
 class Deadlock(Exception):
@@ -44,8 +49,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:  # as typeshed has it
         task = asyncio.current_task(self)
-        kind = None if task is None else task.get_name().partition("-")[0]
-        if kind not in self._lazy:
+        name = "" if task is None else task.get_name()
+        kind = next((kind for kind in (name, name.partition("-")[0]) if kind in self._lazy), None)
+        if kind is None:
             return super().call_at(when, callback, *args, context=context)
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._lazy[kind].append(timer)
@@ -66,25 +72,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             due = self._lazy_due(kind)
             if due is not None and due <= self._virtual:
                 self._fire(kind)
+                return
 
     def _lazy_due(self, kind: str) -> float | None:
         """When timers of this kind are to fire."""
         waiting = self._lazy[kind]
+        if any(timer.cancelled() for timer in waiting):
+            waiting[:] = [timer for timer in waiting if not timer.cancelled()]
         if not waiting:
             return None
         first = min(timer.when() for timer in waiting)
-        return min(max(first, self._needs[kind](self._virtual)), first + PATIENCE)
+        need = self._needs[kind]
+        return min(max(first, need.first(self._virtual)), first + need.patience)
 
     def _fire(self, kind: str) -> None:
-        kept = []
-        for timer in self._lazy[kind]:
-            if timer.cancelled():
-                continue
-            if timer.when() <= self._virtual:
-                self.call_soon(timer._callback, *timer._args, context=timer._context)  # type: ignore[attr-defined] # as the loop does
-            else:
-                kept.append(timer)
-        self._lazy[kind] = kept
+        """The first of these timers fires. One is enough: where it leaves something to do, the next follows."""
+        timer = min(self._lazy[kind], key=asyncio.TimerHandle.when)
+        self._lazy[kind].remove(timer)
+        self._ready.append(timer)  # type: ignore[attr-defined] # as the loop does with its own
 
 
 class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # chosen by platform

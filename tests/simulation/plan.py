@@ -145,12 +145,12 @@ class _Planner:
 
     def _server(self, number: int) -> PlannedServer:
         chance = self._chance
-        is_sick = chance.random() < 0.5
+        is_sick = chance.random() < 0.4
         phases: list[Phase] = []
         if is_sick:
-            for _ in range(chance.choice((1, 1, 2, 3))):
+            for _ in range(chance.choice((1, 1, 2))):
                 phases = self._with_phase(phases)
-            if chance.random() < 0.15:
+            if chance.random() < 0.06:
                 start = chance.uniform(0, WEEK)
                 phases = [each for each in phases if each.end < start]
                 phases.append(Phase(start, math.inf, chance.choice(PERMANENT)))
@@ -164,13 +164,14 @@ class _Planner:
     def _with_phase(self, phases: list[Phase]) -> list[Phase]:
         """One more, if it does not overlap with another."""
         chance = self._chance
-        length = math.exp(chance.uniform(math.log(5), math.log(3 * DAY)))
+        shortest, longest = (6 * HOUR, 3 * DAY) if chance.random() < 0.08 else (5.0, 6 * HOUR)
+        length = math.exp(chance.uniform(math.log(shortest), math.log(longest)))
         start = chance.uniform(0, WEEK - length)
         trouble = chance.choice(list(Trouble))
         value = {
             Trouble.SLOW: chance.uniform(1.5, 12),
-            Trouble.ASKS_TO_WAIT: chance.uniform(5, 4 * HOUR),
-            Trouble.LIMITS: chance.choice((0.0, chance.uniform(2, 1800))),
+            Trouble.ASKS_TO_WAIT: max(chance.uniform(5, 4 * HOUR), length / 20),
+            Trouble.LIMITS: chance.choice((0.0, max(chance.uniform(2, 1800), length / 20))),
         }.get(trouble, 0.0)
         if any(start < each.end and each.start < start + length for each in phases):
             return phases

@@ -13,6 +13,7 @@ from tests.simulation.loop import seconds_of
 from workers import Storage, StorageUnavailable
 from workers.jobs import JobState
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory.storage import MemoryQueue
 
 _FOREVER: Final = timedelta(days=30)
 
@@ -23,11 +24,11 @@ class Queues:
     def __init__(self, space: MemorySpace) -> None:
         self.space = space
         self._cut = asyncio.Event()
-        self.names: set[str] = set()
+        self._queues: dict[str, MemoryQueue] = {}
 
     def storage(self, name: str, line: Line) -> Storage:
         """The queue of that name, as a process sees it through its line."""
-        self.names.add(name)
+        self._queues[name] = self.space.queue(name)
         return cast("Storage", _Remote(MemoryStorage(self.space, name), line, self))
 
     def interrupt(self) -> None:
@@ -43,19 +44,19 @@ class Queues:
         """When the first job is free of whoever claimed it; infinite if none is claimed."""
         ends = [
             seconds_of(job.deadline)
-            for name in self.names
-            for job in self.space.queue(name).table.by_state[JobState.PROCESSING].values()
+            for queue in self._queues.values()
+            for job in queue.table.by_state[JobState.PROCESSING].values()
             if job.deadline is not None
         ]
         return min(ends, default=float("inf"))
 
     def has_claims(self) -> bool:
         """Whether some worker is at work."""
-        return any(self.space.queue(name).table.by_state[JobState.PROCESSING] for name in self.names)
+        return any(queue.table.by_state[JobState.PROCESSING] for queue in self._queues.values())
 
     def waiting(self, name: str) -> set[str]:
         """Ids of the jobs that are there to be done."""
-        table = self.space.queue(name).table.by_state
+        table = self._queues[name].table.by_state
         return {job for state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING) for job in table[state]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from federation.protocol.activities import post_activity
 from federation.protocol.keys import OwnKeys
 from tests.peer import POSTS_PATH, Sender
 from tests.simulation.database import Space, lent_engines
-from tests.simulation.loop import START, LoopClock, VirtualLoop
+from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
 from tests.simulation.node import Process, Surroundings, make_settings, make_task
-from tests.simulation.plan import END, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.plan import DAY, END, HOUR, Kill, Outage, Plan, PlannedDelivery
 from tests.simulation.queue import Queues
 from tests.simulation.servers import SimulatedServer, server_keys, server_url
 from tests.simulation.story import Story
@@ -84,24 +85,31 @@ class _Needs:
         self._space = space
         self.queues: Queues | None = None
 
-    def all(self) -> dict[str, Callable[[float], float]]:
+    def all(self) -> dict[str, Need]:
         return {
-            "tending": lambda _: self._space.first_due(_TENDED),
-            "sweep": lambda _: self._space.first_due(_SWEPT),
-            "range": lambda now: now + 1e9,
-            "purge": lambda now: now + 1e9,
-            "reap": lambda _: float("inf") if self.queues is None else self.queues.first_lease_end(),
-            "renew": self._renewal,
+            "tending-LinkProbes.tick": Need(lambda _: self._space.first_due(_PROBED), 6 * HOUR),
+            "tending-Releaser.tick": Need(lambda _: self._space.first_due(_RELEASED), 6 * HOUR),
+            "sweep": Need(lambda _: self._space.first_due(_SWEPT), 6 * HOUR),
+            "range": Need(lambda _: math.inf, 6 * HOUR),
+            "purge": Need(lambda _: math.inf, DAY),
+            "reap": Need(lambda _: math.inf if self.queues is None else self.queues.first_lease_end(), DAY),
+            "renew": Need(self._renewal, DAY),
         }
 
     def _renewal(self, now: float) -> float:
-        return now if self.queues is not None and self.queues.has_claims() else float("inf")
+        return now if self.queues is not None and self.queues.has_claims() else math.inf
 
 
-_TENDED = "SELECT min(moment) FROM (SELECT min(next_probe_at) AS moment FROM server_links UNION ALL SELECT min(release_at) FROM server_links)"
+_PROBED = "SELECT min(next_probe_at) FROM server_links"
+_RELEASED = "SELECT min(release_at) FROM server_links"
 _SWEPT = """
 SELECT min(moment) FROM (
     SELECT min(next_attempt_at) AS moment FROM delivery_jobs WHERE state = 'held' AND held_reason IN ('busy', 'ours')
+    UNION ALL
+    SELECT max(row.held_at, coalesce(max(link.rest_until), row.held_at)) FROM delivery_jobs AS row
+    JOIN server_links AS link ON link.server_url = row.server_url
+    WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up' AND link.release_at IS NULL
+    GROUP BY row.server_url
     UNION ALL
     SELECT min(datetime(coalesce(queued_at, created_at), CASE WHEN queued_at IS NULL THEN '30 seconds' ELSE '600 seconds' END))
     FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
