@@ -1,16 +1,164 @@
-"""What has to be true of a world."""
+"""What has to be true of a world, whatever happened in it. Each finding names the delivery, the server and the times."""
 
 from __future__ import annotations
 
-from tests.simulation.world import World
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import Final
+
+from federation.base.queues import DELIVERY_QUEUE_NAME
+from federation.delivery.codes import STALLED
+from federation.delivery.rows import series_job_id
+from tests.simulation.plan import END, MINUTE, TAKES_DELIVERIES
+from tests.simulation.servers import SimulatedServer
+from tests.simulation.story import moment
+from tests.simulation.world import Owed, World
+
+MAX_AGE: Final = timedelta(days=7).total_seconds()
+SLOWER: Final = 1.2
+"""So many times as long as without the sick ones may deliveries to healthy servers take, for 95 % of them."""
 
 
-def look(world: World, now: float) -> None:
-    """Nothing yet."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is left of a delivery."""
+
+    state: str
+    reason: str | None
+    code: str | None
+    error: str | None
+    job_id: str
+    series: int
+
+    def __str__(self) -> str:
+        return f"{self.state} {self.reason or ''} {self.code or ''} {self.error or ''}".strip()
 
 
-def judge(world: World, now: float) -> None:
-    rows = world.space.rows("SELECT id, state, held_reason, server_url, error_code, last_error FROM delivery_jobs")
+def look(world: World, now: float) -> Iterator[str]:
+    """What is wrong while the world goes on; asked when nobody has been at work for a while."""
+    yield from held_with_jobs(world, now)
+
+
+def judge(world: World, now: float) -> Iterator[str]:
+    """What is wrong at the end."""
+    rows = rows_of(world)
     for owed in world.owed:
-        if not owed.is_poison and owed.activity_id not in world.servers[owed.server].first_applied:
-            print("not applied", owed, [row for row in rows if row[0] == owed.delivery_id], world.servers[owed.server].planned.phases[-1:])
+        yield from (_of_poison if owed.is_poison else _of_delivery)(world, owed, rows.get(owed.delivery_id))
+    yield from overtaken(world)
+    yield from repeated(world)
+    yield from held_with_jobs(world, now)
+
+
+def rows_of(world: World) -> dict[str, Row]:
+    """Every row that is left, by its delivery."""
+    found = world.space.rows(
+        "SELECT id, state, held_reason, error_code, last_error, job_id, series FROM delivery_jobs"
+    )
+    return {row[0]: Row(*row[1:]) for row in found}
+
+
+def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
+    server = world.servers[owed.server]
+    if owed.activity_id in server.first_applied:
+        if row is not None and not _is_away(server):
+            yield f"{_named(owed)} was applied at {moment(server.first_applied[owed.activity_id])} and is still: {row}"
+        return
+    if not _is_away(server):
+        yield f"{_named(owed)} was never applied, though its server is well since {moment(_well_since(server))}: {row}"
+    elif row is None:
+        yield f"{_named(owed)} is gone, and its server never had it"
+    elif row.state != "held" and not (row.state == "expired" and END - owed.at > MAX_AGE):
+        yield f"{_named(owed)} is not held for its server, which is away: {row}"
+
+
+def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
+    server = world.servers[owed.server]
+    if _is_away(server):
+        return
+    if row is None or row.state != "failed" or row.code != STALLED:
+        yield f"{_named(owed)} crashes workers, and was not found out: {row}"
+
+
+def overtaken(world: World) -> Iterator[str]:
+    """Deliveries of one key to one server that were applied in another order than they were owed in."""
+    lines: dict[tuple[str, str], list[Owed]] = defaultdict(list)
+    for owed in world.owed:
+        if owed.ordering_key is not None:
+            lines[owed.server, owed.ordering_key].append(owed)
+    for (server, _), line in lines.items():
+        applied = world.servers[server].first_applied
+        arrived = [(applied[owed.activity_id], owed) for owed in line if owed.activity_id in applied]
+        for (before, older), (after, younger) in pairwise(arrived):
+            if after < before:
+                yield (
+                    f"{_named(younger)} overtook {_named(older)}: applied at {moment(after)} and {moment(before)}"
+                )
+
+
+def repeated(world: World) -> Iterator[str]:
+    """Deliveries that were sent again after their server's answer had got through, and nothing of ours had failed."""
+    for server in world.servers.values():
+        answered: dict[str, float] = {}
+        for arrival in server.arrivals:
+            since = answered.get(arrival.activity_id)
+            if since is not None and not _in_trouble(world, since - MINUTE, arrival.at):
+                yield (
+                    f"{arrival.activity_id} to {server.url} was acknowledged at {moment(since)}"
+                    f" and sent again at {moment(arrival.at)}"
+                )
+            if arrival.answered:
+                answered.setdefault(arrival.activity_id, arrival.at)
+
+
+def held_with_jobs(world: World, now: float) -> Iterator[str]:
+    """Held deliveries that have a job waiting all the same, which takes room in the queue and a claim."""
+    if world.queues.has_claims() or _in_trouble(world, now - 5 * MINUTE, now):
+        return
+    waiting = world.queues.waiting(DELIVERY_QUEUE_NAME)
+    for delivery_id, row in rows_of(world).items() if waiting else ():
+        jobs = {series_job_id(delivery_id, series) for series in range(row.series + 1)} & waiting
+        if row.state == "held" and jobs:
+            yield f"{delivery_id} is {row} at {moment(now)} and has the jobs {sorted(jobs)}"
+
+
+def slowed_down(world: World, without_sick: World) -> Iterator[str]:
+    """Healthy servers that wait for sick ones."""
+    usual, found = (_p95(_latencies(each)) for each in (without_sick, world))
+    if found > SLOWER * usual:
+        yield f"deliveries to healthy servers take {found:.3f} s, and {usual:.3f} s without sick servers (p95)"
+
+
+def _latencies(world: World) -> Iterator[float]:
+    for owed in world.owed:
+        server = world.servers[owed.server]
+        applied = server.first_applied.get(owed.activity_id, math.inf)
+        if not server.planned.is_sick and not _in_trouble(world, owed.at - MINUTE, min(applied, owed.at + MINUTE)):
+            yield applied - owed.at
+
+
+def _p95(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[int(0.95 * (len(ordered) - 1))] if ordered else 0.0
+
+
+def _in_trouble(world: World, start: float, end: float) -> bool:
+    return any(begin < end and start < over for begin, over in world.troubles)
+
+
+def _is_away(server: SimulatedServer) -> bool:
+    """Whether the server takes nothing, or took nothing until just now."""
+    return _well_since(server) == math.inf
+
+
+def _well_since(server: SimulatedServer) -> float:
+    return max((phase.end for phase in server.planned.phases if phase.trouble not in TAKES_DELIVERIES), default=0.0)
+
+
+def _named(owed: Owed) -> str:
+    key = f" ({owed.ordering_key})" if owed.ordering_key else ""
+    return f"{owed.delivery_id}{key} to {owed.server}, owed since {moment(owed.at)},"
+

@@ -13,15 +13,14 @@ import asyncio
 import contextvars
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import timedelta
 from typing import Any, Final
-from weakref import WeakSet
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
+from federation.http.guard import AddressGuard
 from federation.node_workers import FederationWorkers
 from federation.scheduler.runner import FIRST_RUN, JobRunner, RecurringJob
 from tests.simulation.database import Line, Space, lent_engines
@@ -31,6 +30,7 @@ from workers import WorkersError
 from workers.clock import Clock
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_GUARD: Final = AddressGuard()
 _LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
 """Kinds of timers, by recurring job; those of all others are of the kind `purge`."""
 
@@ -66,7 +66,7 @@ class Process:
         self._around = around
         self._works = works
         self._crashed = crashed
-        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.federation: Federation | None = None
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class Process:
         """It is gone, and did nothing more."""
         self.alive = False
         self._around.queues.interrupt()
-        while tasks := [task for task in self._tasks if not task.done()]:
+        while tasks := list(self._tasks):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=0.1)
@@ -121,7 +121,8 @@ class Process:
 
     def owns(self, task: asyncio.Task[Any]) -> None:
         """The task dies with the process."""
-        self._tasks.add(task)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
 
 class LoopSchedule:
@@ -158,6 +159,12 @@ async def _ignoring_outages(run: Any) -> None:  # whatever a job's `run` is
         return  # the next run finds what this one missed
 
 
+def is_running() -> bool:
+    """Whether whoever runs belongs to no process, or to one that is alive."""
+    process = _process.get()
+    return process is None or process.alive
+
+
 def make_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
 ) -> asyncio.Task[Any]:
@@ -181,7 +188,3 @@ def make_settings(url: str, environment: dict[str, str], own_url: str) -> Settin
     )
 
 
-from federation.http.guard import AddressGuard  # noqa: E402
-
-_GUARD: Final = AddressGuard()
-PAUSE: Final = timedelta(seconds=1)

@@ -36,6 +36,7 @@ class Trouble(StrEnum):
 
 PERMANENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble.OTHER_KEYS)
 """What a server may suffer to the end."""
+STRANGERS: Final = (Trouble.MISSING, Trouble.PARKED)
 TAKES_DELIVERIES: Final = (Trouble.SLOW, Trouble.CENSORED)
 """With these a server gets what is sent to it all the same."""
 
@@ -144,6 +145,7 @@ class _Planner:
         )
 
     def _server(self, number: int) -> PlannedServer:
+        """Nothing is wrong in the first minute: pages of hosters count as trouble only of servers that were met."""
         chance = self._chance
         is_sick = chance.random() < 0.4
         phases: list[Phase] = []
@@ -151,7 +153,7 @@ class _Planner:
             for _ in range(chance.choice((1, 1, 2))):
                 phases = self._with_phase(phases)
             if chance.random() < 0.06:
-                start = chance.uniform(0, WEEK)
+                start = chance.uniform(MINUTE, WEEK)
                 phases = [each for each in phases if each.end < start]
                 phases.append(Phase(start, math.inf, chance.choice(PERMANENT)))
         return PlannedServer(
@@ -166,7 +168,7 @@ class _Planner:
         chance = self._chance
         shortest, longest = (6 * HOUR, 3 * DAY) if chance.random() < 0.08 else (5.0, 6 * HOUR)
         length = math.exp(chance.uniform(math.log(shortest), math.log(longest)))
-        start = chance.uniform(0, WEEK - length)
+        start = chance.uniform(MINUTE, WEEK - length)
         trouble = chance.choice(list(Trouble))
         value = {
             Trouble.SLOW: chance.uniform(1.5, 12),
@@ -181,8 +183,11 @@ class _Planner:
         chance = self._chance
         found: list[PlannedDelivery] = []
         for server in servers:
-            for _ in range(chance.choice((1, 1, 2))):
-                found.append(PlannedDelivery(chance.uniform(0, WEEK), (server.number,)))
+            found += [
+                PlannedDelivery(chance.uniform(0, WEEK), (server.number,)) for _ in range(chance.choice((1, 1, 2)))
+            ]
+            if any(phase.trouble in STRANGERS for phase in server.phases):
+                found.append(PlannedDelivery(chance.uniform(0, 30), (server.number,)))
             for phase in server.phases:
                 found += self._during(server, phase)
         for number in chance.sample(range(len(servers)), min(3, len(servers))):

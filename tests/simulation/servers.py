@@ -58,6 +58,7 @@ class SimulatedServer(Relaying):
         self._now = now
         self._phases = list(planned.phases)
         self._requests = 0
+        self._lost = 0
 
     @property
     def url(self) -> str:
@@ -75,6 +76,11 @@ class SimulatedServer(Relaying):
         self._requests += 1
         spread = sha256(f"{self.planned.number} {self._requests}".encode()).digest()[0] / 255
         return self.planned.latency * (0.8 + 0.4 * spread)
+
+    def counts_as_lost(self) -> bool:
+        """Whether this request, whose answer gets lost, is one of those that had their effect: each third."""
+        self._lost += 1
+        return self._lost % 3 == 1
 
     def respond(self, request: Received) -> Canned:
         """What it answers when it is well."""
@@ -124,9 +130,14 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if trouble is Trouble.HANGS:
             await asyncio.Event().wait()
         assert phase is None or trouble is not None
-        await asyncio.sleep(phase.value if phase and trouble is Trouble.SLOW else server.latency())
+        received = _received(request)
         try:
-            return _response(self._answer(server, phase, _received(request)))
+            await asyncio.sleep(phase.value if phase and trouble is Trouble.SLOW else server.latency())
+            return _response(self._answer(server, phase, received))
+        except asyncio.CancelledError:
+            if trouble is Trouble.SLOW and server.counts_as_lost():  # it goes on with what nobody waits for any more
+                self._lose(server, received)
+            raise
         except Poisoned as poison:
             self._crash(str(poison))
             await asyncio.Event().wait()
@@ -137,7 +148,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if phase is None or trouble is Trouble.SLOW:
             return server.respond(request)
         if trouble is Trouble.RESETS:
-            if sha256(request.body).digest()[0] % 3 == 0 or not server.arrivals:
+            if server.counts_as_lost():
                 self._lose(server, request)
             raise ConnectionResetError(errno.ECONNRESET, "reset")
         if trouble is Trouble.OTHER_KEYS:

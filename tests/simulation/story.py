@@ -14,8 +14,9 @@ import structlog
 class Story:
     """Events with their times; a line of it is made only when it is told."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], *, is_heard: Callable[[], bool]) -> None:
         self._now = now
+        self._is_heard = is_heard
         self._events: list[tuple[float, str, MutableMapping[str, Any]]] = []
 
     def tell(self, event: str, **details: object) -> None:
@@ -52,7 +53,8 @@ class Story:
             structlog.configure(**before)
 
     def _log(self, _logger: object, _level: str, event: MutableMapping[str, Any]) -> str:
-        self._events.append((self._now(), str(event.pop("event")), event))
+        if self._is_heard():  # not what a killed process logs while its tasks are cancelled
+            self._events.append((self._now(), str(event.pop("event")), event))
         raise structlog.DropEvent
 
 

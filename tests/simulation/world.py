@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -17,7 +17,7 @@ from federation.protocol.keys import OwnKeys
 from tests.peer import POSTS_PATH, Sender
 from tests.simulation.database import Space, lent_engines
 from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
-from tests.simulation.node import Process, Surroundings, make_settings, make_task
+from tests.simulation.node import Process, Surroundings, is_running, make_settings, make_task
 from tests.simulation.plan import DAY, END, HOUR, Kill, Outage, Plan, PlannedDelivery
 from tests.simulation.queue import Queues
 from tests.simulation.servers import SimulatedServer, server_keys, server_url
@@ -56,10 +56,10 @@ class World:
     findings: list[str] = field(default_factory=list)
 
 
-Look = Callable[[World, float], None]
+Judge = Callable[[World, float], Iterable[str]]
 
 
-def run_world(plan: Plan, *, look: Look, judge: Look) -> World:
+def run_world(plan: Plan, *, look: Judge, judge: Judge) -> World:
     """The world as it is at its end; `look` is asked each time that nobody is at work, `judge` at the end."""
     random.seed(plan.seed)  # jitter of the shipped code
     space = Space.open(f"world-{id(plan)}")
@@ -69,7 +69,7 @@ def run_world(plan: Plan, *, look: Look, judge: Look) -> World:
     try:
         queues = Queues(MemorySpace(LoopClock(loop)))
         needs.queues = queues
-        world = World(plan=plan, story=Story(loop.time), space=space, queues=queues)
+        world = World(plan=plan, story=Story(loop.time, is_heard=is_running), space=space, queues=queues)
         with world.story.logs():
             loop.run_until_complete(_Run(world, loop, look, judge).run())
         return world
@@ -87,11 +87,11 @@ class _Needs:
 
     def all(self) -> dict[str, Need]:
         return {
-            "tending-LinkProbes.tick": Need(lambda _: self._space.first_due(_PROBED), 6 * HOUR),
-            "tending-Releaser.tick": Need(lambda _: self._space.first_due(_RELEASED), 6 * HOUR),
-            "sweep": Need(lambda _: self._space.first_due(_SWEPT), 6 * HOUR),
-            "range": Need(lambda _: math.inf, 6 * HOUR),
-            "purge": Need(lambda _: math.inf, DAY),
+            "tending-LinkProbes.tick": Need(lambda _: self._space.first_due(_PROBED), DAY),
+            "tending-Releaser.tick": Need(lambda _: self._space.first_due(_RELEASED), DAY),
+            "sweep": Need(lambda _: self._space.first_due(_SWEPT), 12 * HOUR),
+            "range": Need(lambda _: math.inf, 12 * HOUR),
+            "purge": Need(lambda _: math.inf, 2 * DAY),
             "reap": Need(lambda _: math.inf if self.queues is None else self.queues.first_lease_end(), DAY),
             "renew": Need(self._renewal, DAY),
         }
@@ -120,7 +120,7 @@ SELECT min(moment) FROM (
 
 
 class _Run:
-    def __init__(self, world: World, loop: VirtualLoop, look: Look, judge: Look) -> None:
+    def __init__(self, world: World, loop: VirtualLoop, look: Judge, judge: Judge) -> None:
         self._world = world
         self._loop = loop
         self._look = look
@@ -147,16 +147,22 @@ class _Run:
         for process in self._workers:
             process.start()
         events = sorted(self._events(), key=lambda event: event[0])
-        running: list[asyncio.Task[None]] = []
+        running: list[asyncio.Task[None]] = [asyncio.ensure_future(self._look_around())]
         for at, call in events:
             await self._until(at)
             running.append(asyncio.ensure_future(call()))
             await asyncio.sleep(0)
         await asyncio.gather(*running)
         await self._until(END)
-        self._judge(self._world, self._loop.time())
+        self._world.findings += self._judge(self._world, self._loop.time())
         for process in (*self._workers, self._app):
             await process.kill()
+
+    async def _look_around(self) -> None:
+        """Each hour or so, a while after the last event."""
+        for hour in range(1, int(END // HOUR), 5):
+            await self._until(hour * HOUR)
+            self._world.findings += self._look(self._world, self._loop.time())
 
     async def _until(self, at: float) -> None:
         while (left := at - self._loop.time()) > 0:

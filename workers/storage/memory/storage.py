@@ -181,7 +181,7 @@ class MemoryQueue(QueueSteps):
     def __init__(self) -> None:
         self.broadcast = Broadcast()
         super().__init__(JobTable(self.broadcast, self.wake))
-        self._sleepers: set[asyncio.Future[None]] = set()
+        self._sleepers: dict[asyncio.Future[None], None] = {}  # who came first is woken first
 
     def wake(self) -> None:
         for sleeper in self._sleepers:
@@ -191,11 +191,11 @@ class MemoryQueue(QueueSteps):
     async def sleep(self, seconds: float | None) -> None:
         """Return when woken, or after `seconds`."""
         sleeper = asyncio.get_running_loop().create_future()
-        self._sleepers.add(sleeper)
+        self._sleepers[sleeper] = None
         try:
             await asyncio.wait([sleeper], timeout=seconds)
         finally:
-            self._sleepers.discard(sleeper)
+            del self._sleepers[sleeper]
 
 
 class MemorySpace:

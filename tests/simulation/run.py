@@ -1,0 +1,53 @@
+"""Seeds, one after the other or several at once, and what they found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.simulation.invariants import judge, look, slowed_down
+from tests.simulation.plan import make_plan
+from tests.simulation.world import World, run_world
+
+LONGEST_STORY = 200
+"""Lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a seed came to; `story` is there if something was wrong. `digest` tells runs apart."""
+
+    seed: int
+    servers: int
+    owed: int
+    digest: str
+    findings: list[str] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        told = "\n".join(self.story[-LONGEST_STORY:])
+        found = "\n".join(f"  {finding}" for finding in self.findings)
+        return f"seed {self.seed} of {self.servers} servers:\n{found}\n\nWhat happened:\n{told}"
+
+
+def run_seed(seed: int, servers: int = 20, *, twin: bool = True) -> Verdict:
+    """The world of a seed, judged; with `twin` also against the same world without sick servers."""
+    plan = make_plan(seed, servers)
+    world = run_world(plan, look=look, judge=judge)
+    findings = list(dict.fromkeys(world.findings))
+    if twin:
+        findings += slowed_down(world, run_world(plan.without_sick(), look=look, judge=judge))
+    return Verdict(
+        seed=seed,
+        servers=servers,
+        owed=len(world.owed),
+        digest=world.story.digest(),
+        findings=findings,
+        story=list(world.story.lines(about=_named_in(world, findings))) if findings else [],
+    )
+
+
+def _named_in(world: World, findings: list[str]) -> set[str] | None:
+    """The deliveries and servers of which the findings tell; None: they tell of the world as a whole."""
+    told = " ".join(findings)
+    named = {name for owed in world.owed for name in (owed.delivery_id, owed.server, owed.activity_id) if name in told}
+    return named or None
