@@ -32,6 +32,10 @@ DISCOVER_PATH = "/discover"
 FOLLOWS_PATH = "/api/auth/social/follows"
 POSTS_PATH = "/api/auth/social/posts"
 
+UNKNOWN_SENDER = "unknown sender"
+BAD_SIGNATURE = "bad signature"
+_CODES = {UNKNOWN_SENDER: "UNKNOWN_FEDERATION_SERVER_INTERACTION", BAD_SIGNATURE: "INVALID_SIGNATURE"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
@@ -149,7 +153,7 @@ class Recipient:
         """Apply a delivery and acknowledge it in the shape of `render`."""
         arrived = self._read(request)
         if arrived is None:
-            return json_answer({"error": self.refused[-1], "code": "INVALID_SIGNATURE"}, status=403)
+            return json_answer({"error": self.refused[-1], "code": _CODES[self.refused[-1]]}, status=403)
         self.arrived.append(arrived)
         self._applied.setdefault((arrived.sender, arrived.activity_id), arrived)
         return self.render(self._acknowledge(arrived))
@@ -173,9 +177,9 @@ class Recipient:
         activity = json.loads(plaintext)
         sender = self.senders.get(activity["federationUrl"])
         if sender is None:
-            self.refused.append("unknown sender")
+            self.refused.append(UNKNOWN_SENDER)
         elif not verify_signature(plaintext, delivery.signature, sender.public_key):
-            self.refused.append("bad signature")
+            self.refused.append(BAD_SIGNATURE)
         else:
             return Arrived(
                 sender=activity["federationUrl"],

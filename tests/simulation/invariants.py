@@ -55,9 +55,7 @@ def judge(world: World, now: float) -> Iterator[str]:
 
 def rows_of(world: World) -> dict[str, Row]:
     """Every row that is left, by its delivery."""
-    found = world.space.rows(
-        "SELECT id, state, held_reason, error_code, last_error, job_id, series FROM delivery_jobs"
-    )
+    found = world.space.rows("SELECT id, state, held_reason, error_code, last_error, job_id, series FROM delivery_jobs")
     return {row[0]: Row(*row[1:]) for row in found}
 
 
@@ -94,9 +92,7 @@ def overtaken(world: World) -> Iterator[str]:
         arrived = [(applied[owed.activity_id], owed) for owed in line if owed.activity_id in applied]
         for (before, older), (after, younger) in pairwise(arrived):
             if after < before:
-                yield (
-                    f"{_named(younger)} overtook {_named(older)}: applied at {moment(after)} and {moment(before)}"
-                )
+                yield (f"{_named(younger)} overtook {_named(older)}: applied at {moment(after)} and {moment(before)}")
 
 
 def repeated(world: World) -> Iterator[str]:
@@ -161,4 +157,3 @@ def _well_since(server: SimulatedServer) -> float:
 def _named(owed: Owed) -> str:
     key = f" ({owed.ordering_key})" if owed.ordering_key else ""
     return f"{owed.delivery_id}{key} to {owed.server}, owed since {moment(owed.at)},"
-

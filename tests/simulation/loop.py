@@ -19,6 +19,7 @@ from typing import Any, Final
 
 START: Final = datetime.fromisoformat("2026-03-02T00:00:00+00:00")
 
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """`first` tells from when on a lazy timer of its kind has something to find, in seconds of the loop, given the time

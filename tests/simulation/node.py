@@ -186,5 +186,3 @@ def make_settings(url: str, environment: dict[str, str], own_url: str) -> Settin
             "federation_delivery_concurrency": 10,
         }
     )
-
-

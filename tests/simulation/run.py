@@ -14,7 +14,7 @@ LONGEST_STORY = 200
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a seed came to; `story` is there if something was wrong. `digest` tells runs apart."""
+    """What a seed came to; `story` is there if something was wrong, or it was asked for. `digest` tells runs apart."""
 
     seed: int
     servers: int
@@ -29,8 +29,10 @@ class Verdict:
         return f"seed {self.seed} of {self.servers} servers:\n{found}\n\nWhat happened:\n{told}"
 
 
-def run_seed(seed: int, servers: int = 20, *, twin: bool = True) -> Verdict:
-    """The world of a seed, judged; with `twin` also against the same world without sick servers."""
+def run_seed(seed: int, servers: int = 20, *, twin: bool = True, tell: bool = False) -> Verdict:
+    """The world of a seed, judged; with `twin` also against the same world without sick servers. `tell` its story, too,
+    if nothing is wrong.
+    """
     plan = make_plan(seed, servers)
     world = run_world(plan, look=look, judge=judge)
     findings = list(dict.fromkeys(world.findings))
@@ -42,7 +44,7 @@ def run_seed(seed: int, servers: int = 20, *, twin: bool = True) -> Verdict:
         owed=len(world.owed),
         digest=world.story.digest(),
         findings=findings,
-        story=list(world.story.lines(about=_named_in(world, findings))) if findings else [],
+        story=list(world.story.lines(about=_named_in(world, findings))) if findings or tell else [],
     )
 
 

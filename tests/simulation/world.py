@@ -184,7 +184,12 @@ class _Run:
             self._around.servers[server.url.removeprefix("https://")] = server
             for phase in planned.phases:
                 self._world.story.tell(
-                    "* trouble", server_url=server.url, what=phase.trouble, start=phase.start, end=phase.end, value=phase.value
+                    "* trouble",
+                    server_url=server.url,
+                    what=phase.trouble,
+                    start=phase.start,
+                    end=phase.end,
+                    value=phase.value,
                 )
             if planned.is_known:
                 keys = own_keys()
@@ -202,10 +207,7 @@ class _Run:
         self._world.space.keeper.executemany(
             "INSERT INTO server_registry (id, url, public_key, encryption_public_key, last_seen, created_at, updated_at,"
             " is_healthy, health_check_attempts) VALUES (?, ?, ?, ?, ?, ?, ?, 1, 0)",
-            [
-                (s.url, s.url, s.keys.signing.public_text, s.keys.encryption.public_text, now, now, now)
-                for s in known
-            ],
+            [(s.url, s.url, s.keys.signing.public_text, s.keys.encryption.public_text, now, now, now) for s in known],
         )
 
     async def _owe(self, planned: PlannedDelivery) -> None:
@@ -227,7 +229,9 @@ class _Run:
             self._world.owed.append(
                 Owed(delivery_id, activity, server, self._loop.time(), planned.ordering_key, planned.is_poison)
             )
-            self._world.story.tell("* owed", delivery_id=delivery_id, server_url=server, activity=activity, key=planned.ordering_key)
+            self._world.story.tell(
+                "* owed", delivery_id=delivery_id, server_url=server, activity=activity, key=planned.ordering_key
+            )
         if self._loop.time() > at:
             self._world.story.tell("* owed late", activity=activity)
 

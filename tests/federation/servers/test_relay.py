@@ -216,11 +216,14 @@ async def test_what_the_target_refuses_is_in_the_log(
     """Its code, through the relay's 502; no text, which might quote what was sent."""
     target.senders.clear()
 
-    with capture_logs() as logs, pytest.raises(NetworkError, match="target_code INVALID_SIGNATURE"):
+    with capture_logs() as logs, pytest.raises(NetworkError, match="target_code UNKNOWN_FEDERATION_SERVER_INTERACTION"):
         await deliver(federation, target, text="a secret thought")
 
     [refused] = [event for event in logs if event["event"] == "relay_refused"]
-    assert (refused["relay_code"], refused["target_code"]) == ("FAILED_TO_PROXY_REQUEST", "INVALID_SIGNATURE")
+    assert (refused["relay_code"], refused["target_code"]) == (
+        "FAILED_TO_PROXY_REQUEST",
+        "UNKNOWN_FEDERATION_SERVER_INTERACTION",
+    )
     assert "secret thought" not in repr(logs)
     assert A.keys.signing.public_text not in repr(logs)
 
