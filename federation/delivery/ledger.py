@@ -461,9 +461,16 @@ def _ending(row: Row[*tuple[Any, ...]], entry: Ended) -> dict[str, object]:
         "how": entry.outcome if is_over else None,
         "error": entry.error,
         "code": entry.code,
-        "times": row.holds + 1 if entry.reason is HoldReason.OURS else 0,
+        "times": _holds(row, entry),
         "suspected": entry.suspect,
     }
+
+
+def _holds(row: Row[*tuple[Any, ...]], entry: Ended) -> int:
+    """How often in a row a fault of ours has held it; that its job tries again in between says nothing yet."""
+    if entry.reason is HoldReason.OURS:
+        return int(row.holds) + 1
+    return int(row.holds) if entry.state is DeliveryState.READY else 0
 
 
 def _answer(connection: Connection, statement: ReturningUpdate[Any], answers: Sequence[FollowAnswer]) -> set[FollowKey]:

@@ -525,6 +525,16 @@ async def test_faults_of_ours_in_a_row_are_counted(ledger: Ledger, database: Dat
     assert (found["row-1"].held_at, found["row-1"].next_attempt_at) == (LATER, LATER)
 
 
+async def test_attempts_in_between_do_not_end_the_count(ledger: Ledger, database: Database) -> None:
+    """A fault of ours that outlasts the five attempts of each series is waited for longer and longer."""
+    await add_rows(database, "row-1", holds=2)
+
+    await ledger.ended(failed(await begun(ledger, "row-1"), state=DeliveryState.READY, code="INTERNAL", outcome=None))
+    await ledger.ended(held(await begun(ledger, "row-1", attempt=2), HoldReason.OURS, until=LATER))
+
+    assert (await rows(database))["row-1"].holds == 3
+
+
 def abandoned(row: str, *, job: str | None = None) -> Abandoned:
     return Abandoned(
         delivery_id=row,
