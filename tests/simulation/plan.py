@@ -36,7 +36,8 @@ class Trouble(StrEnum):
 
 PERMANENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble.OTHER_KEYS)
 """What a server may suffer to the end."""
-STRANGERS: Final = (Trouble.MISSING, Trouble.PARKED)
+STRANGERS: Final = (Trouble.MISSING, Trouble.PARKED, Trouble.OTHER_KEYS)
+"""With these somebody else answers: who meets a server so takes that for the server."""
 TAKES_DELIVERIES: Final = (Trouble.SLOW, Trouble.CENSORED)
 """With these a server gets what is sent to it all the same."""
 

@@ -197,7 +197,7 @@ class _Run:
                     public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text
                 )
                 known.append(server)
-        for server in known:
+        for server in self._world.servers.values():
             server.reaches.update({other.url: other for other in self._world.servers.values()})
             for other in self._world.servers.values():
                 other.senders[server.url] = Sender(
