@@ -16,7 +16,7 @@ import json
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 from sqlalchemy import Select, Text, cast, delete, func, select
@@ -180,7 +180,7 @@ async def purge_expired(database: Database, *, before: datetime | None = None) -
         return len((await session.execute(rows)).all())
 
 
-def _page(last: str | None, *, is_sqlite: bool) -> Select[tuple[str | None, str, str]]:
+def _page(last: str | None, *, is_sqlite: bool) -> Select[*tuple[Any, ...]]:
     """The last id of a page, and its rules and ends as two JSON arrays."""
     columns = col(BlacklistedServer.id), col(BlacklistedServer.server_url), col(BlacklistedServer.expires_at)
     rows = select(*columns).order_by(columns[0]).limit(PAGE)

@@ -1,9 +1,9 @@
 """SQLite in memory and in the thread of whoever asks: the shipped statements, without threads, and with outages.
 
 Theory of operation. SQLAlchemy's dialect for aiosqlite is given a driver whose calls are done when they return, so
-nothing waits and nothing depends on threads. Engines, which keep compiled statements, are made once per operating system
-process and lent to one simulated process after another; what their connections open, and whether that answers, is
-looked up when they connect. A database of a seed is a copy of a migrated one.
+nothing waits and nothing depends on threads. Engines, which keep compiled statements, are made once and lent to one
+simulated process after another; what their connections open, and whether that answers, is looked up when they connect.
+A database of a seed is a copy of a migrated one.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class _Connection(sqlite3.Connection):
     def driver_connection(self) -> _Awaited:
         return _Awaited(self)
 
-    def cursor(self, *arguments: Any, **named: Any) -> sqlite3.Cursor:  # as sqlite3 has it
+    def cursor(self, factory: Any = sqlite3.Cursor) -> Any:  # overloaded in sqlite3
         if in_greenlet():
             await_(_nothing())  # SQLAlchemy insists that an asynchronous driver awaits something
         self._require_answer()
-        return super().cursor(*arguments, **named)
+        return super().cursor(factory)
 
     def commit(self) -> None:
         self._require_answer()

@@ -1,4 +1,4 @@
-"""What has to be true of a world, whatever happened in it. Each finding names the delivery, the server and the times."""
+"""What has to be true of a world, whatever happened in it. Findings name the delivery, its server and the times."""
 
 from __future__ import annotations
 

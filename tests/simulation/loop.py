@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVarTuple
+
+Ts = TypeVarTuple("Ts")
 
 START: Final = datetime.fromisoformat("2026-03-02T00:00:00+00:00")
 
@@ -47,8 +49,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual
 
     def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:  # as typeshed has it
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         task = asyncio.current_task(self)
         name = "" if task is None else task.get_name()
         kind = next((kind for kind in (name, name.partition("-")[0]) if kind in self._lazy), None)
@@ -93,7 +95,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready.append(timer)  # type: ignore[attr-defined] # as the loop does with its own
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # chosen by platform
+class _Jumping(selectors.DefaultSelector):
     """Waits for nothing: where another selector would sleep, the loop's time jumps."""
 
     def __init__(self, loop: VirtualLoop) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -146,7 +146,7 @@ class LoopSchedule:
     async def _repeat(self, job: RecurringJob) -> None:
         pause = min(FIRST_RUN, job.interval)
         while True:
-            await asyncio.sleep(pause.total_seconds() * random.uniform(0.9, 1.1))  # noqa: S311 - as the scheduler does
+            await asyncio.sleep(pause.total_seconds() * random.uniform(0.9, 1.1))
             pause = job.interval
             if self._is_first():
                 await _ignoring_outages(job.run())
@@ -166,7 +166,9 @@ def is_running() -> bool:
 
 
 def make_task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    **options: Any,
 ) -> asyncio.Task[Any]:
     """As the loop does by itself, and the process that asked has the task."""
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,6 +28,8 @@ from workers.storage.memory import MemorySpace
 
 OWN_URL = "https://own.example"
 OWN_NUMBER = 999_999
+CRASH_SECONDS = 5.0
+"""How long a crashed process takes to be started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ SELECT min(moment) FROM (
     WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up' AND link.release_at IS NULL
     GROUP BY row.server_url
     UNION ALL
-    SELECT min(datetime(coalesce(queued_at, created_at), CASE WHEN queued_at IS NULL THEN '30 seconds' ELSE '600 seconds' END))
+    SELECT min(datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds')))
     FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
     UNION ALL
     SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
@@ -171,9 +174,9 @@ class _Run:
     def _events(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
         plan = self._world.plan
         events: list[tuple[float, Callable[[], Awaitable[None]]]] = []
-        events += [(each.at, lambda each=each: self._owe(each)) for each in plan.deliveries]
-        events += [(each.start, lambda each=each: self._cut(each)) for each in plan.outages]
-        events += [(each.at, lambda each=each: self._kill(each)) for each in plan.kills]
+        events += [(each.at, partial(self._owe, each)) for each in plan.deliveries]
+        events += [(each.start, partial(self._cut, each)) for each in plan.outages]
+        events += [(each.at, partial(self._kill, each)) for each in plan.kills]
         return events
 
     def _make_servers(self) -> None:
@@ -205,8 +208,8 @@ class _Run:
                 )
         now = START.strftime("%Y-%m-%d %H:%M:%S.%f")
         self._world.space.keeper.executemany(
-            "INSERT INTO server_registry (id, url, public_key, encryption_public_key, last_seen, created_at, updated_at,"
-            " is_healthy, health_check_attempts) VALUES (?, ?, ?, ?, ?, ?, ?, 1, 0)",
+            "INSERT INTO server_registry (id, url, public_key, encryption_public_key, last_seen, created_at,"
+            " updated_at, is_healthy, health_check_attempts) VALUES (?, ?, ?, ?, ?, ?, ?, 1, 0)",
             [(s.url, s.url, s.keys.signing.public_text, s.keys.encryption.public_text, now, now, now) for s in known],
         )
 
@@ -288,8 +291,8 @@ class _Run:
         self._world.story.tell("* crash", process=process.number, activity=why)
         process.alive = False
         # Not of this process's: it would die with it.
-        task = asyncio.get_running_loop().create_task
-        self._restarting = __import__("contextvars").Context().run(task, self._kill_and_restart(process, 5.0))
+        restart = self._kill_and_restart(process, CRASH_SECONDS)
+        self._restarting = self._loop.create_task(restart, context=contextvars.Context())
 
 
 @cache
