@@ -191,7 +191,8 @@ class _Planner:
                 found.append(PlannedDelivery(chance.uniform(0, 30), (server.number,)))
             for phase in server.phases:
                 found += self._during(server, phase)
-        for number in chance.sample(range(len(servers)), max(len(servers) // 10, 1)):
+        sick = [server.number for server in servers if server.phases] or [0]
+        for number in [*chance.choices(sick, k=max(len(servers) // 10, 1)), chance.randrange(len(servers))]:
             found += self._in_order(number, servers[number])
         for _ in range(max(len(servers) // 20, 1)):
             some = chance.sample(range(len(servers)), min(6, len(servers)))
@@ -212,10 +213,11 @@ class _Planner:
     def _in_order(self, number: int, server: PlannedServer) -> list[PlannedDelivery]:
         """Several of one key: create, update, update, delete."""
         chance = self._chance
-        around = chance.choice(server.phases) if server.phases else None
-        start = chance.uniform(0, WEEK - HOUR) if around is None else max(around.start - 20, 0)
-        times = sorted(start + chance.uniform(0, chance.choice((1, 60, 1200))) for _ in range(chance.randint(2, 4)))
-        return [PlannedDelivery(at, (number,), ordering_key=f"object-{number}") for at in times]
+        edges = [edge for phase in server.phases for edge in (phase.start, phase.end) if edge < WEEK - HOUR]
+        # About when a trouble begins or ends, for then the older ones wait and the younger need not.
+        start = max(chance.choice(edges) - chance.uniform(5, 60), 0.0) if edges else chance.uniform(0, WEEK - HOUR)
+        times = sorted(start + chance.uniform(0, chance.choice((1, 90, 1200))) for _ in range(chance.randint(2, 4)))
+        return [PlannedDelivery(at, (number,), ordering_key=f"object-{number}-{start:.0f}") for at in times]
 
     def _outage(self, near: float) -> Outage:
         chance = self._chance

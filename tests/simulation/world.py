@@ -290,9 +290,9 @@ class _Run:
     def _crashed(self, process: Process, why: str) -> None:
         self._world.story.tell("* crash", process=process.number, activity=why)
         process.alive = False
-        # Not of this process's: it would die with it.
         restart = self._kill_and_restart(process, CRASH_SECONDS)
-        self._restarting = self._loop.create_task(restart, context=contextvars.Context())
+        # In a context of nobody's: as a task of the process it would die with it.
+        self._restarting = contextvars.Context().run(self._loop.create_task, restart)
 
 
 @cache
