@@ -16,10 +16,11 @@ import json
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import structlog
-from sqlalchemy import Select, Text, cast, delete, func, select
+from sqlalchemy import Select, Text, bindparam, cast, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlmodel import col
@@ -160,8 +161,8 @@ async def load_rules(database: Database, *, known: RuleSet | None = None) -> Rul
     rules = RuleSet()
     last: str | None = None
     while True:
-        query = _page(last, is_sqlite=database.is_sqlite)
-        ((last, texts, ends),) = await database.rows(query)
+        query = _page(is_first=last is None, is_sqlite=database.is_sqlite)
+        ((last, texts, ends),) = await database.rows(query, {} if last is None else {"last": last})
         if last is None:
             return rules
         for text, end in zip(json.loads(texts), json.loads(ends), strict=True):
@@ -180,11 +181,12 @@ async def purge_expired(database: Database, *, before: datetime | None = None) -
         return len((await session.execute(rows)).all())
 
 
-def _page(last: str | None, *, is_sqlite: bool) -> Select[*tuple[Any, ...]]:
-    """The last id of a page, and its rules and ends as two JSON arrays."""
+@cache
+def _page(*, is_first: bool, is_sqlite: bool) -> Select[*tuple[Any, ...]]:
+    """The last id of a page, and its rules and ends as two JSON arrays; but for the first page that after `last`."""
     columns = col(BlacklistedServer.id), col(BlacklistedServer.server_url), col(BlacklistedServer.expires_at)
     rows = select(*columns).order_by(columns[0]).limit(PAGE)
-    page = (rows if last is None else rows.where(columns[0] > last)).subquery()
+    page = (rows if is_first else rows.where(columns[0] > bindparam("last"))).subquery()
     array = func.json_group_array if is_sqlite else func.json_agg
     return select(func.max(page.c.id), cast(array(page.c.server_url), Text), cast(array(page.c.expires_at), Text))
 

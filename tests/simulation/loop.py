@@ -10,6 +10,7 @@ for the code that waits it is as if the machine had been asleep.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import selectors
 from collections.abc import Callable, Mapping
 from contextvars import Context
@@ -57,7 +58,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if kind is None:
             return super().call_at(when, callback, *args, context=context)
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._lazy[kind].append(timer)
+        heapq.heappush(self._lazy[kind], timer)
         return timer
 
     def jump(self, seconds: float | None) -> None:
@@ -80,19 +81,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _lazy_due(self, kind: str) -> float | None:
         """When timers of this kind are to fire."""
         waiting = self._lazy[kind]
-        if any(timer.cancelled() for timer in waiting):
-            waiting[:] = [timer for timer in waiting if not timer.cancelled()]
+        while waiting and waiting[0].cancelled():
+            heapq.heappop(waiting)
         if not waiting:
             return None
-        first = min(timer.when() for timer in waiting)
+        first = waiting[0].when()
         need = self._needs[kind]
         return min(max(first, need.first(self._virtual)), first + need.patience)
 
     def _fire(self, kind: str) -> None:
         """The first of these timers fires. One is enough: where it leaves something to do, the next follows."""
-        timer = min(self._lazy[kind], key=asyncio.TimerHandle.when)
-        self._lazy[kind].remove(timer)
-        self._ready.append(timer)  # type: ignore[attr-defined] # as the loop does with its own
+        self._ready.append(heapq.heappop(self._lazy[kind]))  # type: ignore[attr-defined] # as the loop does with its own
 
 
 class _Jumping(selectors.DefaultSelector):
