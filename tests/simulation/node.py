@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -152,7 +152,7 @@ class LoopSchedule:
                 await _ignoring_outages(job.run())
 
 
-async def _ignoring_outages(run: Any) -> None:  # whatever a job's `run` is
+async def _ignoring_outages(run: Awaitable[object]) -> None:
     try:
         await run
     except (SQLAlchemyError, WorkersError):
