@@ -4,8 +4,8 @@
         [--servers 1000] [--scale 0.01] [--repeat 3] [--check]
 
 Figures:
-- `hanging`: speed and p95 of deliveries to healthy servers while a tenth of all servers hangs for ever, against the same
-  run with none hanging, to servers that are known and to servers that are discovered first;
+- `hanging`: speed and p95 of deliveries to healthy servers while a tenth of all servers hangs for ever, against the
+  same run with none hanging, to servers that are known and to servers that are discovered first;
 - `held`: what the queues are asked in a minute with 100 000 deliveries held, against a minute with none;
 - `hold`, `release`: statements that it takes to hold and to release 10 000;
 - `fanout`: a post to 20 000 servers, half of which are down;
