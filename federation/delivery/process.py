@@ -294,10 +294,11 @@ class DeliveryProcessor:
                 await self._links.probe_failed(server_url)
         elif kind is FailureClass.REST:
             await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
-        elif kind is FailureClass.REJECTED and is_last:
+        elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
+            # A canary's job comes to no second attempt while the link is down.
             if await self._is_misunderstood(report, code):
                 return HELD_FOR_SERVER
-            if code not in OWN_FAULTS:
+            if is_last and code not in OWN_FAULTS:
                 await self._links.rejected(server_url, code)
         link = await self._links.view(server_url)
         return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())

@@ -86,3 +86,23 @@ async def test_a_delivery_that_alone_fails_is_refused_and_its_server_stays_up(
     remaining = (await site.fate(last)).row
     assert remaining is not None
     assert remaining.state is DeliveryState.HELD
+
+
+async def test_a_canary_to_a_server_that_forgot_us_makes_us_known_again(site: Site, peer: Peer) -> None:
+    """It is held after its one attempt, and the next one gets through: no attempt of it would come to be the last."""
+    served = peer.server.default
+    first, second = await held(site, peer, 2)
+    peer.server.default = served
+    peer.senders.clear()
+    releaser = site.federation.releaser
+
+    await releaser.send_canary(peer.url)
+    refused = await site.outcome(f"{first}.1", row=first)
+    await releaser.send_canary(peer.url)
+    arrived = await site.outcome(f"{second}.1", row=second)
+
+    assert refused.row is not None
+    assert (refused.row.state, refused.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
+    assert refused.log[-1].remote_code == "UNKNOWN_FEDERATION_SERVER_INTERACTION"
+    assert "REGISTER" in peer.discoveries
+    assert arrived.row is None
