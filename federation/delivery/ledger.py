@@ -40,8 +40,11 @@ log = structlog.get_logger(__name__)
 
 MAX_GROUP: Final = 500
 MAX_ERROR_CHARACTERS: Final = 1_000
-LINGER_SECONDS: Final = 0.005
-"""How long a group is waited for under load: a commit costs as much as several entries."""
+LINGER_SECONDS: Final = 0.015
+"""How long a group is waited for under load: a commit costs as much as several entries, and what ends together is
+settled together, whose slots are filled together."""
+CROWD: Final = 4
+"""More entries in a group than so many are load."""
 FIRST_SUSPECTS: Final = 256
 """Of what was under way in too many crashes, so many run together first."""
 FATAL_ALONE: Final = 3
@@ -179,7 +182,7 @@ class Ledger:
         self._clock = clock or SystemClock()
         self._waiting: list[tuple[Entry, asyncio.Future[object]]] = []
         self._writer: asyncio.Task[None] | None = None
-        self._crowded = False  # whether the last group had more than one entry
+        self._crowded = False  # whether the last group was large
 
     async def begin(self, entry: Begin) -> Begun | NotBegun:
         """The row counts one more attempt, under way now, if the job may send at all."""
@@ -223,7 +226,7 @@ class Ledger:
                 # A lone attempt is joined only by those of this same turn of the loop.
                 await asyncio.sleep(LINGER_SECONDS if self._crowded else 0)
                 group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-                self._crowded = len(group) > 1
+                self._crowded = len(group) > CROWD
                 await self._write_group(group)
         finally:
             self._writer = None
