@@ -178,7 +178,8 @@ async def is_owed(federation: Any) -> bool:
 
     from db import DeliveryJob
 
-    return bool(await federation.database.rows(select(col(DeliveryJob.id)).limit(1)))
+    query = select(col(DeliveryJob.id)).where(col(DeliveryJob.settled_at).is_(None)).limit(1)
+    return bool(await federation.database.rows(query))
 
 
 async def mishaps(federation: Any) -> tuple[int, int]:
