@@ -22,8 +22,8 @@ from federation.base.queues import (
     TASKS_QUEUE_NAME,
     delivery_backoff,
 )
+from federation.delivery.entries import Abandoned
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
-from federation.delivery.ledger import Abandoned
 from federation.delivery.release import LOOKS
 from federation.delivery.rows import row_of_job
 from federation.process import allow_descriptors

@@ -11,9 +11,9 @@ import structlog
 
 from federation.base.jobs import FOLLOW_JOB, POST_JOB, FederationDeliveryJob
 from federation.delivery.codes import FailureClass, class_of_status
+from federation.delivery.entries import FollowAnswer, Series
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
-from federation.delivery.ledger import FollowAnswer, Series
 from federation.delivery.original import has_no_receiver, is_stored_already, received_follow
 from federation.delivery.post_ack import post_ack_mismatch
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError

@@ -8,7 +8,7 @@ from typing import Final
 
 from db import DeliveryState, HoldReason
 from federation.delivery.codes import FailureClass
-from federation.delivery.ledger import Series
+from federation.delivery.entries import Series
 from federation.servers.link_rules import Link, answers
 
 FIRST_OWN_PAUSE: Final = timedelta(minutes=1)

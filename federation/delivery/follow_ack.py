@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from federation.delivery.entries import FollowAnswer
 from federation.delivery.errors import PermanentFailure
-from federation.delivery.ledger import FollowAnswer
 from federation.protocol.acks import Ack, FollowAck
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import OwnKeys

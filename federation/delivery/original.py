@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from federation.delivery.codes import STORED_ALREADY
-from federation.delivery.ledger import FollowAnswer
+from federation.delivery.entries import FollowAnswer
 from federation.protocol.activities import ActivityMethod, FollowActivity
 from federation.protocol.errors import PayloadError
 from federation.protocol.models import parse_model

@@ -26,10 +26,11 @@ from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog, AttemptRecord
 from federation.delivery.codes import OWN_FAULTS, FailureClass, may_be_misunderstood
 from federation.delivery.database_watch import DatabaseWatch
+from federation.delivery.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.exchange import Exchange, Report
 from federation.delivery.fates import HELD_FOR_SERVER, LONGEST_OWN_PAUSE, Fate, fails_alone, fate_of
-from federation.delivery.ledger import Abandoned, Begin, Begun, Ended, Ledger, NotBegun, Series
+from federation.delivery.ledger import Ledger
 from federation.delivery.payloads import Payloads
 from federation.delivery.room import Busy, Room
 from federation.protocol.errors import UrlError

@@ -17,7 +17,7 @@ from db import DeliveryAttempt, DeliveryJob, DeliveryState
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.delivery.codes import STALLED
-from federation.delivery.ledger import FATAL_ALONE, FIRST_SUSPECTS
+from federation.delivery.group import FATAL_ALONE, FIRST_SUSPECTS
 from tests.acceptance.site import numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import hang

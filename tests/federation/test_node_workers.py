@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from db import DeliveryJob, DeliveryPayload, DeliveryState, HoldReason, Server
 from federation.app import Federation
 from federation.base.settings import Settings
-from federation.delivery.ledger import FIRST_SUSPECTS
+from federation.delivery.group import FIRST_SUSPECTS
 from federation.node_workers import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A

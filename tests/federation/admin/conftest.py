@@ -12,7 +12,7 @@ from sqlmodel import col
 from db import DeliveryJob, DeliveryPayload, DeliveryState, HoldReason
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
-from federation.delivery.ledger import Begin, Begun, Ended
+from federation.delivery.entries import Begin, Begun, Ended
 from tests.federation.conftest import MakeSettings
 from workers import JobState
 from workers.jobs import Claim, ErrorInfo, Failed, Released

@@ -10,7 +10,9 @@ from sqlmodel import col
 from db import DeliveryAttempt, DeliveryJob, DeliveryState
 from federation.app import Federation
 from federation.delivery.apart import Apart
-from federation.delivery.ledger import FATAL_ALONE, FIRST_SUSPECTS, Abandoned, Begin, Begun, Ledger
+from federation.delivery.entries import Abandoned, Begin, Begun
+from federation.delivery.group import FATAL_ALONE, FIRST_SUSPECTS
+from federation.delivery.ledger import Ledger
 from tests.federation.delivery.harness import Site
 from tests.peer import Peer
 from workers.clock import ManualClock

@@ -16,18 +16,8 @@ from sqlmodel import col
 
 from db import AttemptOutcome, Database, DeliveryAttempt, DeliveryJob, DeliveryState, Follow, HoldReason, Server
 from federation.delivery.attempts import AttemptRecord
-from federation.delivery.ledger import (
-    MAX_ERROR_CHARACTERS,
-    MAX_GROUP,
-    Abandoned,
-    Begin,
-    Begun,
-    Ended,
-    FollowAnswer,
-    Ledger,
-    NotBegun,
-    Series,
-)
+from federation.delivery.entries import Abandoned, Begin, Begun, Ended, FollowAnswer, NotBegun, Series
+from federation.delivery.ledger import MAX_ERROR_CHARACTERS, MAX_GROUP, Ledger
 from federation.delivery.rows import PlannedJob
 from federation.servers.link_rules import Hold
 

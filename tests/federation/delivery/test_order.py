@@ -10,7 +10,8 @@ from sqlalchemy import select
 
 from db import Database, DeliveryJob, DeliveryPayload, DeliveryState, Follow, HoldReason
 from federation.app import Federation
-from federation.delivery.ledger import Begin, Begun, Ledger
+from federation.delivery.entries import Begin, Begun
+from federation.delivery.ledger import Ledger
 from tests.federation.delivery.harness import FOLLOWED, FOLLOWER, Site
 from tests.federation.delivery.held import PATH, PAYLOAD, URL, Node
 from tests.peer import Peer

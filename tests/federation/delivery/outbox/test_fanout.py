@@ -15,7 +15,8 @@ from db import Database, DeliveryJob, DeliveryPayload, DeliveryState
 from federation.app import Federation
 from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
-from federation.delivery.ledger import Begin, Begun, Ended, Ledger
+from federation.delivery.entries import Begin, Begun, Ended
+from federation.delivery.ledger import Ledger
 from federation.delivery.outbox import BATCH, Outbox
 from federation.delivery.purge import Purge
 from tests.federation.delivery.harness import Site, post_payload

@@ -1,0 +1,125 @@
+"""What an attempt has to tell the ledger of its delivery, and what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from db import DeliveryState, HoldReason
+from federation.delivery.attempts import AttemptRecord
+from federation.delivery.codes import STALLED
+from federation.servers.link_rules import Hold
+
+FollowKey: TypeAlias = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowAnswer:
+    """What the other server says of our follow: accepted; or only that it knows of it."""
+
+    follower_id: str
+    following_id: str
+    server_url: str
+    accepted: bool
+
+    @property
+    def key(self) -> FollowKey:
+        """What tells the follow from all others."""
+        return self.follower_id, self.following_id, self.server_url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The attempts of one job at one delivery: what an attempt's later entries name to be heard.
+
+    `first_attempted_at` is when the first of them began, `attempts` how many were made at the delivery, in any series,
+    this one included; `holds` how often in a row a fault of ours held it.
+    `canary_at` is when it last went ahead of others to an absent server; `is_canary`: it does so now.
+    """
+
+    delivery_id: str
+    job_id: str
+    number: int
+    first_attempted_at: datetime
+    attempts: int
+    holds: int
+    canary_at: datetime | None
+    is_canary: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The attempt may send `text`; it is None where the row has no text of its own."""
+
+    series: Series
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotBegun:
+    """The attempt may not send: there is no row, or it is held now, or another job acts for it, or none may."""
+
+    exists: bool
+    held: HoldReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """An attempt is about to send. With `hold` the row is held instead, unless it is the canary sent to find out."""
+
+    delivery_id: str
+    job_id: str
+    job_name: str
+    server_url: str
+    attempt: int
+    at: datetime
+    hold: Hold | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """The delivery is over: row and text are removed, in the transaction that applies the answer to a follow."""
+
+    delivery_id: str
+    follow: FollowAnswer | None = None
+    attempt: AttemptRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """An attempt failed: the row stays `ready` for the next of its job, or is `held`, or `failed`.
+
+    `attempt` is None where none was made; `until` is when a held one is released, where that is known.
+    """
+
+    series: Series
+    state: DeliveryState
+    at: datetime
+    code: str
+    error: str
+    reason: HoldReason | None = None
+    until: datetime | None = None
+    outcome: str | None = None
+    attempt: AttemptRecord | None = None
+    suspect: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """A job ended without its attempt having a say. The row is held until `until`.
+
+    With the code STALLED its worker disappeared too often, and it is a suspect from then on: it may be what crashes
+    workers, so suspects run apart from all other deliveries, in groups that are halved after each crash, until a crash
+    has one author.
+    """
+
+    delivery_id: str
+    job_id: str
+    at: datetime
+    until: datetime
+    error: str
+    code: str = STALLED
+
+
+Entry: TypeAlias = Begin | Gone | Ended | Abandoned
