@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from db import Database
 from federation.app import Federation
 from federation.base.settings import Settings
+from federation.delivery.ledger import Ledger
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.peer import Peer, acquaint
@@ -25,3 +28,16 @@ async def site(federation: Federation, peer: Peer) -> AsyncIterator[Site]:
     await acquaint(federation, peer)
     async with Site(federation) as running:
         yield running
+
+
+@pytest.fixture
+async def ledger(database: Database) -> Ledger:
+    return Ledger(database)
+
+
+@pytest.fixture
+async def sqlite(database_file: Path) -> AsyncIterator[Database]:
+    """For what only SQLite's triggers and renames show in a line."""
+    database = Database(f"sqlite:///{database_file}")
+    yield database
+    await database.close()

@@ -1,0 +1,441 @@
+"""What an entry does to its row: only the row's own job is heard, and an end is one with what is written beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import Database, DeliveryState, Follow, HoldReason, Server
+from federation.delivery.entries import Abandoned, Begun, FollowAnswer, NotBegun, Series
+from federation.delivery.ledger import Ledger
+from federation.delivery.rows import PlannedJob
+from federation.servers.link_rules import Hold
+from tests.federation.delivery.entries import (
+    ACCEPTED,
+    DOWN,
+    LATER,
+    NOW,
+    SERVER,
+    add_rows,
+    attempts,
+    beginning,
+    begun,
+    counted_commits,
+    failed,
+    held,
+    record,
+    rows,
+    run,
+    series_of,
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"job_id": "another"},
+        {"job_id": "row-1.1", "series": 1},
+        {"state": DeliveryState.HELD, "held_reason": HoldReason.SERVER},
+        {"state": DeliveryState.FAILED, "settled_at": NOW},
+        {"state": DeliveryState.EXPIRED, "settled_at": NOW},
+        {"settled_at": NOW},
+    ],
+    ids=["anothers", "of-a-later-series", "held", "failed", "expired", "settled-by-an-earlier-version"],
+)
+async def test_only_a_ready_rows_own_job_may_send(ledger: Ledger, database: Database, values: dict[str, Any]) -> None:
+    """Any other learns that there is a row which is not its business, and has changed nothing."""
+    await add_rows(database, "row-1", **values)
+    before = (await rows(database))["row-1"].model_dump()
+
+    assert await ledger.begin(beginning("row-1")) == NotBegun(exists=True)
+    assert await ledger.ended(failed(series_of("row-1"))) is False
+    assert await ledger.abandoned(abandoned("row-1")) is False
+
+    assert (await rows(database))["row-1"].model_dump() == before
+    assert await attempts(database) == []
+
+
+async def test_an_attempt_begins_with_the_text_and_the_series(ledger: Ledger, database: Database) -> None:
+    """The row counts it, says which one is under way, and since when its series is being tried."""
+    await add_rows(database, "row-1", job_id="row-1.2", series=2, holds=3, released_at=NOW)
+
+    began = await ledger.begin(beginning("row-1", job="row-1.2", attempt=4))
+
+    assert began == Begun(
+        series=Series(
+            delivery_id="row-1",
+            job_id="row-1.2",
+            number=2,
+            first_attempted_at=NOW,
+            attempts=1,
+            holds=3,
+            canary_at=None,
+            is_canary=False,
+        ),
+        text="text of row-1",
+    )
+    row = (await rows(database))["row-1"]
+    assert (row.attempts, row.sending, row.first_attempted_at, row.last_attempted_at) == (1, 4, NOW, NOW)
+    assert row.released_at is None
+
+
+async def test_a_shared_text_is_somebody_elses_to_read(ledger: Ledger, database: Database) -> None:
+    """The row has none of its own then."""
+    await add_rows(database, "row-1", payload="", payload_id="text-1")
+
+    began = await ledger.begin(beginning("row-1"))
+
+    assert isinstance(began, Begun)
+    assert began.text is None
+
+
+async def test_a_node_producers_row_takes_the_first_job_it_meets(ledger: Ledger, database: Database) -> None:
+    """It has no job yet, and neither a job's name nor a server; from now on it has all three, and no other job."""
+    await add_rows(database, "row-1", job_id=None, job_name=None, server_url=None)
+
+    assert isinstance(await ledger.begin(beginning("row-1", job="17")), Begun)
+    assert await ledger.begin(beginning("row-1", job="18")) == NotBegun(exists=True)
+
+    row = (await rows(database))["row-1"]
+    assert (row.job_id, row.job_name, row.server_url, row.attempts) == ("17", "deliver-post", SERVER, 1)
+
+
+async def test_of_two_jobs_of_one_row_in_one_group_one_may_send(ledger: Ledger, database: Database) -> None:
+    """Whoever comes first, whether the row names its job or takes the first one."""
+    await add_rows(database, "adopted", job_id=None, job_name=None, server_url=None)
+    await add_rows(database, "named")
+
+    with counted_commits() as commits:
+        outcomes = await asyncio.gather(
+            *(ledger.begin(beginning("adopted", job=job)) for job in ("17", "18")),
+            *(ledger.begin(beginning("named")) for _ in range(2)),
+        )
+
+    assert len(commits) == 1
+    assert [isinstance(each, Begun) for each in outcomes] == [True, False, True, False]
+    assert {each: row.attempts for each, row in (await rows(database)).items()} == {"adopted": 1, "named": 1}
+
+
+@pytest.mark.parametrize(
+    "hold", [DOWN, Hold(reason=HoldReason.REST, until=LATER), Hold(reason=HoldReason.BUSY, until=LATER)]
+)
+async def test_a_delivery_whose_server_must_be_left_alone_is_held(
+    ledger: Ledger, database: Database, hold: Hold
+) -> None:
+    """Without an attempt counted; and a Node producer's is ours from then on, so that it can be released."""
+    await add_rows(database, "row-1")
+    await add_rows(database, "adopted", job_id=None, job_name=None, server_url=None)
+
+    outcomes = [await ledger.begin(beginning(each, hold=hold)) for each in ("row-1", "adopted")]
+
+    assert outcomes == [NotBegun(exists=True, held=hold.reason)] * 2
+    for row in (await rows(database)).values():
+        assert (row.state, row.held_reason, row.held_at) == (DeliveryState.HELD, hold.reason, NOW)
+        assert (row.next_attempt_at, row.attempts, row.sending) == (hold.until, 0, None)
+        assert (row.job_name, row.server_url) == ("deliver-post", SERVER)
+    assert await attempts(database) == []
+
+
+async def test_a_canary_goes_ahead_to_a_server_that_must_be_left_alone(ledger: Ledger, database: Database) -> None:
+    """Once: with its next attempt it is a delivery like the others, which wait."""
+    await add_rows(database, "row-1", canary_at=LATER, released_at=LATER)
+
+    began = await ledger.begin(beginning("row-1", hold=DOWN))
+
+    assert isinstance(began, Begun)
+    assert began.series.is_canary
+    assert await ledger.begin(beginning("row-1", attempt=2, hold=DOWN)) == NotBegun(exists=True, held=HoldReason.SERVER)
+
+
+async def test_a_row_that_was_a_canary_once_waits_with_the_others(ledger: Ledger, database: Database) -> None:
+    """It was released again since, as one of many."""
+    await add_rows(database, "row-1", canary_at=NOW, released_at=LATER)
+
+    outcome = await ledger.begin(beginning("row-1", hold=DOWN))
+
+    assert outcome == NotBegun(exists=True, held=HoldReason.SERVER)
+
+
+@pytest.mark.parametrize("hold", [None, DOWN], ids=["sent", "held"])
+async def test_an_attempt_that_lost_its_worker_is_on_record_as_stalled(
+    ledger: Ledger, database: Database, hold: Hold | None
+) -> None:
+    """Whoever looks at the row next puts it there; if it ends after all, how it ended replaces that."""
+    await add_rows(database, "row-1")
+    series = await begun(ledger, "row-1", attempt=1)
+
+    await ledger.begin(beginning("row-1", attempt=2, hold=hold))
+    assert await attempts(database) == [("row-1", 0, 1, "retryable", "STALLED")]
+
+    await ledger.ended(failed(series, state=DeliveryState.READY, attempt=record("row-1", attempt=1)))
+    assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
+    await ledger.gone("row-1", attempt=record("row-1", attempt=1, code=None))
+    assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
+
+
+async def test_an_attempt_that_begins_again_is_the_same_one(ledger: Ledger, database: Database) -> None:
+    """A worker that gave its job back uncounted leaves a mark of the number that comes again."""
+    await add_rows(database, "row-1")
+    await begun(ledger, "row-1", attempt=1)
+
+    await begun(ledger, "row-1", attempt=1)
+
+    assert await attempts(database) == []
+
+
+async def test_a_failed_attempt_leaves_the_row_to_the_next_of_its_job(ledger: Ledger, database: Database) -> None:
+    """It stays ready, and says what went wrong."""
+    await add_rows(database, "row-1")
+    series = await begun(ledger, "row-1")
+
+    ended = failed(series, state=DeliveryState.READY, code="TIMEOUT", attempt=record("row-1", code="TIMEOUT"))
+    assert await ledger.ended(ended) is True
+
+    row = (await rows(database))["row-1"]
+    assert (row.state, row.job_id, row.error_code, row.last_error) == (DeliveryState.READY, "row-1", "TIMEOUT", "no")
+    assert (row.sending, row.settled_at, row.outcome, row.held_at) == (None, None, None, None)
+    assert (await begun(ledger, "row-1", attempt=2)).first_attempted_at == NOW
+
+
+async def test_faults_of_ours_in_a_row_are_counted(ledger: Ledger, database: Database) -> None:
+    """So that each wait is twice as long; another reason to wait begins anew."""
+    await add_rows(database, "row-1", "row-2", holds=2)
+
+    await ledger.ended(held(await begun(ledger, "row-1"), HoldReason.OURS, until=LATER))
+    await ledger.ended(held(await begun(ledger, "row-2")))
+
+    found = await rows(database)
+    assert {each: (row.held_reason, row.holds) for each, row in found.items()} == {
+        "row-1": (HoldReason.OURS, 3),
+        "row-2": (HoldReason.SERVER, 0),
+    }
+    assert (found["row-1"].held_at, found["row-1"].next_attempt_at) == (LATER, LATER)
+
+
+async def test_attempts_in_between_do_not_end_the_count(ledger: Ledger, database: Database) -> None:
+    """A fault of ours that outlasts the five attempts of each series is waited for longer and longer."""
+    await add_rows(database, "row-1", holds=2)
+
+    await ledger.ended(failed(await begun(ledger, "row-1"), state=DeliveryState.READY, code="INTERNAL", outcome=None))
+    await ledger.ended(held(await begun(ledger, "row-1", attempt=2), HoldReason.OURS, until=LATER))
+
+    assert (await rows(database))["row-1"].holds == 3
+
+
+def abandoned(row: str, *, job: str | None = None) -> Abandoned:
+    return Abandoned(
+        delivery_id=row,
+        job_id=job or row,
+        at=LATER,
+        until=LATER + timedelta(minutes=10),
+        error="its worker disappeared",
+    )
+
+
+async def test_a_job_that_ended_without_a_word_holds_its_row(ledger: Ledger, database: Database) -> None:
+    """For as long as its earlier faults ask for, with the attempt that was under way on record."""
+    await add_rows(database, "row-1", holds=2)
+    await begun(ledger, "row-1", attempt=4)
+
+    assert await ledger.abandoned(abandoned("row-1")) is True
+
+    row = (await rows(database))["row-1"]
+    assert (row.state, row.held_reason, row.error_code) == (DeliveryState.HELD, HoldReason.OURS, "STALLED")
+    assert (row.last_error, row.holds, row.sending) == ("its worker disappeared", 3, None)
+    assert row.next_attempt_at == LATER + timedelta(minutes=10)
+    assert await attempts(database) == [("row-1", 0, 4, "retryable", "STALLED")]
+    assert await ledger.abandoned(abandoned("row-1")) is False
+
+
+async def add_line(database: Database, *ids: str, key: str = "key") -> None:
+    """Deliveries of one ordering key, as the outbox adds them one after the other."""
+    for position, each in enumerate(ids, 1):
+        waits = {} if position == 1 else {"state": DeliveryState.HELD, "held_reason": HoldReason.ORDER}
+        await add_rows(database, each, ordering_key=key, ordering_position=position, **waits)
+
+
+@pytest.mark.parametrize("end", ["gone", "failed"])
+async def test_the_end_of_an_older_delivery_makes_the_next_one_ready(database: Database, end: str) -> None:
+    """In the same transaction; its job is added after that, and no other's."""
+    added: list[Sequence[PlannedJob]] = []
+
+    async def add(jobs: Sequence[PlannedJob]) -> None:
+        added.append(jobs)
+
+    ledger = Ledger(database, add_jobs=add)
+    await add_line(database, "first", "second", "third")
+    await add_line(database, "elsewhere-1", "elsewhere-2", key="another")
+    series = await begun(ledger, "first")
+
+    with counted_commits() as commits:
+        if end == "gone":
+            await ledger.gone("first")
+        else:
+            await ledger.ended(failed(series))
+        await ledger.close()
+
+    assert len(commits) == 1
+    found = await rows(database)
+    assert (found["second"].state, found["second"].job_id, found["second"].held_reason) == (
+        DeliveryState.READY,
+        "second.1",
+        None,
+    )
+    assert found["third"].state is found["elsewhere-2"].state is DeliveryState.HELD
+    assert [[(name, options) for name, _, options in jobs] for jobs in added] == [
+        [("deliver-post", {"jobId": "second.1"})]
+    ]
+
+
+async def test_a_held_older_delivery_keeps_the_next_one_waiting(ledger: Ledger, database: Database) -> None:
+    """It is not over, only late; and so does one that is to be tried again."""
+    await add_line(database, "first", "second")
+    series = await begun(ledger, "first")
+
+    await ledger.ended(failed(series, state=DeliveryState.READY))
+    assert (await rows(database))["second"].state is DeliveryState.HELD
+    await ledger.ended(held(series))
+
+    assert (await rows(database))["second"].state is DeliveryState.HELD
+
+
+async def test_a_next_one_that_waits_for_its_server_goes_on_waiting(ledger: Ledger, database: Database) -> None:
+    """The order is not what holds it."""
+    await add_line(database, "first")
+    line = {"ordering_key": "key", "ordering_position": 2}
+    await add_rows(database, "second", state=DeliveryState.HELD, held_reason=HoldReason.SERVER, **line)
+
+    await ledger.gone("first")
+
+    assert (await rows(database))["second"].held_reason is HoldReason.SERVER
+
+
+async def test_a_queue_that_is_down_does_not_undo_an_end(database: Database) -> None:
+    """The next one is ready and without a job, which the sweeper finds."""
+
+    async def refuse(jobs: Sequence[PlannedJob]) -> None:
+        raise ConnectionError("away")
+
+    ledger = Ledger(database, add_jobs=refuse)
+    await add_line(database, "first", "second")
+
+    assert await ledger.gone("first") is True
+
+    assert (await rows(database))["second"].state is DeliveryState.READY
+
+
+@pytest.mark.parametrize("end", ["gone", "ended"])
+async def test_an_attempt_and_its_rows_fate_are_one_write(sqlite: Database, end: str) -> None:
+    """If the log does not take the attempt, the row is as it was; repeating the entry writes both."""
+    ledger = Ledger(sqlite)
+    await add_rows(sqlite, "row-1")
+    series = await begun(ledger, "row-1")
+    await run(
+        sqlite,
+        "CREATE TRIGGER refuse BEFORE INSERT ON delivery_attempts BEGIN SELECT RAISE(ABORT, 'pulled the plug'); END",
+    )
+
+    async def write() -> bool:
+        if end == "gone":
+            return await ledger.gone("row-1", attempt=record("row-1"))
+        return await ledger.ended(failed(series, attempt=record("row-1")))
+
+    with pytest.raises(SQLAlchemyError):
+        await write()
+
+    row = (await rows(sqlite))["row-1"]
+    assert (row.state, row.sending, await attempts(sqlite)) == (DeliveryState.READY, 1, [])
+    await run(sqlite, "DROP TRIGGER refuse")
+    assert await write() is True
+    assert await attempts(sqlite) == [("row-1", 0, 1, "permanent", "NO_ACK")]
+    assert end == "ended" or await rows(sqlite) == {}
+
+
+async def test_a_row_and_its_attempt_are_one_commit(ledger: Ledger, database: Database) -> None:
+    """On either database; the attempt of a job that was superseded is on record too, and changes nothing else."""
+    await add_rows(database, "row-1", "row-2", job_id="another")
+
+    with counted_commits() as commits:
+        await asyncio.gather(
+            ledger.gone("row-1", attempt=record("row-1", code=None)),
+            ledger.ended(failed(series_of("row-2"), attempt=record("row-2"))),
+        )
+
+    assert len(commits) == 1
+    assert sorted(await attempts(database)) == [
+        ("row-1", 0, 1, "delivered", None),
+        ("row-2", 0, 1, "permanent", "NO_ACK"),
+    ]
+    assert {each: row.state for each, row in (await rows(database)).items()} == {"row-2": DeliveryState.READY}
+
+
+async def add_follow(database: Database) -> None:
+    async with database.transaction() as session:
+        known = {"last_seen": NOW, "created_at": NOW, "updated_at": NOW, "is_healthy": True}
+        session.add(Server(url=SERVER, public_key="p", encryption_public_key="e", **known))
+        await session.flush()
+        session.add(Follow(follower_id="user-a", following_id="user-b", created_at=NOW, follower_server_url=SERVER))
+
+
+async def only_follow(database: Database) -> tuple[bool, bool]:
+    async with database.read() as session:
+        follow = (await session.execute(select(Follow))).scalar_one()
+        return follow.accepted, follow.acknowledged
+
+
+async def test_a_follow_and_its_row_change_together(sqlite: Database) -> None:
+    """A break between the two leaves both as they were; repeating the entry then does both."""
+    ledger = Ledger(sqlite)
+    await add_follow(sqlite)
+    await add_rows(sqlite, "row-1")
+    await run(
+        sqlite,
+        "CREATE TRIGGER refuse BEFORE UPDATE ON follows BEGIN SELECT RAISE(ABORT, 'pulled the plug'); END",
+    )
+
+    with pytest.raises(SQLAlchemyError):
+        await ledger.gone("row-1", follow=ACCEPTED)
+
+    assert "row-1" in await rows(sqlite)
+    assert await only_follow(sqlite) == (False, False)
+    await run(sqlite, "DROP TRIGGER refuse")
+    assert await ledger.gone("row-1", follow=ACCEPTED) is True
+    assert await rows(sqlite) == {}
+    assert await only_follow(sqlite) == (True, False)
+
+
+async def test_each_caller_learns_of_its_own_follow(ledger: Ledger, database: Database) -> None:
+    """In one group, the answer to a follow we do not have is told apart from the one we have."""
+    await add_follow(database)
+    await add_rows(database, "row-1", "row-2", "row-3")
+    stranger = FollowAnswer(follower_id="user-a", following_id="nobody", server_url=SERVER, accepted=True)
+    elsewhere = FollowAnswer(
+        follower_id="user-a", following_id="user-b", server_url="https://evil.example", accepted=True
+    )
+
+    known = await asyncio.gather(
+        ledger.gone("row-1", follow=stranger),
+        ledger.gone("row-2", follow=ACCEPTED),
+        ledger.gone("row-3", follow=elsewhere),
+    )
+
+    assert list(known) == [False, True, False]
+    assert await rows(database) == {}
+    assert await only_follow(database) == (True, False)
+
+
+async def test_an_acknowledgment_leaves_acceptance_alone(ledger: Ledger, database: Database) -> None:
+    """A late "received" after an acceptance does not take it back."""
+    await add_follow(database)
+    received = FollowAnswer(follower_id="user-a", following_id="user-b", server_url=SERVER, accepted=False)
+
+    await ledger.gone("row-1", follow=ACCEPTED)
+    await ledger.gone("row-1", follow=received)
+
+    assert await only_follow(database) == (True, True)
