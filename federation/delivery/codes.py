@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from db import AttemptOutcome
-from federation.http.response import NOT_JUDGED
+from federation.http.response import NOT_JUDGED, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 
 HTTP_CODE: Final = "HTTP_(?!2)[1-9][0-9]{2}"
@@ -86,7 +86,7 @@ def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool, acknowled
     `asks_to_wait`: the answer has a `Retry-After`; `is_json`: its body is a JSON object; `acknowledged`: the server has
     acknowledged a delivery before, so a 4xx without JSON is a proxy's or a hoster's page.
     """
-    if status == 429 or (status == 503 and asks_to_wait):
+    if asks_for_rest(status, with_pause=asks_to_wait):
         return FailureClass.REST
     if status in NOT_JUDGED or not 400 <= status <= 499 or (acknowledged and not is_json):
         return FailureClass.UNAVAILABLE

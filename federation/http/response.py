@@ -42,6 +42,11 @@ class Response:
         return None
 
 
+def asks_for_rest(status: int, *, with_pause: bool) -> bool:
+    """Whether a server wants to be left alone: by a 429, or by a 503 that says for how long."""
+    return status == 429 or (status == 503 and with_pause)
+
+
 def _parse_pause(text: str, now: datetime) -> timedelta | None:
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=int(text)) if len(text) < 9 else LONGEST_PAUSE

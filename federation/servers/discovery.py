@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
-from federation.http.response import NOT_JUDGED, Response
+from federation.http.response import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
@@ -145,7 +145,7 @@ class Discovery:
 
     async def _note_rest(self, server_url: str, response: Response) -> None:
         pause = response.retry_after(self._clock.now())
-        if response.status == 429 or (response.status == 503 and pause is not None):
+        if asks_for_rest(response.status, with_pause=pause is not None):
             await self._links.rests(server_url, pause)
             raise ServerRests(f"{server_url} asked to be left alone (status {response.status})")
 

@@ -154,9 +154,9 @@ def after_mismatch(link: Link, now: datetime) -> Link:
     return replace(down, state=LinkState.MISMATCH, reason="KEY_MISMATCH", needs_canary=False, looked_at=now)
 
 
-def after_rejection(link: Link, now: datetime, code: str, *, count: int = 1) -> Link:
-    """The server answered, and refused so many deliveries."""
-    link = replace(link, rejections=link.rejections + count)
+def after_rejection(link: Link, now: datetime, code: str) -> Link:
+    """The server answered, and refused a delivery."""
+    link = replace(link, rejections=link.rejections + 1)
     if link.state is not LinkState.UP or link.rejections < MAX_REJECTIONS:
         return link
     down = fallen(link, now, code)

@@ -217,7 +217,7 @@ def test_what_a_delivery_has_to_wait_for(link: Link, hold: Hold | None) -> None:
 
 def test_a_thousand_refusals_with_none_accepted_make_a_server_refusing() -> None:
     """One canary a day then; a success in between begins the count anew."""
-    link = after_rejection(UP, at(0), "HTTP_403", count=MAX_REJECTIONS - 1)
+    link = after_rejection(replace(UP, rejections=MAX_REJECTIONS - 2), at(0), "HTTP_403")
     assert link.state is LinkState.UP
     assert after_rejection(after_success(link, at(1), relayed=False), at(2), "HTTP_403").rejections == 1
     link = after_rejection(link, at(1), "HTTP_403")
