@@ -139,7 +139,7 @@ class Releaser:
         part = limit / _batch(link)
         interval = max(INTERVAL, INTERVAL / link.release_rate) * part
         rate = min(link.release_rate * 2**part, float(self._rate))
-        return replace(link, release_at=max((link.release_at or now) + interval, now), release_rate=rate)
+        return replace(link, release_at=max(min(link.release_at or now, now) + interval, now), release_rate=rate)
 
 
 def _batch(link: Link) -> int:

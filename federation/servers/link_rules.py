@@ -26,6 +26,8 @@ CANARY_INTERVAL: Final = timedelta(hours=24)
 SHORTEST_REST: Final = timedelta(seconds=1)
 FIRST_REST: Final = timedelta(minutes=1)
 LONGEST_REST: Final = timedelta(hours=24)
+LONGEST_WAIT: Final = max(LONGEST_PROBE, CANARY_INTERVAL, LONGEST_REST)
+"""Nothing a link waits for is further off."""
 SLOWEST_RELEASE: Final = 1 / 64
 OPERATOR: Final = "OPERATOR"
 """The reason of a link that an operator holds."""

@@ -247,7 +247,8 @@ class Links:
             await self._registry.mark_unhealthy(after.server_url, _health_code(reason))
 
     async def _due(self, query: Select[*tuple[Any, ...]], limit: int) -> Sequence[Link]:
-        due = await self._database.rows(query, {"now": self._clock.now(), "most": limit})
+        now = self._clock.now()
+        due = await self._database.rows(query, {"now": now, "latest": now + link_rules.LONGEST_WAIT, "most": limit})
         return [_link(row) for row in due]
 
     async def _acknowledge(self, urls: Sequence[str]) -> list[Link]:
@@ -312,7 +313,11 @@ _STORED = (
     .values({field.name: bindparam(f"new_{field.name}") for field in fields(Link) if field.name != "server_url"})
 )
 _PROBE_DUE, _RELEASE_DUE = (
-    select(_TABLE).where(moment <= bindparam("now")).order_by(moment).limit(bindparam("most"))
+    # A time further off than any was written by a clock that was wrong.
+    select(_TABLE)
+    .where(or_(moment <= bindparam("now"), moment > bindparam("latest")))
+    .order_by(moment)
+    .limit(bindparam("most"))
     for moment in (_TABLE.c.next_probe_at, _TABLE.c.release_at)
 )
 

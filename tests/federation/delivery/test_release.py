@@ -231,3 +231,16 @@ async def test_a_canary_sent_by_two_processes_is_one(node: Node) -> None:
     assert sent == [True, True]
     assert len(await node.ready()) == len(await node.jobs()) == 1
     await other.close()
+
+
+async def test_a_clock_set_back_keeps_no_release_waiting(node: Node) -> None:
+    """The batch that it planned while it was two days ahead goes out now, and the next one when its time has come."""
+    await node.add_held(4)
+    await node.come_up()
+    releaser = node.releaser(rate=50)
+    assert await releaser.tick() == 1
+    node.clock.advance(-timedelta(days=2))
+    assert await releaser.tick() == 2
+    assert await releaser.tick() == 0
+    node.clock.advance(timedelta(seconds=1))
+    assert await releaser.tick() == 1

@@ -229,6 +229,20 @@ async def test_those_longest_due_are_looked_at_first(links: Links, database: Dat
     assert len(await links.due_for_probe(10)) == 3
 
 
+async def test_a_clock_set_back_puts_off_neither_looks_nor_releases(links: Links, clock: ManualClock) -> None:
+    """What it wrote while it was two days ahead is due at once, and then planned by the time that is right."""
+    await take_down(links, clock)
+    clock.advance(-timedelta(days=2))
+    (link,) = await links.due_for_probe(10)
+    assert await links.take_probe(link)
+    await links.probe_failed(URL)
+    assert await links.due_for_probe(10) == []
+    clock.advance(timedelta(days=2))
+    await links.returned(URL, reason="probe")
+    clock.advance(-timedelta(days=2))
+    assert [link.server_url for link in await links.due_for_release(10)] == [URL]
+
+
 async def test_a_server_that_was_heard_of_is_looked_at_now_and_not_raised(links: Links, clock: ManualClock) -> None:
     """Once a minute at most."""
     await take_down(links, clock)
