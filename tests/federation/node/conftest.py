@@ -44,6 +44,7 @@ class Node:
     keys: OwnKeys
     database: Database
     registry: Registry
+    links: Links
     client: httpx.AsyncClient
     probes: list[tuple[str, int]]
 
@@ -138,7 +139,7 @@ async def serving(
         )
         transport = httpx.ASGITransport(app=app, client=(client_address, 1))
         own = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url=OWN_URL))
-        yield Node(keys=keys, database=database, registry=registry, client=own, probes=probes)
+        yield Node(keys=keys, database=database, registry=registry, links=links, client=own, probes=probes)
 
 
 @pytest.fixture
