@@ -34,7 +34,12 @@ POSTS_PATH = "/api/auth/social/posts"
 
 UNKNOWN_SENDER = "unknown sender"
 BAD_SIGNATURE = "bad signature"
-_CODES = {UNKNOWN_SENDER: "UNKNOWN_FEDERATION_SERVER_INTERACTION", BAD_SIGNATURE: "INVALID_SIGNATURE"}
+ANOTHER_KEY = "sealed to another key"
+_CODES = {
+    UNKNOWN_SENDER: "UNKNOWN_FEDERATION_SERVER_INTERACTION",
+    BAD_SIGNATURE: "INVALID_SIGNATURE",
+    ANOTHER_KEY: "INVALID_SIGNATURE",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +177,7 @@ class Recipient:
         try:
             plaintext = open_envelope(delivery.payload, self.keys.encryption.secret)
         except EnvelopeError:
-            self.refused.append("sealed to another key")
+            self.refused.append(ANOTHER_KEY)
             return None
         activity = json.loads(plaintext)
         sender = self.senders.get(activity["federationUrl"])

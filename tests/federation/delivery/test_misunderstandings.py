@@ -14,12 +14,11 @@ from federation.app import Federation
 from federation.base.settings import Settings
 from federation.node_workers import FederationWorkers
 from federation.protocol.keys import generate_own_keys
-from federation.servers.discovery import UNKNOWN_SERVER
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
-from tests.misbehaving import Behaviour, Canned, Exchange, Received, respond_with
+from tests.misbehaving import Behaviour, Exchange, Received
 from tests.patience import eventually, until
-from tests.peer import Peer, json_answer
+from tests.peer import Peer
 
 TOGETHER = 5
 HELD = [(DeliveryState.HELD, HoldReason.SERVER)]
@@ -65,7 +64,7 @@ async def test_a_server_that_forgot_us_gets_what_it_refused(site: Site, peer: Pe
     """It is told once who we are, and then gets all that it refused until it knew."""
     known = dict(peer.senders)
     peer.senders.clear()
-    peer.server.default = together(respond_with(lambda request: answer(peer, request)))
+    peer.server.default = together(peer.server.default)
 
     await site.owe_posts(peer, TOGETHER)
 
@@ -73,13 +72,6 @@ async def test_a_server_that_forgot_us_gets_what_it_refused(site: Site, peer: Pe
     assert (len(peer.applied), peer.replayed) == (1 + TOGETHER, 0)
     assert peer.senders == known
     assert peer.discoveries == ["GET", "REGISTER"]
-
-
-def answer(peer: Peer, request: Received) -> Canned:
-    """As a node does that looks its senders up first."""
-    if not peer.senders:
-        return json_answer({"error": "who are you?", "code": UNKNOWN_SERVER}, status=403)
-    return peer.answer(request)
 
 
 def together(behaviour: Behaviour) -> Behaviour:

@@ -210,7 +210,7 @@ async def test_a_refusal_of_the_target_is_told(node: Node, peer: RemoteServer, t
     assert response.status_code == 502
     body = response.json()
     assert (body["method"], body["code"]) == ("PROXY_RESPONSE", "FAILED_TO_PROXY_REQUEST")
-    assert body["details"]["code"] == "INVALID_SIGNATURE"
+    assert body["details"]["code"] == "UNKNOWN_FEDERATION_SERVER_INTERACTION"
     assert "federationError" not in body
 
 
