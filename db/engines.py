@@ -8,6 +8,7 @@ import math
 import sqlite3
 import time
 from datetime import timedelta
+from typing import Final
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
@@ -15,10 +16,12 @@ from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
+SQLITE_READERS: Final = 8
+"""So many queries at a time, by each way of asking them."""
+
 _BUSY_TIMEOUT = timedelta(seconds=30)
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _PING_AFTER = timedelta(seconds=1)
-_SQLITE_READERS = 8
 _POSTGRES_CONNECTIONS = 20
 
 
@@ -34,7 +37,7 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
     """
     if url.get_backend_name() == "sqlite":
         writer = _sqlite_engine(url, connections=1, driver=sqlite_driver)
-        reader = _sqlite_engine(url, connections=_SQLITE_READERS, driver=sqlite_driver)
+        reader = _sqlite_engine(url, connections=SQLITE_READERS, driver=sqlite_driver)
         _prepare_writer(writer.sync_engine)
         _undo_when_cancelled(writer.sync_engine)
         _prepare_reader(reader.sync_engine)
@@ -52,7 +55,7 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
     return writer, writer.execution_options(postgresql_readonly=True)
 
 
-def sqlite_engines(url: URL, *, readers: int) -> tuple[Engine, Engine]:
+def sqlite_engines(url: URL) -> tuple[Engine, Engine]:
     """A synchronous writer with one connection, and a reader, for `url`, an SQLite file; any thread may use them."""
     writer, reader = (
         create_engine(
@@ -62,7 +65,7 @@ def sqlite_engines(url: URL, *, readers: int) -> tuple[Engine, Engine]:
             max_overflow=0,
             connect_args={**_sqlite_arguments(), "check_same_thread": False},
         )
-        for connections in (1, readers)
+        for connections in (1, SQLITE_READERS)
     )
     _prepare_writer(writer)
     _prepare_reader(reader)

@@ -30,6 +30,7 @@ class Database:
 
     Raises:
         DatabaseUrlError: `url` is malformed, of another backend, or an SQLite URL without a file.
+        RuntimeError: (of each method but `close`) it is closed.
     """
 
     def __init__(self, url: str, *, engines: tuple[AsyncEngine, AsyncEngine] | None = None) -> None:
@@ -43,6 +44,7 @@ class Database:
             else Greenlets(self._writer, self._reader)
         )
         self._tasks_writing: set[asyncio.Task[object] | None] = set()
+        self._is_closed = False
 
     def __repr__(self) -> str:
         # Rebuilt from the parts that name the database: a password may hide in the query, too.
@@ -80,6 +82,7 @@ class Database:
         self, query: Select[*tuple[Any, ...]], values: Mapping[str, object] | None = None
     ) -> Sequence[Row[*tuple[Any, ...]]]:
         """What one query finds, committed before it; at a third of the price of `read`. It waits for no writer."""
+        self._require_open()
         return await self._steps.rows(query, values)
 
     @asynccontextmanager
@@ -88,6 +91,7 @@ class Database:
 
         Each query sees what was committed before it; two queries may see different states.
         """
+        self._require_open()
         async with self._read_sessions() as session:
             yield session
 
@@ -97,13 +101,21 @@ class Database:
         return self._url.get_backend_name() == "sqlite"
 
     async def close(self) -> None:
-        """Every idle connection is closed; end the sessions first. A second call does nothing."""
+        """Every idle connection is closed, and nothing opens another; end the sessions first. A second call does
+        nothing.
+        """
+        self._is_closed = True
         await self._steps.close()
         await self._reader.dispose()
         await self._writer.dispose()
 
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"{self!r} is closed; its connections would be nobody's to close")
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        self._require_open()
         task = asyncio.current_task()
         if task in self._tasks_writing:
             raise RuntimeError("transaction() inside transaction() of the same task; pass the outer session on")

@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, Row, Select
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
-from db.engines import sqlite_engines, unwrapped
+from db.engines import SQLITE_READERS, sqlite_engines, unwrapped
 
 T = TypeVar("T")
 Query: TypeAlias = Select[*tuple[Any, ...]]
 Rows: TypeAlias = Sequence[Row[*tuple[Any, ...]]]
-
-READERS: Final = 8
 
 
 class Steps(Protocol):
@@ -34,7 +32,7 @@ class Steps(Protocol):
         """What one query finds, committed before it."""
 
     async def close(self) -> None:
-        """Nothing of it is left; a later call opens it anew."""
+        """Nothing of it is left, and nothing may be asked of it any more; a second call does nothing."""
 
 
 class Greenlets:
@@ -63,8 +61,8 @@ class SqliteThreads:
 
     def __init__(self, url: URL, *, turns: AsyncEngine) -> None:
         self._turns = turns
-        self._writer, self._reader = sqlite_engines(url, readers=READERS)
-        self._writing, self._reading = _threads(1), _threads(READERS)
+        self._writer, self._reader = sqlite_engines(url)
+        self._writing, self._reading = _threads(1), _threads(SQLITE_READERS)
 
     async def transact(self, work: Callable[[Connection], T]) -> T:
         async with self._turns.connect():
@@ -75,9 +73,7 @@ class SqliteThreads:
         return await asyncio.get_running_loop().run_in_executor(self._reading, _rows, self._reader, query, values)
 
     async def close(self) -> None:
-        writing, reading = self._writing, self._reading
-        self._writing, self._reading = _threads(1), _threads(READERS)
-        for threads in (writing, reading):
+        for threads in (self._writing, self._reading):
             await asyncio.to_thread(threads.shutdown)
         self._writer.dispose()
         self._reader.dispose()
