@@ -12,6 +12,7 @@ Without `acquaint` the peer learns a sender's keys from its REGISTER, as a stran
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -116,7 +117,7 @@ def original(answer: Answer) -> Canned:
     return json_answer({"status": "acknowledged", "accepted": answer.accepted})
 
 
-class Recipient:
+class Recipient(ABC):
     """What a node does with what it is sent, whatever carries it. `private_users` are acknowledged, not accepted.
 
     `arrived` has every verified delivery in order; `applied` the distinct ones; what did not verify is in `refused`.
@@ -132,8 +133,9 @@ class Recipient:
         self._applied: dict[tuple[str, str], Arrived] = {}
 
     @property
+    @abstractmethod
     def url(self) -> str:
-        raise NotImplementedError
+        """How senders know the node."""
 
     @property
     def applied(self) -> list[Arrived]:
