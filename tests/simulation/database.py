@@ -8,6 +8,7 @@ A database of a seed is a copy of a migrated one.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -156,24 +157,18 @@ class Lent:
 
 @cache
 def lent_engines(number: int) -> Lent:
-    """The engines of the `number`-th simulated process of this operating system process."""
-    return Lent(f"sqlite:///{_directory()}/process-{number}.sqlite3")
-
-
-@cache
-def _directory() -> str:
-    return tempfile.mkdtemp(prefix="simulation-")
+    """The engines of the `number`-th simulated process of this operating system process. Nobody opens their URL."""
+    return Lent(f"sqlite:///process-{number}.sqlite3")
 
 
 @cache
 def _template() -> sqlite3.Connection:
-    path = Path(_directory()) / "template.sqlite3"
-    upgrade(f"sqlite:///{path}")
-    connection = sqlite3.connect(path)
     copy = sqlite3.connect(":memory:")
-    connection.backup(copy)
-    connection.close()
-    path.unlink()
+    with tempfile.TemporaryDirectory(prefix="simulation-") as directory:
+        path = Path(directory) / "template.sqlite3"
+        upgrade(f"sqlite:///{path}")
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.backup(copy)
     return copy
 
 

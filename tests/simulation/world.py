@@ -28,8 +28,10 @@ from workers.storage.memory import MemorySpace
 
 OWN_URL = "https://own.example"
 OWN_NUMBER = 999_999
+OWES_AGAIN_AFTER = 20.0
+"""Seconds of virtual time until the application owes again what its database or queue did not take."""
 CRASH_SECONDS = 5.0
-"""How long a crashed process takes to be started again."""
+"""How long a crashed process takes to be started again, in virtual seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ class _Run:
                 break
             except (SQLAlchemyError, WorkersError) as error:
                 self._world.story.tell("* not owed", activity=activity, error=repr(error)[:300])
-                await asyncio.sleep(20)
+                await asyncio.sleep(OWES_AGAIN_AFTER)
         servers = [server_url(number) for number in planned.servers]
         for delivery_id, server in zip(ids, servers, strict=True):
             self._world.owed.append(
