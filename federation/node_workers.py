@@ -37,6 +37,8 @@ from workers.storage.base import ANY_NAME
 log = structlog.get_logger(__name__)
 
 NO_TASKS: Final[Mapping[str, Handler]] = {}
+PROBING: Final = timedelta(seconds=1)
+"""Between two looks at which servers that are away are due to be probed."""
 
 
 class Schedule(Protocol):
@@ -89,8 +91,7 @@ class FederationWorkers:
         self._working: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
-        self._tending = Tending([federation.link_probes.tick])
-        self._releasing = Tending([federation.releaser.tick], interval=LOOKS)
+        self._tending = Tending({federation.link_probes.tick: PROBING, federation.releaser.tick: LOOKS})
         leases = Leases(federation.database, holder=new_id(), clock=federation.clock)
         self._scheduler = schedule(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
@@ -108,7 +109,6 @@ class FederationWorkers:
             self._stop_requested = False
             self._scheduler.start()
             self._tending.start()
-            self._releasing.start()
         return self._running
 
     def _allow_descriptors(self) -> None:
@@ -187,7 +187,6 @@ class FederationWorkers:
             errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
             await self._scheduler.stop()
             await self._tending.stop()
-            await self._releasing.stop()
             await self._rows.close()
         if errors:
             raise BaseExceptionGroup("a worker ended", errors)

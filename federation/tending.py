@@ -1,4 +1,4 @@
-"""What a delivering process does for servers that are away, each second: look at those due, and release what is held.
+"""What a delivering process does for servers that are away, again and again: look at those due, release what is held.
 
 Beside the workers and not among the recurring jobs, which one process at a time runs and a lease guards: every process
 may do this at once, as each look and each batch is taken by one of them in the database.
@@ -7,7 +7,7 @@ may do this at once, as each look and each batch is taken by one of them in the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -17,7 +17,6 @@ from federation.base.logs import crash
 
 log = structlog.get_logger(__name__)
 
-INTERVAL: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(seconds=30)
 
 Tick = Callable[[], Awaitable[object]]
@@ -28,17 +27,21 @@ def _name(tick: Tick) -> str:
 
 
 class Tending:
-    """Runs each of `ticks` every second, apart from each other, from `start` until `stop`."""
+    """Runs each of `ticks` at its interval, apart from each other, from `start` until `stop`.
 
-    def __init__(self, ticks: Sequence[Tick], *, interval: timedelta = INTERVAL) -> None:
-        self._ticks = ticks
-        self._interval = interval
+    The interval is counted from the end of a tick; it doubles after each that raises, up to `LONGEST_PAUSE`.
+    """
+
+    def __init__(self, ticks: Mapping[Tick, timedelta]) -> None:
+        self._ticks = dict(ticks)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """They run; nothing happens if they do."""
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._repeat(tick), name=_name(tick)) for tick in self._ticks]
+            self._tasks = [
+                asyncio.create_task(_repeat(tick, interval), name=_name(tick)) for tick, interval in self._ticks.items()
+            ]
 
     async def stop(self) -> None:
         """None of them runs any more."""
@@ -47,13 +50,14 @@ class Tending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _repeat(self, tick: Tick) -> None:
-        pause = self._interval
-        while True:
-            await asyncio.sleep(pause.total_seconds())
-            try:
-                await tick()
-                pause = self._interval
-            except Exception as error:  # the database or the queue is away; everything due stays so
-                pause = min(pause * 2, LONGEST_PAUSE)
-                log.error("tending_failed", **crash(error))
+
+async def _repeat(tick: Tick, interval: timedelta) -> None:
+    pause = interval
+    while True:
+        await asyncio.sleep(pause.total_seconds())
+        try:
+            await tick()
+            pause = interval
+        except Exception as error:  # the database or the queue is away; everything due stays so
+            pause = min(pause * 2, LONGEST_PAUSE)
+            log.error("tending_failed", **crash(error))
