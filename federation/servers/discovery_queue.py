@@ -12,7 +12,6 @@ keep all others undiscovered.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
@@ -93,22 +92,28 @@ class QueuedDiscovery:
         """
         job = DiscoveryJob(server_url=server_url).to_wire()
         job_id = content_id(job)
-        queued = begun = 0
+        waits = begun = 0
         try:
             # Once more when it has begun, too: that may have been a moment ago, and it has a deadline of its own.
-            while queued < QUEUED_PATIENCE and begun < 2:
-                with contextlib.suppress(JobTimeoutError):
+            while waits - begun < QUEUED_PATIENCE and begun < 2:
+                try:
                     await self._queue.enqueue_and_wait(job, id=job_id, name=DISCOVERY_JOB, timeout=self._patience)
+                except JobTimeoutError:
+                    waits += 1
+                    begun += await self._has_begun(job_id)
+                else:
                     return None
-                status = await self._queue.get_status(job_id)
-                is_queued = status is not None and status.state is JobState.QUEUED
-                queued, begun = queued + is_queued, begun + (not is_queued)
         except JobFailedError as failure:
             return _trouble(failure, server_url)
         except (JobCancelledError, JobGoneError, StorageUnavailable) as error:
             return DiscoveryError(f"{server_url} was not discovered: {error}")
-        seconds = (queued + begun) * self._patience.total_seconds()
+        seconds = waits * self._patience.total_seconds()
         return DiscoveryError(f"{server_url} was not discovered within {seconds:g} s; does a worker of ours run?")
+
+    async def _has_begun(self, job_id: str) -> bool:
+        """A worker of ours has it, or had it: it is not behind others."""
+        status = await self._queue.get_status(job_id)
+        return status is None or status.state is not JobState.QUEUED
 
 
 def _trouble(failure: JobFailedError, server_url: str) -> DiscoveryError:
