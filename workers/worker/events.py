@@ -56,10 +56,43 @@ Observer: TypeAlias = Callable[[WorkerEvent], None]
 """Called in the event loop for every event; must be quick. What it raises is logged and goes no further."""
 
 
-def notify(observers: Sequence[Observer], event: WorkerEvent) -> None:
-    """Every observer has seen `event`."""
-    for observer in observers:
-        try:
-            observer(event)
-        except Exception:  # an observer's bug must not end the worker
-            logger.exception("observer %r failed on event %r", observer, event.kind.value)
+class Emitter:
+    """Tells `observers` what one worker does on one queue."""
+
+    def __init__(self, observers: Sequence[Observer], *, queue: str, worker_id: str) -> None:
+        self._observers = observers
+        self._queue = queue
+        self._worker_id = worker_id
+
+    def emit(
+        self,
+        kind: WorkerEventKind,
+        *,
+        claim: Claim | None = None,
+        error: BaseException | None = None,
+        delay: timedelta | None = None,
+        duration: timedelta | None = None,
+        job_ids: tuple[str, ...] = (),
+    ) -> None:
+        """Every observer has seen the event."""
+        if not self._observers:
+            return
+        event = WorkerEvent(
+            kind=kind,
+            queue=self._queue,
+            worker_id=self._worker_id,
+            claim=claim,
+            error=error,
+            delay=delay,
+            duration=duration,
+            job_ids=job_ids,
+        )
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:  # an observer's bug must not end the worker
+                logger.exception("observer %r failed on event %r", observer, kind.value)
+
+    def report(self, error: BaseException) -> None:
+        """Every observer has seen the error."""
+        self.emit(WorkerEventKind.ERROR, error=error)

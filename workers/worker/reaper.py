@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from workers.errors import StorageUnavailable
 from workers.storage.base import Storage
-from workers.worker.events import Observer, WorkerEvent, WorkerEventKind, notify
+from workers.worker.events import Emitter, Observer, WorkerEventKind
 
 BATCH = 1_000
 """Leases recovered per call; a pass goes on until a call comes back short."""
@@ -35,8 +35,7 @@ class Reaper:
         self._storage = storage
         self._interval = interval.total_seconds()
         self._max_stalls = max_stalls
-        self._observers = observers
-        self._name = name
+        self._events = Emitter(observers, queue=storage.queue, worker_id=name)
 
     async def run(self) -> None:
         """Reap until cancelled; a storage that does not answer is reported and asked again next time."""
@@ -44,7 +43,7 @@ class Reaper:
             try:
                 await self.reap()
             except StorageUnavailable as error:
-                notify(self._observers, self._event(WorkerEventKind.ERROR, error=error))
+                self._events.report(error)
             # Jittered, so that many reapers do not come at the same moment.
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
 
@@ -68,13 +67,8 @@ class Reaper:
         while True:
             recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)
             if recovery.requeued:
-                notify(self._observers, self._event(WorkerEventKind.STALLED, job_ids=recovery.requeued))
+                self._events.emit(WorkerEventKind.STALLED, job_ids=recovery.requeued)
             if recovery.failed:
-                notify(self._observers, self._event(WorkerEventKind.FAILED, job_ids=recovery.failed))
+                self._events.emit(WorkerEventKind.FAILED, job_ids=recovery.failed)
             if len(recovery.requeued) + len(recovery.failed) < BATCH:
                 break
-
-    def _event(
-        self, kind: WorkerEventKind, *, error: BaseException | None = None, job_ids: tuple[str, ...] = ()
-    ) -> WorkerEvent:
-        return WorkerEvent(kind=kind, queue=self._storage.queue, worker_id=self._name, error=error, job_ids=job_ids)

@@ -32,7 +32,7 @@ from workers.serde import JsonSerde, Serde
 from workers.storage.base import Storage
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
-from workers.worker.events import Observer, WorkerEvent, WorkerEventKind, notify
+from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
 from workers.worker.progress import ProgressReporter
@@ -95,9 +95,10 @@ class Worker:
         self._concurrency = concurrency
         self._poll_interval = poll_interval
         self._grace = grace
-        self._observers = tuple(observers)
+        watching = tuple(observers)
+        self._events = Emitter(watching, queue=storage.queue, worker_id=self.worker_id)
         self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
-        self._progress = ProgressReporter(storage, report=self._report)
+        self._progress = ProgressReporter(storage, report=self._events.report)
         self._runner = Runner(
             handlers=table,
             retry=retry or RetryPolicy(),
@@ -110,12 +111,12 @@ class Worker:
             interval=min(self._wanted.values()) / 3,
             on_lost=self._lose,
             on_cancel=self._cancel,
-            report=self._report,
+            report=self._events.report,
         )
-        self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._report)
-        self._settler = Settler(storage, holds=self._leases.holds, report=self._report)
+        self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._events.report)
+        self._settler = Settler(storage, holds=self._leases.holds, report=self._events.report)
         self._reaper = Reaper(
-            storage, interval=lease / 2, max_stalls=max_stalls, observers=self._observers, name=self.worker_id
+            storage, interval=lease / 2, max_stalls=max_stalls, observers=watching, name=self.worker_id
         )
         self._attempts: dict[str, Attempt] = {}  # by token
         self._slots = Slots(concurrency, overtime)
@@ -152,7 +153,7 @@ class Worker:
             raise failure from failure.__cause__
         finally:
             self._stop.close()
-            self._emit(WorkerEventKind.STOPPED)
+            self._events.emit(WorkerEventKind.STOPPED)
 
     async def _work(self) -> None:
         try:
@@ -166,7 +167,7 @@ class Worker:
                 try:
                     async with asyncio.TaskGroup() as intake:
                         reaping = intake.create_task(self._reaper.run(), name="reap")
-                        self._emit(WorkerEventKind.READY)
+                        self._events.emit(WorkerEventKind.READY)
                         await self._claim_until_stopped()
                         reaping.cancel()
                 except asyncio.CancelledError:
@@ -187,7 +188,7 @@ class Worker:
                 if await self._stop.unless(self._storage.connect()):
                     return True
             except StorageUnavailable as error:
-                self._report(error)
+                self._events.report(error)
                 await self._pause(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
         return False
@@ -210,7 +211,7 @@ class Worker:
                     await self._wait_for_work()
                 pause = FIRST_PAUSE_SECONDS
             except StorageUnavailable as error:
-                self._report(error)
+                self._events.report(error)
                 await self._pause(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
@@ -275,7 +276,7 @@ class Worker:
         claim = attempt.claim
         try:
             if claim.stalled is None:
-                self._emit(WorkerEventKind.ACTIVE, claim=claim)
+                self._events.emit(WorkerEventKind.ACTIVE, claim=claim)
             ending = await self._runner.run(attempt)
             if ending.settled:
                 self._report_ending(claim, ending)
@@ -300,9 +301,9 @@ class Worker:
         assert ending.settlement is not None
         outcome = await self._settler.settle(ending.settlement)
         if outcome is None:
-            self._emit(WorkerEventKind.LEASE_LOST, claim=attempt.claim)
+            self._events.emit(WorkerEventKind.LEASE_LOST, claim=attempt.claim)
         elif outcome.status is SettleStatus.LOST:
-            self._emit(WorkerEventKind.LEASE_LOST, claim=attempt.claim, error=ending.error)
+            self._events.emit(WorkerEventKind.LEASE_LOST, claim=attempt.claim, error=ending.error)
         elif outcome.status is SettleStatus.ERROR:
             await self._settle_otherwise(attempt, ending, outcome)
         else:
@@ -311,7 +312,7 @@ class Worker:
     async def _settle_otherwise(self, attempt: Attempt, ending: Ending, outcome: SettleOutcome) -> None:
         """A success the storage cannot store, as a result beyond its limits, fails: it would each time."""
         error = UnrecoverableError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}")
-        self._report(error)
+        self._events.report(error)
         if isinstance(ending.settlement, Completed | Continued):
             failed = Failed(claim=attempt.claim, error=ErrorInfo.of(error))
             await self._settle(attempt, replace(ending, settlement=failed, error=error))
@@ -331,7 +332,7 @@ class Worker:
                 self._found_all = self._found_all and delay > timedelta(0)
             case Released() | None:
                 self._found_all = False
-        self._emit(kind, claim=claim, error=ending.error, delay=delay, duration=ending.duration)
+        self._events.emit(kind, claim=claim, error=ending.error, delay=delay, duration=ending.duration)
 
     async def _finish(self) -> None:
         """Phases two and three of a stop: let handlers end, then cancel them and wait for their settlements."""
@@ -357,7 +358,7 @@ class Worker:
     def _lose(self, claim: Claim, reason: LossReason) -> None:
         attempt = self._attempts.get(claim.token)
         if attempt is not None and attempt.interrupt(SignalReason.LEASE_LOST, reason):
-            self._emit(WorkerEventKind.LEASE_LOST, claim=claim)
+            self._events.emit(WorkerEventKind.LEASE_LOST, claim=claim)
 
     def _cancel(self, claim: Claim) -> None:
         attempt = self._attempts.get(claim.token)
@@ -368,33 +369,7 @@ class Worker:
     def _note_drained(self) -> None:
         if self._found_all and not self._attempts and not self._idle:
             self._idle = True
-            self._emit(WorkerEventKind.DRAINED)
-
-    def _report(self, error: BaseException) -> None:
-        self._emit(WorkerEventKind.ERROR, error=error)
-
-    def _emit(
-        self,
-        kind: WorkerEventKind,
-        *,
-        claim: Claim | None = None,
-        error: BaseException | None = None,
-        delay: timedelta | None = None,
-        duration: timedelta | None = None,
-    ) -> None:
-        if self._observers:
-            notify(
-                self._observers,
-                WorkerEvent(
-                    kind=kind,
-                    queue=self._storage.queue,
-                    worker_id=self.worker_id,
-                    claim=claim,
-                    error=error,
-                    delay=delay,
-                    duration=duration,
-                ),
-            )
+            self._events.emit(WorkerEventKind.DRAINED)
 
 
 def _first_failure(group: ExceptionGroup[Exception]) -> Exception:

@@ -11,7 +11,7 @@ from workers.jobs import OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
-from workers.worker.events import WorkerEvent, notify
+from workers.worker.events import Emitter, WorkerEvent
 from workers.worker.events import WorkerEventKind as Kind
 
 EVENT = WorkerEvent(kind=Kind.READY, queue="mail", worker_id="w1")
@@ -24,7 +24,7 @@ def _fail(event: WorkerEvent) -> None:
 def test_an_observer_that_fails_does_not_hide_the_event_from_others(caplog: pytest.LogCaptureFixture) -> None:
     """Its exception is logged with the event's name; the observers after it are called."""
     recorder = Recorder()
-    notify([_fail, recorder], EVENT)
+    Emitter([_fail, recorder], queue="mail", worker_id="w1").emit(Kind.READY)
     assert recorder.events == [EVENT]
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
