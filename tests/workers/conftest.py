@@ -1,4 +1,4 @@
-"""A queue in memory and in a file, a PostgreSQL server to stop, and a database with the tables of queues."""
+"""A queue on each storage, a PostgreSQL server to stop, and a database with the tables of queues."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import psycopg
 import pytest
@@ -13,9 +14,20 @@ from psycopg.sql import SQL, Identifier
 
 from tests.conftest import postgres_database
 from tests.servers import PostgresProcess, postgres_process
+from tests.workers.harnesses import HARNESSES
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
+from workers.testing import Harness, all_cases
+
+ORDINARY: Final = next(case for case in all_cases() if not case.needs)
+
+
+@pytest.fixture(params=HARNESSES)
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    """Each storage in turn."""
+    async with HARNESSES[request.param](ORDINARY, request) as opened:
+        yield opened
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from tests.workers.harnesses import HARNESSES
 from tests.workers.running import AT_ONCE, Recorder, forever, running
 from workers import waiting
 from workers.errors import (
@@ -63,13 +62,6 @@ class Watched:
         results = await self._storage.enqueue(jobs, connection=connection)
         self.story.append("enqueued")
         return results
-
-
-@pytest.fixture(params=HARNESSES)
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    """Each storage in turn."""
-    async with HARNESSES[request.param](ORDINARY, request) as opened:
-        yield opened
 
 
 async def double(job: Job) -> object:

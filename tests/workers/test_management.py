@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Final
 
 import pytest
 
 import workers.management
-from tests.workers.harnesses import HARNESSES
 from tests.workers.running import Recorder
 from workers.jobs import JobState, JobStatus
 from workers.queue import Queue
 from workers.specs import JobSpec
 from workers.storage.memory import MemoryStorage
-from workers.testing import Harness, all_cases, steps
+from workers.testing import Harness, steps
 from workers.testing.faults import counting
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 
 HOUR: Final = timedelta(hours=1)
-ORDINARY: Final = next(case for case in all_cases() if not case.needs)
-
-
-@pytest.fixture(params=HARNESSES)
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    """Each storage in turn."""
-    async with HARNESSES[request.param](ORDINARY, request) as opened:
-        yield opened
 
 
 async def run_all(queue: Queue, count: int) -> None:

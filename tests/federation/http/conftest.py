@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Final
 
 import pytest
 
@@ -12,6 +14,8 @@ from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from tests.misbehaving import MisbehavingServer
 
+SHORT: Final = timedelta(seconds=0.3)
+"""For an exchange that would never end by itself."""
 LOOPBACK = AddressGuard(frozenset({"127.0.0.1"}))
 
 

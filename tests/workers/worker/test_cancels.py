@@ -29,13 +29,6 @@ from workers.worker.events import WorkerEventKind as Kind
 ORDINARY: Final = next(case for case in all_cases() if not case.needs)
 
 
-@pytest.fixture(params=HARNESSES)
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    """Each storage in turn."""
-    async with HARNESSES[request.param](ORDINARY, request) as opened:
-        yield opened
-
-
 class Slow:
     """A storage whose answers to claims, and whose cancel requests, arrive when the test lets them."""
 

@@ -1,4 +1,4 @@
-"""Leases are kept while a job is held; a handler is told when one is lost, and when its job is cancelled."""
+"""Leases are kept while a job is held, and a handler is told when one is lost."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.workers.running import AT_ONCE, Recorder, broken, forever, outcome, running
+from tests.workers.running import Recorder, broken, forever, outcome, running
+from tests.workers.worker.listening import HOUR, LEASE, Listener
 from workers.clock import ManualClock
-from workers.errors import LossReason, StorageError, StorageUnavailable
-from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind, JobState, OutcomeKind, Renewal
+from workers.errors import LossReason, StorageUnavailable
+from workers.jobs import Claim, JobState, OutcomeKind, Renewal
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
-from workers.storage.subscribers import BufferedSubscription
 from workers.testing import steps
 from workers.testing.faults import Faults, counting, faulty
 from workers.testing.steps import PATIENCE, until
@@ -28,25 +27,6 @@ from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, Job, SignalReason
 from workers.worker.leases import LeaseKeeper
-
-LEASE = timedelta(milliseconds=600)
-"""Short, and longer than a busy machine stalls: three renewals keep it."""
-HOUR = timedelta(hours=1)
-
-
-class Listener:
-    """A handler that runs until it is told to end, and keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[SignalReason | None, LossReason | None]] = []
-        self.cancelled = asyncio.Event()
-
-    async def __call__(self, job: Job) -> None:
-        try:
-            await forever(job)
-        finally:
-            self.told.append((job.signal.reason, job.signal.loss))
-            self.cancelled.set()
 
 
 async def test_a_long_job_keeps_its_lease() -> None:
@@ -252,123 +232,6 @@ async def test_an_outage_of_everything_gives_a_finished_job_up_with_its_lease() 
     assert attempts == [1, 2]
 
 
-async def test_a_cancelled_job_fails_and_is_not_retried() -> None:
-    """The handler is told `cancelled` and cancelled; its job fails with `JobCancelledError`, attempts left or not."""
-    storage, recorder, listener = MemoryStorage(), Recorder(), Listener()
-    await steps.enqueue(storage, steps.job("job", max_attempts=5))
-    async with running(Worker(storage, {"work": listener}, lease=LEASE, retry=AT_ONCE, observers=[recorder])):
-        await recorder.seen(Kind.ACTIVE)
-        assert await storage.cancel("job") is CancelResult.PROCESSING
-        ended = await outcome(storage, "job")
-    assert listener.told == [(SignalReason.CANCELLED, None)]
-    assert ended.error is not None
-    assert (ended.error.type, ended.error.message) == ("JobCancelledError", "job 'job' was cancelled")
-    assert (await steps.status(storage, "job")).attempt == 1
-
-
-async def test_a_cancel_request_is_noticed_at_once() -> None:
-    """No renewal is due for many minutes, and yet the handler is told: a request is heard as it is made."""
-    memory, recorder, listener = MemoryStorage(), Recorder(), Listener()
-    storage, calls = counting(memory)
-    await steps.enqueue(storage, steps.job("job"), steps.job("other"))
-    async with running(Worker(storage, {"work": listener}, lease=HOUR, observers=[recorder])):
-        await recorder.seen(Kind.ACTIVE, 2)
-        assert await storage.cancel("job") is CancelResult.PROCESSING
-        ended = await outcome(storage, "job")
-        assert listener.told == [(SignalReason.CANCELLED, None)]
-        assert calls["renew"] == 1  # the one that asked whether it is this attempt's request
-    assert ended.kind is OutcomeKind.FAILED
-
-
-async def test_another_attempts_cancel_request_is_no_ones() -> None:
-    """A request heard late, when the attempt it was meant for is over, does not end the next one."""
-
-    class Late(MemoryStorage):
-        @asynccontextmanager
-        async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-            await recorder.seen(Kind.ACTIVE)
-            yield heard
-
-    storage, calls = counting(Late())
-    recorder, heard = Recorder(), BufferedSubscription()
-
-    async def asked(times: int) -> None:
-        await until(lambda: calls["renew"] == times)
-
-    async def outlast(job: Job) -> str:
-        await asked(1)  # when listening begins
-        for times in (2, 3, 4):
-            heard.put(JobEvent(kind=JobEventKind.CANCEL_REQUESTED, job_id="job"))
-            await asked(times)
-        return "undisturbed"
-
-    await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": outlast}, lease=HOUR, observers=[recorder])):
-        assert (await outcome(storage, "job")).result == b'"undisturbed"'
-
-
-async def test_cancel_requests_are_listened_for_again() -> None:
-    """A storage that cannot tell of them is reported and asked again; the worker goes on meanwhile."""
-
-    class Deaf(MemoryStorage):
-        refusals = 1
-
-        @asynccontextmanager
-        async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-            if self.refusals:
-                self.refusals -= 1
-                raise StorageError("no such channel")
-            async with super().cancel_requests() as requests:
-                listening.set()
-                yield requests
-
-    storage, recorder, listening = Deaf(), Recorder(), asyncio.Event()
-    await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": forever}, lease=HOUR, observers=[recorder])):
-        await recorder.seen(Kind.ACTIVE)
-        assert isinstance((await recorder.seen(Kind.ERROR)).error, StorageError)
-        await listening.wait()
-        await storage.cancel("job")
-        assert (await outcome(storage, "job")).kind is OutcomeKind.FAILED
-
-
-async def test_a_result_returned_first_completes_a_cancelled_job() -> None:
-    """A handler that ends well although it was cancelled has done its work."""
-    storage, recorder = MemoryStorage(), Recorder()
-
-    async def finish_anyway(job: Job) -> str:
-        reason = await _told(job)
-        return f"done, though {reason}"
-
-    await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": finish_anyway}, lease=LEASE, observers=[recorder])):
-        await recorder.seen(Kind.ACTIVE)
-        await storage.cancel("job")
-        assert (await outcome(storage, "job")).result == b'"done, though cancelled"'
-
-
-async def test_a_cancelled_handler_may_clean_up() -> None:
-    """The request, repeated by every renewal, cancels once: what the handler awaits afterwards is left alone."""
-    storage, calls = counting(MemoryStorage())
-    recorder = Recorder()
-    cleaned = asyncio.Event()
-
-    async def clean_up(job: Job) -> None:
-        try:
-            await forever(job)
-        finally:
-            asked = calls["renew"]
-            await until(lambda: calls["renew"] >= asked + 3)
-            cleaned.set()
-
-    await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": clean_up}, lease=LEASE, observers=[recorder])):
-        await recorder.seen(Kind.ACTIVE)
-        await storage.cancel("job")
-        await recorder.seen(Kind.FAILED)
-    assert cleaned.is_set()
-
-
 async def test_a_handler_that_blocks_the_loop_loses_its_job(tmp_path: Path) -> None:
     """A worker that cannot renew for longer than the lease is overtaken: the other's result stands, its own is lost."""
     url = f"sqlite:///{tmp_path}/jobs.db"
@@ -423,10 +286,3 @@ async def _take_over(storage: MemoryStorage, clock: ManualClock) -> Claim:
     clock.advance(LEASE)
     await storage.recover(10)
     return await steps.claim_one(storage, worker_id="other")
-
-
-async def _told(job: Job) -> SignalReason:
-    try:
-        return await job.signal.wait()
-    except asyncio.CancelledError:
-        return await job.signal.wait()

@@ -1,10 +1,9 @@
-"""What is special about the BullMQ storage; the promises every storage makes are in the conformance suite."""
+"""What is special about the BullMQ storage; settling lies beside, every storage's promises in the conformance suite."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,175 +16,21 @@ from workers import JobState, StorageError
 from workers.errors import LossReason, StorageUnavailable, Unsupported
 from workers.jobs import (
     DROP,
-    Claim,
     Completed,
     Continued,
     EnqueueStatus,
     Failed,
     JobEventKind,
     OutcomeKind,
-    Released,
     Retried,
-    Settlement,
     SettleStatus,
 )
 from workers.storage.base import Subscription
 from workers.storage.bullmq import BullMQStorage, inspect
-from workers.storage.bullmq.claims import code_outcome
 from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.jobs import REQUESTS_KEPT
 from workers.storage.on_redis.node_values import ERROR_FIELD
 from workers.testing.steps import PATIENCE, claim_one, job, until
-
-# Settling: every code of the scripts, made by the state that causes it
-
-
-async def _removed(storage: BullMQStorage, client: Any, key: str) -> None:
-    await client.delete(key, f"{key}:lock")
-
-
-async def _recovered(storage: BullMQStorage, client: Any, key: str) -> None:
-    await client.delete(f"{key}:lock")
-    passes = [await storage.recover(10) for _ in range(storage.limits.recovery_passes)]
-    assert [recovery.requeued for recovery in passes] == [(), (key.rpartition(":")[2],)]
-
-
-async def _taken(storage: BullMQStorage, client: Any, key: str) -> None:
-    await client.set(f"{key}:lock", "other")
-
-
-async def _not_active(storage: BullMQStorage, client: Any, key: str) -> None:
-    await client.delete(f"bull:{storage.queue}:active")
-
-
-async def _with_children(storage: BullMQStorage, client: Any, key: str) -> None:
-    await client.sadd(f"{key}:dependencies", "child")
-
-
-async def _with_failed_children(storage: BullMQStorage, client: Any, key: str) -> None:
-    await client.zadd(f"{key}:unsuccessful", {"child": 1})
-
-
-@pytest.mark.parametrize(
-    ("prepare", "status", "reason"),
-    [
-        pytest.param(_removed, SettleStatus.LOST, LossReason.NOT_FOUND, id="-1 no job"),
-        pytest.param(_recovered, SettleStatus.LOST, LossReason.TAKEN, id="-2 no lock"),
-        pytest.param(_not_active, SettleStatus.LOST, LossReason.TAKEN, id="-3 not active"),
-        pytest.param(_taken, SettleStatus.LOST, LossReason.TAKEN, id="-6 another's lock"),
-        pytest.param(_with_children, SettleStatus.ERROR, None, id="-4 children"),
-        pytest.param(_with_failed_children, SettleStatus.ERROR, None, id="-9 failed children"),
-    ],
-)
-async def test_codes(
-    storage: BullMQStorage,
-    client: Any,
-    prepare: Callable[[BullMQStorage, Any, str], Awaitable[None]],
-    status: SettleStatus,
-    reason: LossReason | None,
-) -> None:
-    """Each code of BullMQ's scripts becomes the outcome it means, and spares its neighbour."""
-    await storage.enqueue([job("a"), job("b")])
-    first, second = await storage.claim("w", leases=LEASES, limit=2)
-    await prepare(storage, client, f"bull:{storage.queue}:{first.job_id}")
-    outcomes = await storage.settle([Completed(claim=first, result=b"1"), Completed(claim=second, result=b"2")])
-    assert (outcomes[0].status, outcomes[0].reason) == (status, reason)
-    assert (outcomes[0].detail is None) == (status is SettleStatus.LOST)
-    assert outcomes[1].status is (SettleStatus.LOST if prepare is _not_active else SettleStatus.APPLIED)
-
-
-def test_an_unknown_code_is_an_error() -> None:
-    """A code that a later package might bring is reported, not taken for success."""
-    outcome = code_outcome(-99)
-    assert outcome is not None
-    assert outcome.status is SettleStatus.ERROR
-    assert "-99" in (outcome.detail or "")
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda claim: Completed(claim=claim, result=b"1"),
-        lambda claim: Failed(claim=claim, error=ERROR),
-        lambda claim: Retried(claim=claim, delay=timedelta(hours=1), error=ERROR),
-        lambda claim: Released(claim=claim),
-        lambda claim: Continued(claim=claim, then=job(claim.job_id, chain_index=1)),
-    ],
-)
-async def test_an_expired_lock_still_settles(
-    storage: BullMQStorage, client: Any, make: Callable[[Claim], Settlement]
-) -> None:
-    """BullMQ takes an expired lock as lost; as long as nobody recovered the job, its claim is good."""
-    await storage.enqueue([job("a")])
-    claim = await claim_one(storage)
-    await client.delete(f"bull:{storage.queue}:a:lock")
-    assert dict((await storage.renew([claim])).lost) == {}
-    await client.delete(f"bull:{storage.queue}:a:lock")
-    [first] = await storage.settle([make(claim)])
-    [again] = await storage.settle([make(claim)])
-    assert (first.status, again.status) == (SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED)
-
-
-async def test_a_foreign_worker_that_took_the_job_is_not_overruled(storage: BullMQStorage, client: Any) -> None:
-    """A worker that writes no name leaves our token in the record; its own expired lock does not give us the job."""
-    await storage.enqueue([job("a", max_attempts=9)])
-    claim = await claim_one(storage)
-    key = f"bull:{storage.queue}:a"
-    await _recovered(storage, client, key)
-    other = await claim_one(storage)
-    await client.hset(key, "pb", claim.token)
-    await client.delete(f"{key}:lock")
-    [outcome] = await storage.settle([Completed(claim=claim, result=b"1")])
-    assert (outcome.status, outcome.reason) == (SettleStatus.LOST, LossReason.TAKEN)
-    assert other.attempt == 2
-
-
-async def test_a_settlement_given_back_is_not_settled_twice(storage: BullMQStorage, client: Any) -> None:
-    """After an uncounted retry a nameless worker ran the same attempt; the first claim, repeated, changes nothing."""
-    await storage.enqueue([job("a")])
-    claim = await claim_one(storage)
-    again = Retried(claim=claim, delay=timedelta(0), error=ERROR, counted=False)
-    await storage.settle([again])
-    assert (await claim_one(storage)).attempt == claim.attempt
-    key = f"bull:{storage.queue}:a"
-    await client.hset(key, "pb", claim.token)
-    await client.delete(f"{key}:lock")
-    [outcome] = await storage.settle([again])
-    assert (outcome.status, outcome.reason) == (SettleStatus.LOST, LossReason.TAKEN)
-
-
-async def test_a_lost_completion_continues_nothing(storage: BullMQStorage, client: Any) -> None:
-    """Whose job was given back does not enqueue what was to follow it; who completes it then does."""
-    await storage.enqueue([job("a", max_attempts=9)])
-    claim = await claim_one(storage)
-    await _recovered(storage, client, f"bull:{storage.queue}:a")
-    again = await claim_one(storage)
-    [lost] = await storage.settle([Completed(claim=claim, result=b"1", then=job("of the lost one"))])
-    [outcome] = await storage.settle([Completed(claim=again, result=b"2", then=job("next"))])
-    assert (lost.status, outcome.status) == (SettleStatus.LOST, SettleStatus.APPLIED)
-    unknown, following = await storage.status(["of the lost one", "next"])
-    assert unknown is None
-    assert following is not None
-
-
-async def test_a_settlement_that_the_server_answers_with_an_error(storage: BullMQStorage, client: Any) -> None:
-    """It is reported in the server's words, not as a lost claim; its neighbour is settled."""
-    await storage.enqueue([job("a"), job("b")])
-    first, second = await storage.claim("w", leases=LEASES, limit=2)
-    await client.set(f"bull:{storage.queue}:failed", "foreign")
-    outcomes = await storage.settle([Failed(claim=first, error=ERROR), Completed(claim=second, result=b"1")])
-    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
-    assert "WRONGTYPE" in (outcomes[0].detail or "")
-
-
-async def test_another_storages_claim_is_refused(storage: BullMQStorage) -> None:
-    """A claim that BullMQ did not make cannot be settled here."""
-    await storage.enqueue([job("a")])
-    claim = await claim_one(storage)
-    fields = {name: getattr(claim, name) for name in Claim.__dataclass_fields__}
-    with pytest.raises(StorageError, match="another storage"):
-        await storage.settle([Released(claim=Claim(**fields))])
-
 
 # Claiming what others wrote
 

@@ -4,78 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import Connection, event, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.workers.running import AT_ONCE, NEVER, Recorder, outcome, running
+from tests.workers.running import AT_ONCE, Recorder, outcome, running
 from tests.workers.storage.sql.steps import connected
-from tests.workers.worker.transaction_child import LEASE
+from tests.workers.worker.transactions.ledgers import ledger, worked, write
+from tests.workers.worker.transactions.transaction_child import LEASE
 from workers.chains import continue_with
-from workers.errors import LeaseLost, LossReason, StorageUnavailable, TransactionError, Unsupported
+from workers.errors import LeaseLost, LossReason, TransactionError
 from workers.jobs import Claim, Completed, JobOutcome, JobState, NewJob, OutcomeKind, Renewal
-from workers.storage.base import Storage
-from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing.steps import PATIENCE, job, until
 from workers.worker import Worker
 from workers.worker.attempt import Attempt, Phase
 from workers.worker.events import WorkerEventKind
 from workers.worker.handlers import Job, SignalReason
-from workers.worker.transactions import OwnTransaction, Transactional
-
-WRITE = text("INSERT INTO ledger (queue, what) VALUES (:queue, :what)")
-
-on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database with the tables of the queue, and one of the application."""
-    sqlite = request.param == "sqlite"
-    url: str = f"sqlite:///{tmp_path}/jobs.db" if sqlite else request.getfixturevalue("postgres_url")
-    await SqlStorage(url).migrate()
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE ledger (queue TEXT, what TEXT)"))
-    engine.dispose()
-    return url
-
-
-@pytest.fixture
-async def storage(url: str) -> AsyncIterator[SqlStorage]:
-    async with connected(SqlStorage(url)) as storage:
-        yield storage
-
-
-async def write(session: AsyncSession, what: str, queue: str = "default") -> None:
-    await session.execute(WRITE, {"queue": queue, "what": what})
-
-
-def ledger(url: str, queue: str = "default") -> list[str]:
-    """What the application's table says."""
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        found = connection.execute(text("SELECT what FROM ledger WHERE queue = :queue"), {"queue": queue})
-        rows = sorted(found.scalars())
-    engine.dispose()
-    return rows
-
-
-@asynccontextmanager
-async def worked(
-    storage: Storage, handler: Callable[[Job], Awaitable[object]], *, jobs: int = 1, lease: timedelta = LEASE
-) -> AsyncIterator[Recorder]:
-    """A worker with this handler for every name runs, on as many jobs."""
-    recorder = Recorder()
-    await storage.enqueue([job(f"job-{number}" if number else "job", payload=b"1") for number in range(jobs)])
-    async with running(Worker(storage, {"*": handler}, lease=lease, retry=NEVER, observers=[recorder])):
-        yield recorder
+from workers.worker.transactions import OwnTransaction
 
 
 async def test_writes_and_completion_are_one(storage: SqlStorage, url: str) -> None:
@@ -289,7 +238,7 @@ async def test_a_given_engine_makes_the_sessions(url: str) -> None:
 async def test_a_killed_handler_did_all_or_nothing(url: str) -> None:
     """Killed between any two statements of its transaction: row, other job and next link are all there, or none is."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.workers.worker.transaction_child", url, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.workers.worker.transactions.transaction_child", url, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
     killed = int(output)
@@ -317,21 +266,6 @@ async def fate(url: str, queue: str) -> str:
         [again] = await storage.claim("other", leases={"*": LEASE}, limit=10)
         assert (again.payload, again.attempt) == (b"1", 2)
         return "nothing"
-
-
-@on_sqlite
-async def test_a_step_beside_the_block_is_refused_on_sqlite(storage: SqlStorage, url: str) -> None:
-    """What would wait for the handler's own write lock raises instead, and the block goes on."""
-
-    async def handler(job: Job) -> None:
-        async with job.transaction() as session:
-            with pytest.raises(TransactionError, match="connection="):
-                await storage.enqueue([NewJob(id="other", name="other", payload=b"1")])
-            await write(session, "row")
-
-    async with worked(storage, handler) as recorder:
-        await recorder.seen(WorkerEventKind.COMPLETED)
-    assert ledger(url) == ["row"]
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own engine", "given engine"])
@@ -362,40 +296,6 @@ async def test_a_handler_cancelled_in_a_statement_leaves_no_lock(
     assert ledger(url) == ["next"]
 
 
-@on_sqlite
-async def test_a_lock_held_too_long_is_unavailable(url: str) -> None:
-    """A transaction that cannot begin on SQLite says so after the storage's patience, and blocks no loop."""
-    async with connected(SqlStorage(url, busy_timeout=timedelta(milliseconds=100))) as storage:
-        async with storage.session(), connected(SqlStorage(url)) as other:
-            sleeper = asyncio.create_task(_open(storage))
-            with pytest.raises(StorageUnavailable):
-                await sleeper
-            assert await other.status(["job"]) == [None]
-        async with storage.session() as session:
-            await write(session, "row")
-            await session.commit()
-    assert ledger(url) == ["row"]
-
-
-@on_sqlite
-async def test_storages_without_transactions_say_so(url: str) -> None:
-    """The memory storage has none: the handler learns it at the block, and its job is a failed attempt."""
-    storage = MemoryStorage()
-    assert not isinstance(storage, Transactional)
-    assert isinstance(SqlStorage(url), Transactional)
-
-    async def handler(job: Job) -> None:
-        async with job.transaction():
-            pytest.fail("a transaction")
-
-    async with worked(storage, handler) as recorder:
-        failing = await recorder.seen(WorkerEventKind.FAILING)
-    assert isinstance(failing.error, Unsupported)
-    bare = Job(id="a", name="n", payload=None, attempt=1, max_attempts=1, created_at=failing.claim.created_at)  # type: ignore[union-attr]  # there
-    with pytest.raises(Unsupported):
-        bare.transaction()
-
-
 def own_transaction(storage: SqlStorage, claim: Claim) -> OwnTransaction:
     async def flush(_: Claim) -> None:
         return None
@@ -410,8 +310,3 @@ def no_report(_: Claim, _progress: bytes) -> None:
 async def written(own: OwnTransaction, what: str) -> None:
     async with own.begin() as session:
         await write(session, what)
-
-
-async def _open(storage: SqlStorage) -> None:
-    async with storage.session():
-        pytest.fail("two transactions at once")

@@ -1,4 +1,4 @@
-"""Handlers killed within their own transaction: `python -m tests.workers.worker.transaction_child URL`.
+"""Handlers killed within their own transaction: `python -m tests.workers.worker.transactions.transaction_child URL`.
 
 For k = 1, 2, ... a forked process runs one job in the queue `kill-k` and kills itself before the k-th thing that its
 transaction asks of the database; the first that has nothing left to ask survives. Prints how many were killed.

@@ -1,0 +1,92 @@
+"""What happens on the node while no command runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from sqlalchemy import select
+
+from db import (
+    DeliveryJob,
+    DeliveryState,
+    HoldReason,
+    Server,
+)
+from federation.app import Federation
+from federation.base.jobs import POST_JOB
+from federation.base.settings import Settings
+from tests.federation.admin.conftest import end
+from tests.federation.protocol.vectors import B
+
+T = TypeVar("T")
+PEER = "https://peer.example"
+PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
+
+
+def on_the_node(work: Callable[[Federation], Awaitable[T]]) -> T:
+    """What happens elsewhere, while no command runs."""
+
+    async def session() -> T:
+        node = Federation(Settings.load())
+        try:
+            return await work(node)
+        finally:
+            await node.close()
+
+    return asyncio.run(session())
+
+
+async def know(node: Federation, *, reason: str | None = None) -> None:
+    """The peer is registered; with a reason it is sick since two hours ago."""
+    now = datetime.now(UTC)
+    async with node.database.transaction() as session:
+        session.add(
+            Server(
+                url=PEER,
+                public_key=B.env["FEDERATION_PUBLIC_KEY"],
+                encryption_public_key=B.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
+                last_seen=now - timedelta(hours=2),
+                created_at=now - timedelta(days=9),
+                updated_at=now - timedelta(hours=2),
+                is_healthy=True,
+            )
+        )
+    if reason is not None:
+        await node.registry.mark_unhealthy(PEER, reason)
+
+
+async def owe(node: Federation, number: int) -> list[str]:
+    async with node.outbox.transaction() as session:
+        return [
+            await node.outbox.enqueue_delivery(session, POST_JOB, f"{PEER}/posts", PEER, PAYLOAD) for _ in range(number)
+        ]
+
+
+async def give_up(
+    node: Federation,
+    ids: list[str],
+    code: str,
+    *,
+    state: DeliveryState = DeliveryState.FAILED,
+    reason: HoldReason | None = None,
+) -> None:
+    """An attempt at each failed, and that was the last; or they are held."""
+    for each in ids:
+        await end(node, each, each, state=state, reason=reason, code=code, error="it \x1b[31mfailed")
+
+
+async def put_on_hold(node: Federation, ids: list[str], reason: HoldReason = HoldReason.SERVER) -> None:
+    await give_up(node, ids, "CONN_REFUSED", state=DeliveryState.HELD, reason=reason)
+
+
+async def fall(node: Federation, code: str) -> None:
+    """The link to the peer goes down."""
+    await node.links.exhausted(PEER, code, first_attempted_at=datetime.now(UTC))
+
+
+async def rows_of(node: Federation) -> dict[str, DeliveryJob]:
+    async with node.database.read() as session:
+        return {row.id: row for row in (await session.execute(select(DeliveryJob))).scalars()}

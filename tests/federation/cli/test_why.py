@@ -1,0 +1,109 @@
+"""`federation why`: what stands in the way of deliveries to a server, and what happens next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from db import (
+    Database,
+    DeliveryAttempt,
+)
+from db.deliveries import AttemptOutcome
+from federation.app import Federation
+from federation.base.jobs import POST_JOB
+from tests.federation.cli.conftest import Command
+from tests.federation.cli.elsewhere import PEER, fall, give_up, know, on_the_node, owe, put_on_hold
+
+
+def test_why_tells_what_stands_in_the_way(command: Command) -> None:
+    """State, since when, next probe, blacklist rule, backlog and last attempts; status 1."""
+    on_the_node(lambda node: know(node, reason="CONN_REFUSED"))
+    ids = on_the_node(lambda node: owe(node, 3))
+    on_the_node(lambda node: give_up(node, ids[:1], "CONN_REFUSED"))
+    command("blacklist", "add", "*.peer.example", "--reason", "spam")
+    on_the_node(lambda node: attempted(node.database, ids[0]))
+
+    done = command("why", "peer.example")
+
+    assert done.status == 1
+    told = done.stdout
+    assert "It is blacklisted by *.peer.example for good: spam." in told
+    assert "It is unhealthy since" in told
+    assert "because of CONN_REFUSED: nothing listens on its port" in told
+    assert re.search("0 probes have failed so far; the next one is in [45] min", told)
+    assert "2 deliveries to it are on the way, the oldest made" in told
+    assert "1 delivery to it failed for good in the last days: 1 CONN_REFUSED." in told
+    assert "CONN_REFUSED (A_CODE_OF_ITS_OWN) after 12 ms" in told
+    document = command("why", PEER, "--json").json
+    assert isinstance(document, dict)
+    assert document["next_probe"]["queued"] is True
+    assert [rule["rule"] for rule in document["rules"]] == ["*.peer.example"]
+
+
+def test_why_begins_with_the_link_and_what_is_held(command: Command) -> None:
+    """Two sentences: state, since, cause; how many are held, since when, what happens next and when."""
+    on_the_node(know)
+    ids = on_the_node(lambda node: owe(node, 2))
+    on_the_node(lambda node: fall(node, "CONN_REFUSED"))
+    on_the_node(lambda node: put_on_hold(node, ids))
+
+    done = command("why", PEER)
+
+    assert done.status == 1
+    _, state, plan, *rest = done.stdout.splitlines()
+    assert re.match(r"  It is down since .* \(.*\), because of CONN_REFUSED: nothing listens on its port; ", state)
+    assert re.match("  2 deliveries are held for it, the oldest made .* ago and given up in (7 d|6 d 23 h) .* at", plan)
+    assert re.search(r"it is looked at in (30|2\d) s \(.*\), and once it is back everything held is sent.$", plan)
+    assert "attempted" not in "".join(rest)
+    document = command("why", PEER, "--json").json
+    assert isinstance(document, dict)
+    assert document["next_probe"] == {"at": document["link"]["next_probe_at"], "queued": False}
+
+
+@pytest.mark.parametrize(
+    ("happens", "told"),
+    [
+        (lambda node: node.links.hold(PEER), "held by an operator since"),
+        (lambda node: node.links.rests(PEER, timedelta(hours=1)), "It asked for a pause until"),
+        (lambda node: node.links.mismatched(PEER), "It shows another signing key than the registered one since"),
+        (lambda node: fall(node, "HTTP_502"), "one delivery is sent to it to see if it takes it in"),
+    ],
+    ids=["operator", "rest", "mismatch", "canary"],
+)
+def test_why_tells_what_else_holds_deliveries(
+    command: Command, happens: Callable[[Federation], Awaitable[object]], told: str
+) -> None:
+    """Also with nothing held yet: what comes will be."""
+    on_the_node(know)
+    on_the_node(happens)
+    done = command("why", PEER)
+    assert (done.status, told in done.stdout) == (1, True)
+
+
+def test_why_is_content_with_a_healthy_server(command: Command) -> None:
+    """Status 0, and since when."""
+    on_the_node(know)
+    done = command("why", PEER)
+    assert (done.status, "It is healthy since" in done.stdout, "(9 d)" in done.stdout) == (0, True, True)
+    assert done.stdout.splitlines()[1] == "  Deliveries to it are sent."
+
+
+async def attempted(database: Database, delivery_id: str) -> None:
+    async with database.transaction() as session:
+        session.add(
+            DeliveryAttempt(
+                delivery_id=delivery_id,
+                job_name=POST_JOB,
+                server_url=PEER,
+                attempt=5,
+                started_at=datetime.now(UTC),
+                duration_ms=12,
+                outcome=AttemptOutcome.RETRYABLE,
+                error_code="CONN_REFUSED",
+                remote_code="A_CODE_OF_ITS_OWN",
+            )
+        )
