@@ -36,7 +36,9 @@ def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, no
     if kind is FailureClass.UNAVAILABLE and (series.is_canary or not link.is_open):
         return HELD_FOR_SERVER
     if not is_last:
-        return AGAIN
+        # A refused canary has had its turn; the rest of its attempts comes with the next ones.
+        waits = kind is FailureClass.REJECTED and series.is_canary and not link.is_open
+        return HELD_FOR_SERVER if waits else AGAIN
     if kind is FailureClass.UNAVAILABLE:
         return HELD_FOR_SERVER
     if kind is FailureClass.OURS:

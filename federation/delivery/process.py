@@ -264,7 +264,7 @@ class DeliveryProcessor:
         if report.series is None:
             return
         is_last = is_permanent or job.attempt >= job.max_attempts
-        fate = await self._fate(report, report.series, failure, is_last=is_last)
+        fate = await self._fate(report, report.series, failure, is_last=is_last, most=job.max_attempts)
         ended = Ended(
             series=report.series,
             state=fate.state,
@@ -280,9 +280,9 @@ class DeliveryProcessor:
             raise Held(delivery_id, fate.reason) from None
 
     async def _fate(
-        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool
+        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool, most: int
     ) -> Fate:
-        """What becomes of the row, after the server's link has heard of the failure."""
+        """What becomes of the row, after the server's link has heard of the failure; `most` attempts has a job."""
         server_url, kind, code = report.delivery.server_url, failure.failure_class, failure.code
         if kind is FailureClass.UNAVAILABLE and series.canary_at is not None:
             # What the server takes from others it refuses from this one, whatever status it gives.
@@ -296,9 +296,10 @@ class DeliveryProcessor:
         elif kind is FailureClass.REST:
             await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
         elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
-            # A canary's job comes to no second attempt while the link is down.
             if await self._is_misunderstood(report, code):
                 return HELD_FOR_SERVER
+            # A canary's job comes to no second attempt while the link is down, so those of all its series count.
+            is_last = is_last or series.attempts >= most
             if is_last and code not in OWN_FAULTS:
                 await self._links.rejected(server_url, code)
         link = await self._links.view(server_url)

@@ -106,3 +106,29 @@ async def test_a_canary_to_a_server_that_forgot_us_makes_us_known_again(site: Si
     assert refused.log[-1].remote_code == "UNKNOWN_FEDERATION_SERVER_INTERACTION"
     assert "REGISTER" in peer.discoveries
     assert arrived.row is None
+
+
+async def test_canaries_that_are_refused_fail_after_as_many_attempts_as_a_job_has(site: Site, peer: Peer) -> None:
+    """Those of the series that took the link down count. It stays down: its server answers, and none got through."""
+    first, second = await held(site, peer, 2)
+    peer.server.default = respond(404)
+    releaser, attempts = site.federation.releaser, site.federation.settings.federation_delivery_attempts
+
+    await releaser.send_canary(peer.url)
+    refused = await site.outcome(f"{first}.1", row=first)
+
+    assert refused.row is not None
+    assert (refused.row.state, refused.row.error_code, refused.row.attempts) == (
+        DeliveryState.FAILED,
+        "HTTP_404",
+        attempts + 1,
+    )
+    states = []
+    for series in range(1, attempts + 1):
+        await releaser.send_canary(peer.url)
+        row = (await site.outcome(f"{second}.{series}", row=second)).row
+        assert row is not None
+        states.append(row.state)
+    assert states == [DeliveryState.HELD] * (attempts - 1) + [DeliveryState.FAILED]
+    link = await site.federation.links.find(peer.url)
+    assert (link.state, link.rejections) == (LinkState.DOWN, 2)
