@@ -21,8 +21,10 @@ class Owed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """The numbers of one moment. What is lost is neither at its peer nor known to the sender any more; between two of
-    the queries an arrival may look like it, so `lost` and `duplicates` mean something at the end.
+    """The numbers of one moment.
+
+    What is lost is neither at its peer nor known to the sender any more, unlike what has not yet been delivered. Between
+    two of the queries an arrival may look like it, so `lost` and `duplicates` mean something at the end.
     """
 
     delivered: int
