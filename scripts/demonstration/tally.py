@@ -23,8 +23,8 @@ class Owed:
 class Tally:
     """The numbers of one moment.
 
-    What is lost is neither at its peer nor known to the sender any more, unlike what has not yet been delivered. Between
-    two of the queries an arrival may look like it, so `lost` and `duplicates` mean something at the end.
+    What is lost is neither at its peer nor known to the sender any more, unlike what is not yet delivered. Between two
+    of the queries an arrival may look like it, so `lost` and `duplicates` mean something at the end.
     """
 
     delivered: int
