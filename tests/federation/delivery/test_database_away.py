@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from sqlalchemy import func, select
+from structlog.testing import capture_logs
+
+from db import DeliveryJob
 from db.migrate import upgrade
 from federation.app import Federation
+from federation.node_workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.patience import until
@@ -46,3 +51,41 @@ async def test_nothing_is_claimed_while_the_database_is_away(
             assert {entry.attempt for fate in fates for entry in fate.log} == {1}
         await federation.close()
     assert (len(peer.applied), peer.replayed) == (DELIVERIES, 0)
+
+
+async def test_a_release_goes_on_when_the_database_is_back(
+    make_settings: MakeSettings, peer: Peer, tmp_path: Path
+) -> None:
+    """It dies with a part of what was held released: all arrives, and what was under way at most twice."""
+    with postgres_process() as server:
+        await asyncio.to_thread(upgrade, server.url)
+        settings = make_settings(
+            database_url=server.url, queue_url=f"file://{tmp_path}/queues", federation_release_rate=4
+        )
+        federation = Federation(settings)
+        await acquaint(federation, peer)
+        await federation.links.hold(peer.url)
+        await Site(federation).owe_posts(peer, DELIVERIES)
+        workers = FederationWorkers(federation)
+        workers.start()
+        await federation.links.release(peer.url)
+        with capture_logs() as logs:
+            await until(lambda: len(peer.applied) >= 3)
+            await asyncio.to_thread(server.crash)
+            await until(lambda: any(event["event"] == "tending_failed" for event in logs))
+            arrived = len(peer.applied)
+            await asyncio.to_thread(server.start)
+
+        async def is_over() -> bool:
+            return await owed(federation) == 0
+
+        await until(is_over)
+        await workers.stop()
+        await federation.close()
+    assert 3 <= arrived < DELIVERIES == len(peer.applied)
+    assert peer.replayed <= settings.federation_per_server
+
+
+async def owed(federation: Federation) -> int:
+    async with federation.database.read() as session:
+        return (await session.execute(select(func.count()).select_from(DeliveryJob))).scalar_one()
