@@ -3,8 +3,8 @@
 Theory of operation. Whenever no callback is ready, the clock jumps to the next timer. That alone would run a week's
 691 200 ticks of everything that looks each second whether something is due, and four times as many of the release. So
 the timers of such tasks are *lazy*: they are kept back until something is due for them (`Needs` says when, from the
-database and the queues), and at most for some hours. A lazy timer is never early, and never kept back beyond the moment from which it has something to find;
-for the code that waits it is as if the machine had been asleep.
+database and the queues), and at most for some hours. A lazy timer is never early, and never kept back beyond the moment
+from which it has something to find; for the code that waits it is as if the machine had been asleep.
 """
 
 from __future__ import annotations

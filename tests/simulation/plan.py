@@ -14,6 +14,12 @@ DAY: Final = 24 * HOUR
 WEEK: Final = 7 * DAY
 QUIET: Final = 26 * HOUR
 END: Final = WEEK + QUIET
+RUSH: Final = 10 * MINUTE
+"""When everybody is written to at once; before that all have answered once."""
+TO_SICK: Final = 40
+"""Within `FALLING` seconds, the time that links need to go down: twice as many as there are slots."""
+TO_HEALTHY: Final = 50
+FALLING: Final = 20.0
 
 
 class Trouble(StrEnum):
@@ -106,6 +112,25 @@ class Plan:
     processes: int = 2
     sick: frozenset[int] = field(default_factory=frozenset)
 
+    def rush(self) -> Plan:
+        """The world's servers when all its sick ones fall silent while everybody is written to."""
+        chance = random.Random(f"{self.seed} {len(self.servers)} rush")
+        sick = sorted(self.sick)
+        healthy = [server.number for server in self.servers if not server.is_sick]
+        greetings = [PlannedDelivery(chance.uniform(0, MINUTE), (server.number,)) for server in self.servers]
+        lost = [PlannedDelivery(RUSH + chance.uniform(0, FALLING), (each,)) for each in _in_turn(sick, TO_SICK)]
+        sent = [
+            PlannedDelivery(RUSH + chance.uniform(0, 2 * FALLING), (each,)) for each in _in_turn(healthy, TO_HEALTHY)
+        ]
+        silence = Phase(RUSH, RUSH + 5 * MINUTE, Trouble.HANGS)
+        return replace(
+            self,
+            servers=tuple(replace(each, phases=(silence,)) if each.is_sick else each for each in self.servers),
+            deliveries=tuple(sorted((*greetings, *lost, *sent), key=lambda each: each.at)),
+            outages=(),
+            kills=(),
+        )
+
     def without_sick(self) -> Plan:
         """The same world, in which the sick servers are not."""
         deliveries = [
@@ -118,6 +143,10 @@ class Plan:
             servers=tuple(server for server in self.servers if not server.is_sick),
             deliveries=tuple(each for each in deliveries if each.servers),
         )
+
+
+def _in_turn(numbers: list[int], count: int) -> list[int]:
+    return [numbers[index % len(numbers)] for index in range(count)] if numbers else []
 
 
 def make_plan(seed: int, servers: int) -> Plan:

@@ -29,15 +29,17 @@ class Verdict:
         return f"seed {self.seed} of {self.servers} servers:\n{found}\n\nWhat happened:\n{told}"
 
 
-def run_seed(seed: int, servers: int = 20, *, twin: bool = True, tell: bool = False) -> Verdict:
-    """The world of a seed, judged; with `twin` also against the same world without sick servers. `tell` its story, too,
-    if nothing is wrong.
+def run_seed(seed: int, servers: int = 20, *, rush: bool = True, tell: bool = False) -> Verdict:
+    """The world of a seed, judged; with `rush` also a while in which all are written to and the sick ones hang, against
+    the same while without them. `tell` its story, too, if nothing is wrong.
     """
     plan = make_plan(seed, servers)
     world = run_world(plan, look=look, judge=judge)
     findings = list(dict.fromkeys(world.findings))
-    if twin:
-        findings += slowed_down(world, run_world(plan.without_sick(), look=look, judge=judge))
+    if rush:
+        busy = plan.rush()
+        crowded, alone = (run_world(each, look=look, judge=judge) for each in (busy, busy.without_sick()))
+        findings += [*dict.fromkeys(crowded.findings), *slowed_down(crowded, alone)]
     return Verdict(
         seed=seed,
         servers=servers,
