@@ -1,7 +1,7 @@
-"""Concurrent calls share round trips: what is asked while a call is under way goes into the next one, together.
+"""Concurrent calls share round trips: what is asked while one is under way goes into the next, together.
 
-A single caller is served at once, in its own task. Groups form by themselves under load, as there is never more than
-one call under way.
+Groups form by themselves: those who ask in the same turn of the event loop are one, and so are those who ask while
+the one call under way lasts.
 """
 
 from __future__ import annotations
@@ -29,33 +29,27 @@ class Gathering(Generic[T, R]):
         self._limit = limit
         self._waiting: deque[tuple[T, asyncio.Future[R]]] = deque()
         self._serving: asyncio.Task[None] | None = None
-        self._busy = False
 
     async def ask(self, item: T) -> R:
         """The answer for `item`; cancelled before its turn, it is not asked about."""
-        if self._busy:
-            future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-            self._waiting.append((item, future))
-            return await future
-        self._busy = True
-        try:
-            return (await self._call([item]))[0]
-        finally:
-            self._hand_on()
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._serving is None:
+            self._serve_next()
+        return await future
 
-    def _hand_on(self) -> None:
-        """Whoever waits still is served next, by a task of its own."""
+    def _serve_next(self) -> None:
+        """Whoever waits is served by a task of its own, so that all who ask in the same moment are served together."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()
-        self._busy = bool(self._waiting)
-        self._serving = asyncio.create_task(self._serve(), name="gathered-calls") if self._busy else None
+        self._serving = asyncio.create_task(self._serve(), name="gathered-calls") if self._waiting else None
 
     async def _serve(self) -> None:
         taken = [self._waiting.popleft() for _ in range(min(self._limit, len(self._waiting)))]
         try:
             await self._answer([(item, future) for item, future in taken if not future.done()])
         finally:
-            self._hand_on()
+            self._serve_next()
 
     async def _answer(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
         if not group:

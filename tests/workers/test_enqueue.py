@@ -253,7 +253,7 @@ async def test_a_job_can_be_part_of_the_callers_transaction(tmp_path: Path) -> N
 
 
 async def test_concurrent_enqueues_share_round_trips() -> None:
-    """A hundred enqueues at once take a few calls of the storage, a large payload its own; each has its own answer."""
+    """A hundred enqueues at once take one call of the storage, a large payload its own; each has its own answer."""
     slow, faults = faulty(MemoryStorage())
     faults.delayed["enqueue"] = 1_000
     storage, calls = counting(slow)
@@ -262,9 +262,9 @@ async def test_concurrent_enqueues_share_round_trips() -> None:
     results = await asyncio.gather(*(queue.enqueue(1, id=f"job-{number % 50}") for number in range(100)))
     assert [result.id for result in results] == [f"job-{number % 50}" for number in range(100)]
     assert [result.status for result in results[50:]] == [EnqueueStatus.DUPLICATE] * 50
-    assert calls["enqueue"] == 2
+    assert calls["enqueue"] == 1
     await asyncio.gather(*(queue.enqueue(large) for _ in range(3)))
-    assert calls["enqueue"] == 5
+    assert calls["enqueue"] == 4
 
 
 async def test_a_nested_enqueue_is_refused_beside_others(tmp_path: Path) -> None:

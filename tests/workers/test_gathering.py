@@ -36,18 +36,34 @@ class Doubling:
         await asyncio.sleep(0)
         return tasks
 
+    async def is_under_way(self) -> None:
+        """Somebody is being asked about."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.groups:
+                await asyncio.sleep(0)
+
     async def answers(self, tasks: Sequence[asyncio.Task[int]]) -> list[int | BaseException]:
         self.gate.set()
         async with asyncio.timeout(PATIENCE):
             return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_who_comes_during_a_call_shares_the_next() -> None:
-    """The first is asked about alone, all that come meanwhile together, up to the limit; each has its own answer."""
+async def test_who_asks_at_once_shares_a_call() -> None:
+    """All that come in the same moment are asked about together, up to the limit; each has its own answer."""
     doubling = Doubling(limit=3)
     assert await doubling.answers(await doubling.asked(1, 2, 3, 4, 5)) == [2, 4, 6, 8, 10]
-    assert doubling.groups == [[1], [2, 3, 4], [5]]
+    assert doubling.groups == [[1, 2, 3], [4, 5]]
     assert await doubling.gathering.ask(6) == 12
+
+
+async def test_who_comes_during_a_call_shares_the_next() -> None:
+    """There is never more than one call under way."""
+    doubling = Doubling()
+    early = await doubling.asked(1)
+    await doubling.is_under_way()
+    late = await doubling.asked(2, 3)
+    assert await doubling.answers([*early, *late]) == [2, 4, 6]
+    assert doubling.groups == [[1], [2, 3]]
 
 
 async def test_one_fault_costs_no_neighbour_anything() -> None:
@@ -64,7 +80,7 @@ async def test_a_storage_that_is_away_is_not_asked_again() -> None:
     doubling.away = True
     answers = await doubling.answers(await doubling.asked(1, 2, 3))
     assert [type(answer) for answer in answers] == [StorageUnavailable] * 3
-    assert doubling.groups == [[1], [2, 3]]
+    assert doubling.groups == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2], ids=["the first", "the second", "the last"])
@@ -73,23 +89,17 @@ async def test_who_is_cancelled_disturbs_nobody(leaving: int) -> None:
     doubling = Doubling()
     tasks = await doubling.asked(1, 2, 3)
     tasks[leaving].cancel()
-    await asyncio.gather(tasks[leaving], return_exceptions=True)
-    answers = await doubling.answers([task for task in tasks if not task.cancelled()])
-    assert answers == [2 * number for number in (1, 2, 3) if number != leaving + 1]
-    asked = {number for group in doubling.groups for number in group}
-    assert asked == {1, 2, 3} - {leaving + 1} | {1}
+    rest = [number for number in (1, 2, 3) if number != leaving + 1]
+    assert await doubling.answers([task for task in tasks if task is not tasks[leaving]]) == [2 * n for n in rest]
+    assert doubling.groups == [rest]
     assert await doubling.gathering.ask(4) == 8
 
 
-async def test_nothing_is_left_when_all_have_left() -> None:
-    """With every caller cancelled there is no call, no task, and the next is served at once."""
+async def test_who_is_cancelled_under_way_disturbs_nobody() -> None:
+    """The call goes on for the others."""
     doubling = Doubling()
-    before = asyncio.all_tasks()
     tasks = await doubling.asked(1, 2, 3)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert asyncio.all_tasks() == before
-    doubling.gate.set()
-    assert await doubling.gathering.ask(4) == 8
-    assert doubling.groups == [[1], [4]]
+    await doubling.is_under_way()
+    tasks[0].cancel()
+    assert await doubling.answers(tasks[1:]) == [4, 6]
+    assert doubling.groups == [[1, 2, 3]]

@@ -44,7 +44,7 @@ from workers.worker.transactions import OwnTransaction
 
 logger = logging.getLogger(__name__)
 
-LINGER_SECONDS: Final = 0.002
+LONGEST_LINGER_SECONDS: Final = 0.02
 FORCED_STOP_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -122,6 +122,7 @@ class Worker:
         self._slots = Slots(concurrency, overtime)
         self._not_ready = not_ready
         self._stop = Stop()
+        self._linger = 0.0  # how long the last claim took
         self._found_all = False  # whether the last claim brought all there was, and nothing was given back since
         self._idle = True  # whether that has been reported, and nothing was claimed since
 
@@ -196,9 +197,9 @@ class Worker:
     async def _claim_until_stopped(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.asked:
+            await self._wait_for_slots()
             free = self._slots.free
             if free == 0:
-                await self._wait_for_slots()
                 continue
             if (wait := self._not_ready()) is not None:
                 await self._stop.unless(wait)
@@ -222,6 +223,7 @@ class Worker:
         try:
             await self._stop.until(call)
             claims = await self._last_answer(call)
+            self._linger = min(monotonic() - asked_at, LONGEST_LINGER_SECONDS)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
                 self._start_all(await self._last_answer(call), asked_at)
@@ -257,13 +259,16 @@ class Worker:
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
 
     async def _wait_for_slots(self) -> None:
-        """Wait for a free slot; under load a moment longer, so that one claim fills several."""
+        """Wait for a free slot; where more waits than there are slots, as long as a claim takes, to fill several."""
         self._slots.freed.clear()
         if self._stop.asked:
             return
-        await self._slots.freed.wait()
+        if self._slots.free == 0:
+            await self._slots.freed.wait()
+        elif self._found_all:
+            return
         if self._slots.free < self._concurrency // 2:
-            await asyncio.sleep(LINGER_SECONDS)
+            await asyncio.sleep(self._linger)
 
     async def _wait_for_work(self) -> None:
         """Return when a claim may succeed, or the worker shall stop."""
