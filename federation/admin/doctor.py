@@ -24,7 +24,7 @@ from federation.admin.deliveries import Selection
 from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.base.reach import behind, schema_of
+from federation.base.reach import schema_of
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
@@ -134,10 +134,11 @@ async def _run(check: str, look: Callable[[Federation], Awaitable[_Found]], fede
 
 
 async def _database(federation: Federation) -> _Found:
-    version = await schema_of(federation.database)
-    if version.is_behind:
-        return _failure(behind(version), "federation upgrade")
-    return _ok(f"{federation.database!r} is at migration {version.current}")
+    schema = await schema_of(federation.database)
+    if schema.problem is not None:
+        advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
+        return _failure(schema.problem, advice)
+    return _ok(f"{federation.database!r} is at migration {schema.version.current}, and no table or column is missing")
 
 
 async def _queues(federation: Federation) -> _Found:

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import Database
+from db import Database, FederationTable
+from db.catalog import missing
 from db.migrate import SchemaVersion, schema_version
 from federation.base.errors import ConfigurationError, Unreachable
 from workers import Queue, StorageUnavailable
 
 PATIENCE: Final = timedelta(seconds=8)
+MOST_NAMED: Final = 8
 
 
-async def schema_of(database: Database) -> SchemaVersion:
-    """Which migration the database has reached.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """How far a database has been migrated, and which of our tables and columns it lacks all the same."""
+
+    version: SchemaVersion
+    missing: tuple[str, ...]
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the tables and what to do; None if this version can work with them."""
+        if self.version.is_behind:
+            return _behind(self.version)
+        if self.missing:
+            return _incomplete(self.missing)
+        return None
+
+
+async def schema_of(database: Database) -> Schema:
+    """What the database has of our tables, by its own catalog.
 
     Raises:
         Unreachable: it does not answer, or refuses us.
     """
     async with _answering("the database", "DATABASE_URL"), database.read() as session:
         connection = await session.connection()
-        return await connection.run_sync(schema_version)
+        return await connection.run_sync(_look)
 
 
 async def require_schema(database: Database) -> None:
@@ -34,17 +55,33 @@ async def require_schema(database: Database) -> None:
 
     Raises:
         Unreachable: it does not answer, or refuses us.
-        ConfigurationError: it has not been upgraded.
+        ConfigurationError: it has not been upgraded, or lacks what an upgrade had made.
     """
-    version = await schema_of(database)
-    if version.is_behind:
-        raise ConfigurationError([f"DATABASE_URL: {behind(version)}"])
+    problem = (await schema_of(database)).problem
+    if problem is not None:
+        raise ConfigurationError([f"DATABASE_URL: {problem}"])
 
 
-def behind(version: SchemaVersion) -> str:
-    """What a database that is behind lacks, and what to do."""
+def _look(connection: Connection) -> Schema:
+    return Schema(version=schema_version(connection), missing=missing(connection, FederationTable.metadata))
+
+
+def _behind(version: SchemaVersion) -> str:
     at = f"is at migration {version.current}" if version.current else "has none of our tables"
     return f"the database {at}, this version needs {version.expected}; run `federation upgrade`"
+
+
+def _incomplete(names: Sequence[str]) -> str:
+    return (
+        f"the database lacks {enumerated(names)}, which `federation upgrade` had made and does not make again:"
+        " somebody took it away; restore the database from a backup"
+    )
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Tables and columns for people, the first few by name."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 async def connect(queue: Queue) -> None:

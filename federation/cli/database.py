@@ -14,7 +14,7 @@ from federation.cli.running import upgrade
 from federation.cli.session import LogLevel, start_logging
 
 if TYPE_CHECKING:
-    from db.migrate import SchemaVersion
+    from federation.base.reach import Schema
 
 app = group("The database's tables: check, upgrade.")
 
@@ -32,23 +32,25 @@ def upgrade_tables() -> None:
 def check(as_json: AsJson = False) -> None:
     """Tell whether the tables are up to date. Exit status 1 if not."""
     from db import Database
-    from federation.base.reach import behind, schema_of
+    from federation.base.reach import schema_of
     from federation.base.settings import Settings
 
     start_logging(LogLevel.WARNING)
     settings = Settings.load()
 
-    async def look() -> SchemaVersion:
+    async def look() -> Schema:
         database = Database(settings.database_url.get_secret_value())
         try:
             return await schema_of(database)
         finally:
             await database.close()
 
-    version = asyncio.run(look())
+    schema = asyncio.run(look())
+    version = schema.version
     if as_json:
-        print_json({"current": version.current, "expected": version.expected, "up_to_date": not version.is_behind})
+        versions = {"current": version.current, "expected": version.expected}
+        print_json({**versions, "up_to_date": schema.problem is None, "missing": schema.missing})
     else:
-        print_lines([behind(version) if version.is_behind else f"the database is at migration {version.current}"])
-    if version.is_behind:
+        print_lines([schema.problem or f"the database is at migration {version.current}, and nothing is missing"])
+    if schema.problem is not None:
         raise typer.Exit(NOT_FOUND)

@@ -49,6 +49,7 @@ def explain(error: BaseException) -> list[str]:
     from alembic.util import CommandError
     from sqlalchemy.exc import SQLAlchemyError
 
+    from db.errors import is_outage
     from db.url import DatabaseUrlError
     from federation.analytics.errors import AnalyticsError
     from federation.base.errors import ConfigurationError, Unreachable
@@ -69,9 +70,16 @@ def explain(error: BaseException) -> list[str]:
             return [str(error)]
         case OSError():
             return [str(error) or "something did not answer in time"]
+        case SQLAlchemyError() if is_outage(error):
+            return [f"the database cannot be used: {_kind(error)}; is DATABASE_URL right, and the server up?"]
         case SQLAlchemyError():
-            return [f"the database cannot be used: {type(error).__name__}; is DATABASE_URL right, and the server up?"]
+            return [f"the database answers, but refuses: {_kind(error)}; `federation doctor` looks at its tables"]
         case ModuleNotFoundError(name=str(name)) if name in _EXTRAS:
             return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
         case _:
             return []
+
+
+def _kind(error: Exception) -> str:
+    """The error's type, by the driver's own name if it has one; never its text, which may quote a URL or a row."""
+    return type(error.__cause__ or error).__name__

@@ -64,17 +64,35 @@ def upgrade_tables() -> None:
 
 
 def upgrade(settings: Settings) -> None:
-    """The tables of the application and of its queues are those of this version."""
+    """The tables of the application and of its queues are those of this version.
+
+    Raises:
+        ConfigurationError: something that an earlier upgrade had made is missing.
+    """
     from db import migrate
     from federation.base.queues import QUEUE_NAMES
     from federation.base.storages import open_storage
     from workers.storage.sql import SqlStorage
 
-    migrate.upgrade(settings.database_url.get_secret_value())
+    url = settings.database_url.get_secret_value()
+    migrate.upgrade(url)
     for queue in QUEUE_NAMES:
         storage = open_storage(settings, queue)
         if isinstance(storage, SqlStorage):
             asyncio.run(_prepare(storage))
+    asyncio.run(_confirm(url))
+
+
+async def _confirm(url: str) -> None:
+    """No migration brings back what was taken away after it: an upgrade that leaves gaps is none."""
+    from db import Database
+    from federation.base.reach import require_schema
+
+    database = Database(url)
+    try:
+        await require_schema(database)
+    finally:
+        await database.close()
 
 
 async def _prepare(storage: SqlStorage) -> None:

@@ -47,7 +47,8 @@ class Endpoints:
         verdict = await self._readiness()
         checks = {name: "ok" if passed else "fail" for name, passed in verdict.checks.items()}
         status, text = (200, "ok") if verdict.ready else (503, "fail")
-        return _json(status, {"status": text, "checks": checks})
+        problems = {"problems": dict(verdict.problems)} if verdict.problems else {}
+        return _json(status, {"status": text, "checks": checks, **problems})
 
 
 def _json(status: int, value: object) -> Answer:

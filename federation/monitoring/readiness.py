@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 from typing import Final, TypeAlias
@@ -30,14 +30,15 @@ Check: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class NotReady(Exception):
-    """A check found out what is wrong by itself."""
+    """A check found out what is wrong by itself. Its message is told to everybody: it names no host and no secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Which checks passed."""
+    """Which checks passed, and what those had to say that did not and know it; others only fail."""
 
     checks: Mapping[str, bool]
+    problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -75,9 +76,10 @@ class Readiness:
         if begun:
             await asyncio.wait(begun.values(), timeout=self._timeout)
         problems = {name: _problem(begun.get(name)) for name in self._checks}
+        told = {name: text for name, task in begun.items() if (text := _told(task)) is not None}
         for task in begun.values():
             task.cancel()
-        verdict = Verdict(checks={name: problem is None for name, problem in problems.items()})
+        verdict = Verdict(checks={name: problem is None for name, problem in problems.items()}, problems=told)
         self._note_change(verdict, problems)
         self._last, self._fresh_until = verdict, monotonic() + self._reuse
         return verdict
@@ -94,7 +96,7 @@ class Readiness:
 
     def _note_change(self, verdict: Verdict, problems: Mapping[str, str | None]) -> None:
         was_ready = self._last is None or self._last.ready
-        if was_ready and not verdict.ready:
+        if not verdict.ready and (self._last is None or self._last.checks != verdict.checks):
             log.warning("not_ready", **{name: problem for name, problem in problems.items() if problem is not None})
         elif verdict.ready and not was_ready:
             log.info("ready_again")
@@ -105,13 +107,20 @@ async def _run(check: Check) -> None:
 
 
 def _problem(task: asyncio.Task[object] | None) -> str | None:
-    """Named by type: a message may name hosts."""
+    """In a check's own words, else by the error's type: its message may name hosts."""
     if task is None or not task.done():
         return "did not answer in time"
     if task.cancelled():
         return "was cut off"
     error = task.exception()
-    return type(error).__name__ if error is not None else None
+    return _told(task) or (type(error).__name__ if error is not None else None)
+
+
+def _told(task: asyncio.Task[object]) -> str | None:
+    if not task.done() or task.cancelled():
+        return None
+    error = task.exception()
+    return str(error) if isinstance(error, NotReady) else None
 
 
 def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
@@ -122,8 +131,9 @@ def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Ma
             await session.execute(text("SELECT 1"))
 
     async def has_tables() -> None:
-        if (await schema_of(database)).is_behind:
-            raise NotReady("the database lacks this version's tables; run `federation upgrade`")
+        problem = (await schema_of(database)).problem
+        if problem is not None:
+            raise NotReady(problem)
 
     async def queue_answers() -> None:
         await queue.get_status("readiness")

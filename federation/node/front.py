@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import structlog
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from db.errors import is_outage
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from federation.node.admission import Admit, everybody
@@ -73,7 +73,7 @@ class Front:
             except Refusal as refusal:
                 return _refused(request, refusal)
             except SQLAlchemyError as error:
-                if not _is_outage(error):
+                if not is_outage(error):
                     return _failed(request, error)
                 log.error("inbound_database_unavailable", path=_path(request), error=type(error).__name__)
                 return _refused(request, try_later("The database is unavailable", reason="DATABASE"))
@@ -117,11 +117,6 @@ def _refused(request: Request, refusal: Refusal) -> Response:
 def _failed(request: Request, error: Exception) -> Response:
     log.error("inbound_failed", path=_path(request), **crash(error))
     return Refusal(500, "Internal error", code="INTERNAL_SERVER_ERROR").response()
-
-
-def _is_outage(error: SQLAlchemyError) -> bool:
-    lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    return lost or isinstance(error, OperationalError | InterfaceError | PoolTimeout)
 
 
 def _path(request: Request) -> str:

@@ -14,7 +14,9 @@ import pytest
 from redis.asyncio import Redis
 
 from db import Database
+from db.engines import migration_engine
 from db.migrate import upgrade
+from db.url import parse_url
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
@@ -35,6 +37,15 @@ def make_all_tables(url: str) -> None:
     upgrade(url)
     with ThreadPoolExecutor(1) as apart:  # an asynchronous fixture may have asked: its loop runs in this thread
         apart.submit(asyncio.run, SqlStorage(url).migrate()).result()
+
+
+def alter(url: str, *statements: str) -> None:
+    """Somebody does this to the database, behind everybody's back."""
+    engine = migration_engine(parse_url(url))
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    engine.dispose()
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,18 @@ from federation.admin.doctor import Finding, Verdict, examine, worst
 from federation.app import Federation
 from federation.base.settings import Settings
 from tests.federation.cli.conftest import Command
+from tests.federation.conftest import alter
 from tests.misbehaving import respond
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import Peer
 from tests.servers import free_port
 
 ROOT = Path(__file__).parents[3]
+
+DAMAGES = [
+    ("DROP TABLE server_links", "server_links"),
+    ("ALTER TABLE delivery_jobs DROP COLUMN holds", "delivery_jobs.holds"),
+]
 
 
 @pytest.fixture
@@ -111,6 +117,28 @@ async def test_a_queue_that_is_down_and_tables_that_lack(monkeypatch: pytest.Mon
     assert "federation upgrade" in findings["database"].found
     assert findings["/discover"].verdict is Verdict.NOTE
     assert worst([*findings.values()]) is Verdict.FAILURE
+
+
+@pytest.mark.parametrize(("damage", "name"), DAMAGES)
+def test_a_table_or_column_that_is_gone_is_a_failure(
+    command: Command, monkeypatch: pytest.MonkeyPatch, database_url: str, damage: str, name: str
+) -> None:
+    """By its name, in doctor and in `db check`; whoever upgrades is not told that all is well."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("BETTER_AUTH_URL", f"http://127.0.0.1:{free_port()}")
+    assert command("doctor").status == 0
+    alter(database_url, damage)
+    done = command("doctor", "--json")
+    assert done.status == 1
+    assert isinstance(done.json, dict)
+    (found,) = [each for each in done.json["findings"] if each["check"] == "database"]
+    assert (found["verdict"], f"lacks {name}," in found["found"]) == ("failure", True)
+    assert "backup" in found["advice"]
+    check = command("db", "check", "--json")
+    assert isinstance(check.json, dict)
+    assert (check.status, check.json["up_to_date"], check.json["missing"]) == (1, False, [name])
+    upgraded = command("db", "upgrade")
+    assert (upgraded.status, upgraded.stdout, f"lacks {name}," in upgraded.stderr) == (2, "", True)
 
 
 def test_too_few_open_files_are_a_warning(fresh: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -6,8 +6,14 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
+from db import FederationTable
+from db.engines import migration_engine
+from db.url import parse_url
+from federation.cli.problems import explain
 from tests.federation.cli.conftest import Command
+from tests.federation.conftest import alter
 from tests.servers import free_port
 
 MIGRATIONS = Path(__file__).parents[3] / "db" / "migrations" / "versions"
@@ -54,7 +60,9 @@ def test_a_database_not_upgraded_is_told_with_what_to_do(
     monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
     assert "run `federation upgrade`" in one_line(command, arguments)
     check = command("db", "check", "--json")
-    assert (check.status, check.json) == (1, {"current": None, "expected": HEAD, "up_to_date": False})
+    missing = sorted(FederationTable.metadata.tables)
+    told = {"current": None, "expected": HEAD, "up_to_date": False, "missing": missing}
+    assert (check.status, check.json) == (1, told)
 
 
 def test_upgrading_makes_it_well(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,3 +79,34 @@ def test_a_database_of_a_newer_version_is_worked_with(command: Command, database
     connection.commit()
     connection.close()
     assert command("deliveries", "stats").status == 0
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_a_table_that_is_gone_is_told_by_its_name(
+    command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    """And nobody is sent to look whether the server is up."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    alter(database_url, "DROP TABLE server_links")
+    told = one_line(command, arguments)
+    assert "lacks server_links" in told
+    assert "server up" not in told
+
+
+def test_a_statement_that_is_refused_is_no_outage(database_url: str) -> None:
+    """Whoever reads it is sent to the tables; of an outage, to the URL and the server."""
+    engine = migration_engine(parse_url(database_url))
+    with pytest.raises(SQLAlchemyError) as refused, engine.connect() as connection:
+        connection.exec_driver_sql("SELECT s3cret FROM nowhere")
+    engine.dispose()
+    (told,) = explain(refused.value)
+    assert "federation doctor" in told
+    assert "server up" not in told
+    assert "s3cret" not in told
+    engine = migration_engine(parse_url(f"postgresql://u:s3cret@127.0.0.1:{free_port()}/x"))
+    with pytest.raises(SQLAlchemyError) as dead:
+        engine.connect()
+    engine.dispose()
+    (told,) = explain(dead.value)
+    assert "server up" in told
+    assert "s3cret" not in told

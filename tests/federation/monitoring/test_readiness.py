@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from db import Database
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.monitoring.endpoints import READY_PATH, Endpoints
-from federation.monitoring.readiness import Readiness
-from tests.federation.conftest import MakeSettings
+from federation.monitoring.readiness import NotReady, Readiness
+from tests.federation.conftest import MakeSettings, alter
 from tests.misbehaving import MisbehavingServer, hang
 from tests.patience import eventually
 from tests.servers import free_port
@@ -85,6 +85,49 @@ async def test_tables_of_an_earlier_version_are_not_enough(
         verdict = await federation.readiness()
     await federation.close()
     assert verdict.checks == {"database": True, "tables": ready, "queue": True, "blacklist": True}
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        ("DROP TABLE server_links", "server_links"),
+        ("ALTER TABLE delivery_jobs DROP COLUMN holds", "delivery_jobs.holds"),
+    ],
+)
+async def test_a_table_or_column_that_is_gone_is_told_by_its_name(
+    make_settings: MakeSettings, database_url: str, damage: str, name: str
+) -> None:
+    """In the answer and in the log, although the database's version says that it was made."""
+    await asyncio.to_thread(alter, database_url, damage)
+    federation = Federation(make_settings(database_url=database_url))
+    with capture_logs() as logs:
+        answer = await Endpoints(federation.readiness, None)(READY_PATH)
+    await federation.close()
+    assert answer is not None
+    told = json.loads(answer.body)
+    assert (answer.status, told["checks"]["database"], told["checks"]["tables"]) == (503, "ok", "fail")
+    assert f"the database lacks {name}," in told["problems"]["tables"]
+    assert [f"lacks {name}," in entry["tables"] for entry in logs if entry["event"] == "not_ready"] == [True]
+
+
+async def test_each_change_of_what_fails_is_logged() -> None:
+    """A second thing that breaks is not hidden by the first."""
+    broken = {"database"}
+
+    def check(name: str) -> Callable[[], Awaitable[None]]:
+        async def look() -> None:
+            if name in broken:
+                raise NotReady(f"{name} is broken")
+
+        return look
+
+    readiness = Readiness({name: check(name) for name in ("database", "queue")}, reuse=timedelta(0))
+    with capture_logs() as logs:
+        await readiness()
+        broken.add("queue")
+        assert (await readiness()).problems == {"database": "database is broken", "queue": "queue is broken"}
+        await readiness()
+    assert [set(entry) & {"database", "queue"} for entry in logs] == [{"database"}, {"database", "queue"}]
 
 
 async def test_a_flood_asks_the_database_once() -> None:
