@@ -11,7 +11,7 @@ from db.deliveries import (
     HoldReason,
 )
 from db.follows import Follow
-from db.host import Block, Post, User, create_host_tables
+from db.host import Block, HostTablesError, Post, User, create_host_tables
 from db.scheduling import RunOutcome, SchedulerJob
 from db.servers import (
     BlacklistedServer,
@@ -41,6 +41,7 @@ __all__ = [
     "Follow",
     "HoldReason",
     "HostTable",
+    "HostTablesError",
     "LinkState",
     "Post",
     "RelayCandidate",

@@ -1,13 +1,20 @@
 """The host application's tables, as far as federation reads and writes them."""
 
 from datetime import datetime
+from typing import Final
 
 from pydantic import JsonValue
 from sqlalchemy import JSON, Connection, ForeignKeyConstraint, Index, Text, false, text
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlmodel import Field
 
+from db.catalog import columns, missing
 from db.columns import HostTable, UtcDateTime, new_id
+from db.errors import is_outage
+
+UNUSED: Final = frozenset({"blocks.id", "blocks.created_at"})
+"""Columns of our minimal tables that we neither read nor write: a host's own may do without."""
 
 
 class User(HostTable, table=True):
@@ -62,9 +69,40 @@ class Block(HostTable, table=True):
     created_at: datetime = Field(sa_type=UtcDateTime)
 
 
-def create_host_tables(connection: Connection) -> None:
-    """`user`, `posts` and `blocks` exist; those already there are left alone. For demonstrations and tests.
+class HostTablesError(Exception):
+    """The host's own tables cannot have ours beside them; the message names the table and says why."""
 
-    From async code: `await (await session.connection()).run_sync(create_host_tables)`.
+
+def create_host_tables(connection: Connection) -> tuple[str, ...]:
+    """Make those of `user`, `posts` and `blocks` that the database lacks; return their names. Others are left alone.
+
+    For a node without a host application, for demonstrations and tests. From async code:
+    `await (await session.connection()).run_sync(create_host_tables)`.
+
+    Raises:
+        HostTablesError: a table of the host's own is in the way.
     """
-    HostTable.metadata.create_all(connection)
+    tables = HostTable.metadata.sorted_tables
+    there = columns(connection, [table.name for table in tables])
+    made = [table for table in tables if table.name not in there]
+    for table in made:
+        try:
+            table.create(connection, checkfirst=False)
+        except (ProgrammingError, OperationalError) as error:
+            if is_outage(error):
+                raise
+            why = type(error.orig).__name__  # not its text, which may quote what the host keeps
+            problem = f"the table {table.name} cannot be made beside the host's own ({why}); nothing was changed"
+            raise HostTablesError(problem) from error
+    return tuple(table.name for table in made)
+
+
+def missing_of_host(connection: Connection) -> tuple[str, ...]:
+    """Name what we use of the host's tables and the database lacks, as `missing` does."""
+    return tuple(name for name in missing(connection, HostTable.metadata) if name not in UNUSED)
+
+
+def columns_of_host(connection: Connection, table: str) -> tuple[str, ...]:
+    """Name the columns of one of these tables that are not in its model: who has any is the host's own. Sorted."""
+    ours = HostTable.metadata.tables[table].columns.keys()
+    return tuple(sorted(columns(connection, [table]).get(table, set()) - set(ours)))

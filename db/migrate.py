@@ -14,6 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from db.engines import migration_engine
+from db.host import create_host_tables
 from db.url import parse_url
 
 # "fedd" in ASCII. Any constant works, as long as every version of this program takes the same lock.
@@ -39,8 +40,10 @@ class SchemaVersion:
         return self.current is None or self.current < self.expected  # revisions are numbers of four digits
 
 
-def upgrade(url: str) -> None:
+def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
     """The database has every table, column and index of this version; existing rows and columns are untouched.
+
+    With `host_tables` it has `user`, `posts` and `blocks` as well; returns those it had not.
 
     Creates what an empty database lacks and adopts the tables of an existing node. All in one transaction, under a lock
     that lets one process migrate while others wait (30 s at most on SQLite) and then find nothing to do. Blocking; from
@@ -49,6 +52,7 @@ def upgrade(url: str) -> None:
     Raises:
         DatabaseUrlError: see `Database`.
         alembic.util.CommandError: the database was migrated by a newer version of this program.
+        HostTablesError: tables of the host's own are in the way of `host_tables`; nothing was changed.
     """
     engine = migration_engine(parse_url(url))
     try:
@@ -56,6 +60,7 @@ def upgrade(url: str) -> None:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
             command.upgrade(_config(connection), "head")
+            return create_host_tables(connection) if host_tables else ()
     finally:
         engine.dispose()
 

@@ -36,6 +36,16 @@ def parse_url(text: str) -> URL:
     raise DatabaseUrlError(f"database backend {backend!r} is not supported; write {_ACCEPTED}")
 
 
+def sqlite_file(text: str) -> Path | None:
+    """The file that the URL `text` names, which need not be there yet; None if it names no SQLite database.
+
+    Raises:
+        DatabaseUrlError: as `parse_url`.
+    """
+    url = parse_url(text)
+    return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+
+
 def _require_file(url: URL) -> None:
     name = url.database or ":memory:"
     if name == ":memory:" or name.startswith("file:"):

@@ -14,12 +14,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, FederationTable
 from db.catalog import missing
+from db.host import missing_of_host
 from db.migrate import SchemaVersion, schema_version
 from federation.base.errors import ConfigurationError, Unreachable
 from workers import Queue, StorageUnavailable
 
 PATIENCE: Final = timedelta(seconds=8)
 MOST_NAMED: Final = 8
+HOST_ADVICE: Final = "run the host's migrations; where there is no host, `federation upgrade --host-tables`"
+"""What to do about tables and columns of the host application that are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,33 @@ async def require_schema(database: Database) -> None:
     problem = (await schema_of(database)).problem
     if problem is not None:
         raise ConfigurationError([f"DATABASE_URL: {problem}"])
+
+
+async def missing_host_tables(database: Database) -> tuple[str, ...]:
+    """What the inbound side and `publish_post` use of the host application's tables, and the database lacks.
+
+    Raises:
+        Unreachable: it does not answer, or refuses us.
+    """
+    async with _answering("the database", "DATABASE_URL"), database.read() as session:
+        connection = await session.connection()
+        return await connection.run_sync(missing_of_host)
+
+
+def host_lacks(names: Sequence[str]) -> str:
+    """The same for people; what to do about it is in HOST_ADVICE."""
+    return f"the database lacks the host application's {enumerated(names)}"
+
+
+async def gaps(database: Database) -> tuple[str, ...]:
+    """Each table and column that the database lacks, ours and the host's: why a statement may have been refused.
+
+    Raises:
+        Unreachable: it does not answer, or refuses us.
+    """
+    async with _answering("the database", "DATABASE_URL"), database.read() as session:
+        connection = await session.connection()
+        return await connection.run_sync(lambda each: (*_look(each).missing, *missing_of_host(each)))
 
 
 def _look(connection: Connection) -> Schema:

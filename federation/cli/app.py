@@ -13,7 +13,18 @@ from typing import Annotated, Final
 
 import typer
 
-from federation.cli import analytics, blacklist, database, deliveries, keys, queues, running, scheduler, servers
+from federation.cli import (
+    analytics,
+    blacklist,
+    database,
+    deliveries,
+    keys,
+    queues,
+    running,
+    scheduler,
+    servers,
+    users,
+)
 from federation.cli.doctor import doctor
 from federation.cli.problems import complete
 from federation.cli.session import LogLevel, set_log_level
@@ -46,6 +57,7 @@ def federation(
 
 
 running.add_to(app)
+app.command("upgrade")(database.upgrade_tables)
 app.command("doctor")(doctor)
 app.command("why")(servers.why)
 app.add_typer(servers.app, name="servers")
@@ -55,6 +67,7 @@ app.add_typer(queues.app, name="queues")
 app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(database.app, name="db")
 app.add_typer(keys.app, name="keys")
+app.add_typer(users.app, name="users")
 app.command("analytics", context_settings=analytics.SETTINGS, add_help_option=False)(analytics.analytics)
 
 

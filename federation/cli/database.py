@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,12 +20,23 @@ app = group("The database's tables: check, upgrade.")
 
 
 @app.command("upgrade")
-def upgrade_tables() -> None:
+def upgrade_tables(
+    host_tables: Annotated[
+        bool,
+        typer.Option("--host-tables", help="For a node without a host application: make user, posts, blocks, too."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Bring the database's tables up to date."""
     from federation.base.settings import Settings
 
-    upgrade(Settings.load())
-    print_lines(["the database is up to date"])
+    upgraded = upgrade(Settings.load(), host_tables=host_tables)
+    if as_json:
+        print_json(upgraded)
+    else:
+        print_lines([*upgraded.told(), "the database is up to date"])
+    if host_tables and upgraded.host_missing:
+        raise typer.Exit(NOT_FOUND)
 
 
 @app.command("check")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from sqlalchemy.exc import SQLAlchemyError
 
 NOT_FOUND: Final = 1
 USAGE_ERROR: Final = 2
@@ -49,7 +52,7 @@ def explain(error: BaseException) -> list[str]:
     from alembic.util import CommandError
     from sqlalchemy.exc import SQLAlchemyError
 
-    from db.errors import is_outage
+    from db.host import HostTablesError
     from db.url import DatabaseUrlError
     from federation.analytics.errors import AnalyticsError
     from federation.base.errors import ConfigurationError, Unreachable
@@ -66,20 +69,31 @@ def explain(error: BaseException) -> list[str]:
             return ["this node's settings need attention:", *error.problems]
         case StorageError():
             return [str(error), "where a queue in a database lacks tables, `federation upgrade` makes them"]
-        case UrlError() | WorkersError() | CommandError() | Unreachable() | AnalyticsError() | DatabaseUrlError():
+        case (
+            HostTablesError()
+            | UrlError()
+            | WorkersError()
+            | CommandError()
+            | Unreachable()
+            | AnalyticsError()
+            | DatabaseUrlError()
+        ):
             return [str(error)]
         case OSError():
             return [str(error) or "something did not answer in time"]
-        case SQLAlchemyError() if is_outage(error):
-            return [f"the database cannot be used: {_kind(error)}; is DATABASE_URL right, and the server up?"]
         case SQLAlchemyError():
-            return [f"the database answers, but refuses: {_kind(error)}; `federation doctor` looks at its tables"]
+            return [_database_problem(error)]
         case ModuleNotFoundError(name=str(name)) if name in _EXTRAS:
             return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
         case _:
             return []
 
 
-def _kind(error: Exception) -> str:
-    """The error's type, by the driver's own name if it has one; never its text, which may quote a URL or a row."""
-    return type(error.__cause__ or error).__name__
+def _database_problem(error: SQLAlchemyError) -> str:
+    """Told by the error's type, the driver's own if it has one; its text may quote a URL or a row."""
+    from db.errors import is_outage
+
+    kind = type(error.__cause__ or error).__name__
+    if is_outage(error):
+        return f"the database cannot be used: {kind}; is DATABASE_URL right, and the server up?"
+    return f"the database answers, but refuses: {kind}; `federation doctor` looks at its tables"

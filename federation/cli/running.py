@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
 
-from federation.cli.options import MetricsPort, group
+from federation.cli.options import AsJson, MetricsPort, group
+from federation.cli.output import print_json, print_lines
 from federation.cli.queues import list_workers
 from federation.cli.session import LogLevel, start_logging
 
@@ -26,7 +28,6 @@ node = group("The inbound side.")
 def add_to(app: typer.Typer) -> None:
     """The commands are `app`'s."""
     app.command("init")(init)
-    app.command("upgrade")(upgrade_tables)
     app.command("run")(run_all)
     workers.command("list")(list_workers)
     app.add_typer(workers, name="workers")
@@ -37,8 +38,13 @@ def init(
     url: Annotated[
         str, typer.Option("--url", help="This node's own URL, under which others know it.")
     ] = "http://127.0.0.1:8000",
+    as_json: AsJson = False,
 ) -> None:
-    """Write a .env with fresh keys and create the database."""
+    """Write a .env with fresh keys and create the database.
+
+    A database file that is made here gets minimal tables of a host application, too; any other is left to its host.
+    """
+    from db.url import sqlite_file
     from federation.base.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
     from federation.protocol.keys import generate_own_keys
     from federation.protocol.urls import canonical_origin
@@ -49,25 +55,44 @@ def init(
         values["FEDERATION_PORT"] = str(port)
     try:
         write_env_file(ENV_FILE, values)
-        typer.echo(f"wrote {ENV_FILE} with fresh keys for {own_url}; keep it secret")
+        wrote = True
     except FileExistsError:
-        typer.echo(f"{ENV_FILE} exists and stays as it is")
-    upgrade(Settings.load())
-    typer.echo("the database is ready; `federation run` starts the node")
+        wrote = False
+    if not as_json:
+        keys = f"wrote {ENV_FILE} with fresh keys for {own_url}; keep it secret"
+        print_lines([keys if wrote else f"{ENV_FILE} exists and stays as it is"])
+    settings = Settings.load()
+    file = sqlite_file(settings.database_url.get_secret_value())
+    # A file of no bytes is what any look at a database leaves that is not there: nobody's tables are in it.
+    is_new = file is not None and not (file.exists() and file.stat().st_size)
+    upgraded = upgrade(settings, host_tables=is_new)
+    if as_json:
+        print_json({"url": own_url if wrote else settings.better_auth_url, "wrote_env": wrote, **asdict(upgraded)})
+        return
+    print_lines([*upgraded.told(), "the database is ready; `federation run` starts the node"])
 
 
-def upgrade_tables() -> None:
-    """Bring the database's tables up to date."""
-    from federation.base.settings import Settings
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgraded:
+    """What an upgrade did about the host application's tables: those it made, and what is missing of them still."""
 
-    upgrade(Settings.load())
+    host_tables_made: tuple[str, ...]
+    host_missing: tuple[str, ...]
+
+    def told(self) -> list[str]:
+        """For people."""
+        from federation.base.reach import HOST_ADVICE, host_lacks
+
+        made = [f"made minimal host tables: {', '.join(self.host_tables_made)}"] if self.host_tables_made else []
+        return [*made, *([f"{host_lacks(self.host_missing)}: {HOST_ADVICE}"] if self.host_missing else [])]
 
 
-def upgrade(settings: Settings) -> None:
-    """The tables of the application and of its queues are those of this version.
+def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
+    """The tables of the application and of its queues are those of this version, and with `host_tables` a host's exist.
 
     Raises:
         ConfigurationError: something that an earlier upgrade had made is missing.
+        HostTablesError: tables of the host's own are in the way of ours.
     """
     from db import migrate
     from federation.base.queues import QUEUE_NAMES
@@ -75,22 +100,23 @@ def upgrade(settings: Settings) -> None:
     from workers.storage.sql import SqlStorage
 
     url = settings.database_url.get_secret_value()
-    migrate.upgrade(url)
+    made = migrate.upgrade(url, host_tables=host_tables)
     for queue in QUEUE_NAMES:
         storage = open_storage(settings, queue)
         if isinstance(storage, SqlStorage):
             asyncio.run(_prepare(storage))
-    asyncio.run(_confirm(url))
+    return Upgraded(host_tables_made=made, host_missing=asyncio.run(_confirm(url)))
 
 
-async def _confirm(url: str) -> None:
-    """No migration brings back what was taken away after it: an upgrade that leaves gaps is none."""
+async def _confirm(url: str) -> tuple[str, ...]:
+    """What of the host's is missing; of ours nothing may be: no migration brings back what was taken away after it."""
     from db import Database
-    from federation.base.reach import require_schema
+    from federation.base.reach import missing_host_tables, require_schema
 
     database = Database(url)
     try:
         await require_schema(database)
+        return await missing_host_tables(database)
     finally:
         await database.close()
 

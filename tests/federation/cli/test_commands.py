@@ -22,6 +22,9 @@ LISTINGS = [
     ["scheduler", "list"],
     ["db", "check"],
     ["keys", "show"],
+    ["upgrade"],
+    ["db", "upgrade"],
+    ["init"],
 ]
 
 

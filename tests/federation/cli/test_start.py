@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Absent())
 from federation.cli import main
 main(["upgrade"])
 """
-NOUNS = ["servers", "deliveries", "blacklist", "queues", "scheduler", "workers", "node", "db", "keys"]
+NOUNS = ["servers", "deliveries", "blacklist", "queues", "scheduler", "workers", "node", "db", "keys", "users"]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
