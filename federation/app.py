@@ -46,7 +46,7 @@ from federation.http.gates import FederationFetch, Relay
 from federation.http.guard import AddressGuard
 from federation.http.transport import PoolLimits, pooled_transport
 from federation.monitoring.endpoints import Endpoints
-from federation.monitoring.readiness import Readiness, node_checks
+from federation.monitoring.readiness import Readiness, node_checks, serving_checks
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
@@ -151,6 +151,9 @@ class Federation:
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
         self.readiness = Readiness(
             node_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
+        )
+        self.serving_readiness = Readiness(
+            serving_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
         )
         self.probe = Probe(self.registry, self.fetch, self.links)
         self.held = HeldDeliveries(
@@ -328,7 +331,7 @@ class Federation:
             clients=clients,
             meter=self.meter,
             monitoring=MonitoringRoutes(
-                Endpoints(self.readiness, self.metrics),
+                Endpoints(self.serving_readiness, self.metrics),
                 clients=clients,
                 readers=self.settings.federation_metrics_clients,
             ),
@@ -358,6 +361,7 @@ class Federation:
             stack.push_async_callback(self.delivery_queue.stop)
             stack.push_async_callback(self.attempts.close)
             stack.push_async_callback(self.readiness.close)
+            stack.push_async_callback(self.serving_readiness.close)
             stack.push_async_callback(self.outbox.close)
 
     @property

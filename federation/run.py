@@ -13,7 +13,7 @@ import structlog
 
 from federation.app import Federation
 from federation.base.errors import ConfigurationError
-from federation.base.reach import require_schema
+from federation.base.reach import HOST_ADVICE, missing_host_tables, require_schema
 from federation.base.settings import Settings
 from federation.monitoring.monitor import monitored
 from federation.node_workers import NO_TASKS, FederationWorkers
@@ -53,13 +53,15 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
     try:
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
         await require_schema(federation.database)
+        if node:
+            await _look_at_host(federation)
         server, listener = _node_server(federation) if node else (None, None)
         observers = [metrics] if metrics else []
         federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
         parts: list[Part | None] = [server, federation_workers]
         async with monitored(
             metrics,
-            readiness=federation.readiness,
+            readiness=federation.serving_readiness if node else federation.readiness,
             database=federation.database,
             queues=_watched_queues(federation),
             address=settings.federation_metrics_bind,
@@ -78,6 +80,13 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
         release()
         await federation.close()
     log.info("stopped")
+
+
+async def _look_at_host(federation: Federation) -> None:
+    """It is no reason not to start: the host application may be migrating right now."""
+    names = await missing_host_tables(federation.database)
+    if names:
+        log.error("host_tables_missing", missing=list(names), advice=HOST_ADVICE)
 
 
 def _metrics() -> ProcessMetrics:

@@ -24,7 +24,7 @@ from federation.admin.deliveries import Selection
 from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.base.reach import schema_of
+from federation.base.reach import HOST_ADVICE, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
@@ -108,6 +108,8 @@ async def examine() -> list[Finding]:
 async def _examine(federation: Federation) -> list[Finding]:
     findings = [await _run("database", _database, federation)]
     reachable = findings[0].verdict is Verdict.OK
+    if reachable:
+        findings.append(await _run("host", _host, federation))
     findings.append(await _run("queues", _queues, federation))
     findings.append(await _run("open files", _open_files, federation))
     if reachable:
@@ -139,6 +141,13 @@ async def _database(federation: Federation) -> _Found:
         advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
         return _failure(schema.problem, advice)
     return _ok(f"{federation.database!r} is at migration {schema.version.current}, and no table or column is missing")
+
+
+async def _host(federation: Federation) -> _Found:
+    names = await missing_host_tables(federation.database)
+    if names:
+        return _failure(host_lacks(names), HOST_ADVICE)
+    return _ok("user, posts and blocks have what we use of them")
 
 
 async def _queues(federation: Federation) -> _Found:

@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy import text
 
 from db import Database
-from federation.base.reach import schema_of
+from federation.base.reach import HOST_ADVICE, host_lacks, missing_host_tables, schema_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.single_flight import SingleFlight
 from workers import Queue
@@ -124,7 +124,7 @@ def _told(task: asyncio.Task[object]) -> str | None:
 
 
 def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
-    """Return a check of each thing that a node needs in order to deliver and to serve."""
+    """Return a check of each thing that a node needs in order to deliver."""
 
     async def answers() -> None:
         async with database.read() as session:
@@ -147,3 +147,14 @@ def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Ma
         "queue": queue_answers,
         "blacklist": blacklist_is_loaded,
     }
+
+
+def serving_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
+    """Return the same, and one of what only the inbound side needs: a node that delivers may have no host at all."""
+
+    async def has_host_tables() -> None:
+        names = await missing_host_tables(database)
+        if names:
+            raise NotReady(f"{host_lacks(names)}: {HOST_ADVICE}")
+
+    return {**node_checks(database=database, queue=queue, blacklist=blacklist), "host": has_host_tables}

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from db import Database
 from federation.base.meter import NO_METER, Meter
+from federation.base.reach import gaps
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import (
@@ -60,10 +61,11 @@ def create_node_app(
 ) -> FastAPI:
     """An ASGI application that serves as *own_url*, given in canonical form; it opens and closes nothing it is given.
 
-    *fetch* and *discovery* should send through the same *guard*. The tables `user`, `posts` and `blocks` have to exist.
+    *fetch* and *discovery* should send through the same *guard*. Where `user`, `posts`
+    or `blocks` is missing, or a column, follows and posts are refused with its name.
     """
     gate = BlacklistGate(registry)
-    front = Front(gate=gate, bodies=BodyReader(), meter=meter)
+    front = Front(gate=gate, bodies=BodyReader(), gaps=lambda: gaps(database), meter=meter)
     inbox = Inbox(keys=keys, registry=registry, gate=gate, heard=links.look_soon)
     follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
     posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)

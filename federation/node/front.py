@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from db.errors import is_outage
+from federation.base.errors import Unreachable
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from federation.node.admission import Admit, everybody
 from federation.node.blacklist import BlacklistGate
 from federation.node.bodies import BodyReader, TooLarge, framework_too_large
-from federation.node.refusals import Refusal, try_later
+from federation.node.refusals import Refusal, incomplete_database, try_later
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.json_text import parse_json
 from federation.protocol.urls import canonical_origin
@@ -39,13 +40,18 @@ class Inbound:
 
 Handler: TypeAlias = Callable[[Inbound], Awaitable[Response]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Gaps: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
 
 
 class Front:
-    """Turns handlers into endpoints that answer whatever comes, with JSON."""
+    """Turns handlers into endpoints that answer whatever comes, with JSON.
 
-    def __init__(self, *, gate: BlacklistGate, bodies: BodyReader, meter: Meter = NO_METER) -> None:
+    `gaps` is asked what the database lacks when it refused a statement.
+    """
+
+    def __init__(self, *, gate: BlacklistGate, bodies: BodyReader, gaps: Gaps, meter: Meter = NO_METER) -> None:
         self._gate = gate
+        self._gaps = gaps
         self._meter = meter
         self._bodies = bodies
 
@@ -59,7 +65,8 @@ class Front:
     ) -> Endpoint:
         """*handler* as an endpoint for bodies of up to *max_bytes* of requests that *admit* lets in.
 
-        A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, any other exception 500.
+        A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, one without a table or column
+        503 with its name, any other exception 500.
         Senders try again after all of them.
         """
 
@@ -73,10 +80,7 @@ class Front:
             except Refusal as refusal:
                 return _refused(request, refusal)
             except SQLAlchemyError as error:
-                if not is_outage(error):
-                    return _failed(request, error)
-                log.error("inbound_database_unavailable", path=_path(request), error=type(error).__name__)
-                return _refused(request, try_later("The database is unavailable", reason="DATABASE"))
+                return await self._database_failed(request, error)
             except Exception as error:
                 return _failed(request, error)
 
@@ -86,6 +90,19 @@ class Front:
             return response
 
         return metered
+
+    async def _database_failed(self, request: Request, error: SQLAlchemyError) -> Response:
+        try:
+            names = None if is_outage(error) else await self._gaps()
+        except Unreachable:  # since it refused the statement
+            names = None
+        if names is None:
+            log.error("inbound_database_unavailable", path=_path(request), error=type(error).__name__)
+            return _refused(request, try_later("The database is unavailable", reason="DATABASE"))
+        if not names:
+            return _failed(request, error)
+        log.error("inbound_tables_missing", path=_path(request), missing=list(names))
+        return _refused(request, incomplete_database(names))
 
     async def _admit(self, request: Request, admit: Admit) -> None:
         try:

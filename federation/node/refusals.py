@@ -6,12 +6,13 @@ where the framework in front of it does. Both are kept, so that a peer's error h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 
 from starlette.responses import Response
 
+from federation.base.reach import enumerated
 from federation.protocol.json_text import dump_json
 
 RETRY_PAUSE = timedelta(seconds=5)
@@ -64,6 +65,11 @@ def try_later(text: str, *, reason: str) -> Refusal:
     """A refusal that is our fault: the sender should come back in a few seconds."""
     pause = str(round(RETRY_PAUSE.total_seconds()))
     return Refusal(503, text, code="UNAVAILABLE", reason=reason, headers={"Retry-After": pause})
+
+
+def incomplete_database(names: Sequence[str]) -> Refusal:
+    """A refusal that is our operator's fault: the database lacks these tables and columns. No few seconds mend that."""
+    return Refusal(503, f"The database of this server lacks {enumerated(names)}", code="INCOMPLETE_DATABASE")
 
 
 def json_response(body: object, *, status: int = 200, headers: Mapping[str, str] = _NO_HEADERS) -> Response:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from db import DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
+from db.migrate import upgrade
 from federation.admin.doctor import Finding, Verdict, examine, worst
 from federation.app import Federation
 from federation.base.settings import Settings
@@ -68,6 +69,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "settings": "ok",
         "keys": "ok",
         "database": "ok",
+        "host": "ok",
         "queues": "ok",
         "open files": "ok",
         "clock": "ok",
@@ -126,6 +128,7 @@ def test_a_table_or_column_that_is_gone_is_a_failure(
     """By its name, in doctor and in `db check`; whoever upgrades is not told that all is well."""
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("BETTER_AUTH_URL", f"http://127.0.0.1:{free_port()}")
+    upgrade(database_url, host_tables=True)
     assert command("doctor").status == 0
     alter(database_url, damage)
     done = command("doctor", "--json")
@@ -139,6 +142,30 @@ def test_a_table_or_column_that_is_gone_is_a_failure(
     assert (check.status, check.json["up_to_date"], check.json["missing"]) == (1, False, [name])
     upgraded = command("db", "upgrade")
     assert (upgraded.status, upgraded.stdout, f"lacks {name}," in upgraded.stderr) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    ("statements", "names"),
+    [
+        (("DROP TABLE posts",), "posts"),
+        (("ALTER TABLE posts DROP COLUMN author_signature", "DROP TABLE blocks"), "blocks, posts.author_signature"),
+    ],
+)
+def test_what_is_missing_of_the_hosts_tables_is_a_failure(
+    command: Command, monkeypatch: pytest.MonkeyPatch, database_url: str, statements: tuple[str, ...], names: str
+) -> None:
+    """By name, beside a database that is in order as far as it is ours."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("BETTER_AUTH_URL", f"http://127.0.0.1:{free_port()}")
+    upgrade(database_url, host_tables=True)
+    alter(database_url, *statements)
+    done = command("doctor", "--json")
+    assert done.status == 1
+    assert isinstance(done.json, dict)
+    findings = {each["check"]: each for each in done.json["findings"]}
+    assert (findings["database"]["verdict"], findings["host"]["verdict"]) == ("ok", "failure")
+    assert findings["host"]["found"] == f"the database lacks the host application's {names}"
+    assert "`federation upgrade --host-tables`" in findings["host"]["advice"]
 
 
 def test_too_few_open_files_are_a_warning(fresh: Callable[..., subprocess.CompletedProcess[str]]) -> None:

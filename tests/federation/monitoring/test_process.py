@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from db.migrate import upgrade
 from federation.base.settings import write_env_file
 from federation.protocol.keys import generate_own_keys
 from tests.federation.test_run import ROOT, Folder
@@ -36,6 +38,7 @@ async def folder(tmp_path: Path, migrated_file: Path) -> AsyncIterator[Folder]:
     values = {"BETTER_AUTH_URL": f"http://127.0.0.1:{port}", **keys, "FEDERATION_PORT": port}
     write_env_file(path / ".env", values)
     shutil.copy(migrated_file, path / "federation.sqlite3")
+    await asyncio.to_thread(upgrade, f"sqlite:///{path}/federation.sqlite3", host_tables=True)
     yield made
     await made.close()
 

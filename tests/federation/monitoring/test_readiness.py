@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from db import Database
+from db.migrate import upgrade
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.monitoring.endpoints import READY_PATH, Endpoints
-from federation.monitoring.readiness import NotReady, Readiness
+from federation.monitoring.readiness import Check, NotReady, Readiness, node_checks, serving_checks
 from tests.federation.conftest import MakeSettings, alter
 from tests.misbehaving import MisbehavingServer, hang
 from tests.patience import eventually
@@ -28,6 +29,12 @@ def settings(make_settings: MakeSettings, request: pytest.FixtureRequest) -> Set
     """With the queue on each storage for tests that ask for it."""
     everywhere = "queue_settings" in request.fixturenames
     return make_settings(**(request.getfixturevalue("queue_settings") if everywhere else {}))
+
+
+def unhurried(federation: Federation, checks: Callable[..., Mapping[str, Check]]) -> Readiness:
+    """What is found by these checks, however slow the machine is."""
+    looked_at = checks(database=federation.database, queue=federation.delivery_queue, blacklist=federation.blacklist)
+    return Readiness(looked_at, timeout=timedelta(hours=1))
 
 
 @pytest.mark.usefixtures("queue_settings")
@@ -101,13 +108,31 @@ async def test_a_table_or_column_that_is_gone_is_told_by_its_name(
     await asyncio.to_thread(alter, database_url, damage)
     federation = Federation(make_settings(database_url=database_url))
     with capture_logs() as logs:
-        answer = await Endpoints(federation.readiness, None)(READY_PATH)
+        answer = await Endpoints(unhurried(federation, node_checks), None)(READY_PATH)
     await federation.close()
     assert answer is not None
     told = json.loads(answer.body)
     assert (answer.status, told["checks"]["database"], told["checks"]["tables"]) == (503, "ok", "fail")
     assert f"the database lacks {name}," in told["problems"]["tables"]
     assert [f"lacks {name}," in entry["tables"] for entry in logs if entry["event"] == "not_ready"] == [True]
+
+
+async def test_who_serves_needs_the_hosts_tables(make_settings: MakeSettings, database_url: str) -> None:
+    """Who only delivers does not; both say so in their own way, and as soon as the tables are there."""
+    federation = Federation(make_settings(database_url=database_url))
+    with capture_logs() as logs:
+        answer = await Endpoints(unhurried(federation, serving_checks), None)(READY_PATH)
+        assert (await unhurried(federation, node_checks)()).ready
+    assert answer is not None
+    told = json.loads(answer.body)
+    assert (answer.status, told["checks"]["tables"], told["checks"]["host"]) == (503, "ok", "fail")
+    assert "the host application's blocks, posts, user: " in told["problems"]["host"]
+    assert "--host-tables" in told["problems"]["host"]
+    assert ["posts" in entry["host"] for entry in logs if entry["event"] == "not_ready"] == [True]
+    await asyncio.to_thread(upgrade, database_url, host_tables=True)
+    with capture_logs():
+        await eventually(federation.serving_readiness, lambda found: found.ready)
+    await federation.close()
 
 
 async def test_each_change_of_what_fails_is_logged() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from db import create_host_tables
 from federation.app import Federation
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.federation.conftest import MakeSettings
@@ -16,8 +17,10 @@ Asks = dict[str, object]
 
 @pytest.fixture
 async def node(make_settings: MakeSettings, request: pytest.FixtureRequest) -> AsyncIterator[Federation]:
-    """A node with metrics and the settings a test asks for."""
+    """A node with metrics, a host's tables, and the settings a test asks for."""
     federation = Federation(make_settings(**getattr(request, "param", {})), metrics=ProcessMetrics())
+    async with federation.database.transaction() as session:
+        await (await session.connection()).run_sync(create_host_tables)
     yield federation
     await federation.close()
 
