@@ -108,6 +108,7 @@ async def test_two_fresh_nodes_follow_and_post(tmp_path: Path) -> None:
             await eventually(arrived, lambda found: found == [published.post_id])
 
 
+@pytest.mark.spread("kind")
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_node_without_its_hosts_tables_says_so(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str

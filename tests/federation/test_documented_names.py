@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import federation
-from db import DeliveryState, HoldReason
+from db import DeliveryState, HoldReason, HostTable
+from db.host import UNUSED
 from federation.base.settings import Settings
 from federation.delivery.codes import CLASSES
 from federation.delivery.manual import TRANSITIONS, failures, states
@@ -156,3 +157,20 @@ def test_every_setting_is_in_the_manual() -> None:
     """And the manual lists no other."""
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", " ".join(re.findall(r"^\| (`[^|]*`) \|", section("Settings"), re.M))))
     assert listed == {name.upper() for name in Settings.model_fields}
+
+
+def test_the_manual_names_each_column_of_the_host_that_is_used() -> None:
+    """And no other, so that a host knows what it has to keep."""
+    cells = re.findall(r"^\| (`(?:user|posts|blocks)\.[^|]*) \|", section("The host's tables"), re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`([a-z_]+\.[a-z_]+)`", cell)}
+    tables = HostTable.metadata.tables.values()
+    used = {f"{table.name}.{column.name}" for table in tables for column in table.columns} - UNUSED
+    assert named == used
+
+
+def test_the_manual_names_what_else_the_hosts_tables_have() -> None:
+    """Keys and indexes that a host's later migrations find."""
+    text = section("The host's tables")
+    tables = HostTable.metadata.tables.values()
+    names = [each.name for table in tables for each in (*table.foreign_key_constraints, *table.indexes)]
+    assert [name for name in names if f"`{name}`" not in text] == []
