@@ -23,6 +23,14 @@ _COLUMNS: Final = {
     ).bindparams(bindparam("tables", expanding=True)),
 }
 
+_DENIED: Final = text(
+    "SELECT r.name, t.relname::text FROM pg_catalog.pg_class AS t"
+    " CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS r(name)"
+    " WHERE t.relname IN :tables AND t.relkind IN ('r', 'p', 'f', 'v') AND pg_catalog.pg_table_is_visible(t.oid)"
+    " AND NOT CASE r.name WHEN 'DELETE' THEN has_table_privilege(t.oid, r.name)"
+    " ELSE has_any_column_privilege(t.oid, r.name) END"
+).bindparams(bindparam("tables", expanding=True))
+
 
 def columns(connection: Connection, tables: Collection[str]) -> Mapping[str, Set[str]]:
     """Return the columns of those of these tables, or views in their place, that `connection` sees. One statement."""
@@ -48,4 +56,16 @@ def missing(connection: Connection, metadata: MetaData) -> tuple[str, ...]:
                 else [table.name]
             )
         )
+    )
+
+
+def denied(connection: Connection, tables: Collection[str]) -> tuple[str, ...]:
+    """Name what the connection's user may not do with these tables, as `INSERT on follows`; sorted.
+
+    Rights on sequences are not looked at. On SQLite there are none but the file's.
+    """
+    if connection.dialect.name != "postgresql":
+        return ()
+    return tuple(
+        sorted(f"{right} on {table}" for right, table in connection.execute(_DENIED, {"tables": list(tables)}))
     )

@@ -133,7 +133,9 @@ def examine(federation: Path, node: Path) -> None:
     """
     told = json.loads(command([str(federation), "doctor", "--json"], node))
     verdicts = {finding["check"]: finding["verdict"] for finding in told["findings"]}
-    expected = {name: {"ok"} for name in ("settings", "keys", "database", "host", "queues", "clock", "backlog")}
+    expected = {
+        name: {"ok"} for name in ("settings", "keys", "database", "writes", "host", "queues", "clock", "backlog")
+    }
     expected |= {
         "open files": {"ok", "warning"},
         "scheduler": {"ok", "note", "warning"},

@@ -15,16 +15,18 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import urlsplit
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, exists, false, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import col
 
-from db import HoldReason, RunOutcome
+from db import FederationTable, HoldReason, RunOutcome, Server, ServerLink
+from db.catalog import denied
 from federation.admin import deliveries, queues
 from federation.admin.deliveries import Selection
 from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.base.reach import HOST_ADVICE, host_lacks, missing_host_tables, schema_of
+from federation.base.reach import HOST_ADVICE, enumerated, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
@@ -43,6 +45,8 @@ CLOCK_WARNING: Final = timedelta(seconds=2)
 CLOCK_FAILURE: Final = timedelta(minutes=1)
 OLD_BACKLOG: Final = timedelta(hours=1)
 MISSED_RUNS: Final = 3
+NEVER_WRITTEN: Final = frozenset({"blacklist_revision", "relay_candidates", "server_scorecards"})
+"""By a node: triggers write the first, with their owner's rights, and the analytics the others."""
 
 
 class Verdict(StrEnum):
@@ -107,8 +111,9 @@ async def examine() -> list[Finding]:
 
 async def _examine(federation: Federation) -> list[Finding]:
     findings = [await _run("database", _database, federation)]
-    reachable = findings[0].verdict is Verdict.OK
+    reachable = findings[0].verdict is not Verdict.FAILURE
     if reachable:
+        findings.append(await _run("writes", _writes, federation))
         findings.append(await _run("host", _host, federation))
     findings.append(await _run("queues", _queues, federation))
     findings.append(await _run("open files", _open_files, federation))
@@ -140,7 +145,34 @@ async def _database(federation: Federation) -> _Found:
     if schema.problem is not None:
         advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
         return _failure(schema.problem, advice)
+    if await _knows_us_as_another(federation):
+        text = f"{federation.database!r} has this node in its registry, as one of the others"
+        return _warning(text, "is that another node's database? See DATABASE_URL; or `federation servers forget` it")
     return _ok(f"{federation.database!r} is at migration {schema.version.current}, and no table or column is missing")
+
+
+async def _knows_us_as_another(federation: Federation) -> bool:
+    """No node registers itself: by its URL or its key it is found with its peers alone."""
+    assert federation.keys is not None  # or the settings had been refused
+    is_us = or_(col(Server.url) == federation.own_url, col(Server.public_key) == federation.keys.signing.public_text)
+    async with federation.database.read() as session:
+        return bool((await session.execute(select(exists().where(is_us)))).scalar_one())
+
+
+async def _writes(federation: Federation) -> _Found:
+    """Whether it takes what we write: a statement that changes no row needs the rights and the lock all the same."""
+    tables = FederationTable.metadata.tables.keys() - NEVER_WRITTEN
+    async with federation.database.read() as session:
+        lacking = await (await session.connection()).run_sync(denied, tables)
+    if lacking:
+        return _failure(f"the database's user may not {enumerated(lacking)}", "grant it that, or see DATABASE_URL")
+    try:
+        async with federation.database.transaction() as session:
+            await session.execute(delete(ServerLink).where(false()))
+    except SQLAlchemyError as error:
+        kind = type(error.__cause__ or error).__name__
+        return _failure(f"the database takes no writes: {kind}", "is it, or its file, read-only, or a standby?")
+    return _ok("the database takes writes")
 
 
 async def _host(federation: Federation) -> _Found:
@@ -244,6 +276,8 @@ async def _backlog(federation: Federation) -> _Found:
     text = "; ".join(told if found.open or found.expired else ["nothing is owed", *told])
     if found.oldest_ready is not None and now - found.oldest_ready > OLD_BACKLOG:
         return _warning(text, "`federation deliveries stats` says to whom; do workers run?")
+    if found.open and not await last_runs(federation.database):
+        return _warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
     if found.expired:
         return _warning(text, "`federation deliveries list --state expired`; `retry --state expired` owes them again")
     if found.held_by_reason.keys() & _HELD_BY_TROUBLE:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from db import DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.migrate import upgrade
@@ -20,6 +24,7 @@ from federation.app import Federation
 from federation.base.settings import Settings
 from tests.federation.cli.conftest import Command
 from tests.federation.conftest import alter
+from tests.federation.protocol.vectors import B
 from tests.misbehaving import respond
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import Peer
@@ -69,6 +74,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "settings": "ok",
         "keys": "ok",
         "database": "ok",
+        "writes": "ok",
         "host": "ok",
         "queues": "ok",
         "open files": "ok",
@@ -213,6 +219,7 @@ async def test_what_is_held_or_expired_is_a_finding(
     node = Federation(Settings.load())
     now = datetime.now(UTC)
     async with node.database.transaction() as session:
+        session.add(SchedulerJob(name="purge", started_at=now, outcome=RunOutcome.DONE))
         for number in range(2):
             url = f"https://{number}.example"
             row = DeliveryJob(target_url=url, server_url=url, job_name="n", payload="{}", created_at=now)
@@ -222,3 +229,69 @@ async def test_what_is_held_or_expired_is_a_finding(
     await node.close()
     backlog = await finding("backlog")
     assert (backlog.verdict, told in backlog.found, "nothing" in backlog.found) == (verdict, True, False)
+
+
+@pytest.mark.usefixtures("node_environment")
+@pytest.mark.parametrize("state", [DeliveryState.READY, DeliveryState.HELD])
+async def test_what_nobody_ever_worked_on_is_a_warning(state: DeliveryState) -> None:
+    """However young it is: it will only get older."""
+    node = Federation(Settings.load())
+    async with node.database.transaction() as session:
+        row = DeliveryJob(target_url="t", server_url="https://p.example", payload="{}", created_at=datetime.now(UTC))
+        row.state, row.held_reason = state, HoldReason.REST if state is DeliveryState.HELD else None
+        session.add(row)
+    await node.close()
+    backlog = await finding("backlog")
+    assert (backlog.verdict, "`federation workers run`" in backlog.advice) == (Verdict.WARNING, True)
+
+
+@pytest.mark.usefixtures("node_environment")
+@pytest.mark.parametrize("by", ["url", "key"])
+async def test_the_database_of_another_node_is_a_warning(by: str) -> None:
+    """It has us among its peers, whom a node's own database never has."""
+    assert (await finding("database")).verdict is Verdict.OK
+    node = Federation(Settings.load())
+    assert node.keys is not None
+    assert node.own_url is not None
+    await node.registry.register(
+        url=node.own_url if by == "url" else "https://a-by-another-name.example",
+        public_key=node.keys.signing.public_text if by == "key" else B.env["FEDERATION_PUBLIC_KEY"],
+        encryption_public_key=B.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
+    )
+    await node.close()
+    found = await finding("database")
+    assert (found.verdict, "another node's database?" in found.advice) == (Verdict.WARNING, True)
+    assert (await finding("backlog")).verdict is Verdict.OK
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_a_user_who_may_only_read_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, migrated_postgres_url: str
+) -> None:
+    """What the user may not do is named."""
+    url = make_url(migrated_postgres_url)
+    name = f"reader_{url.database}"
+    rights = (f"CREATE ROLE {name} LOGIN", f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+    await asyncio.to_thread(alter, migrated_postgres_url, *rights)
+    reader = url.set(username=name, password=None).render_as_string(hide_password=False)
+    monkeypatch.setenv("DATABASE_URL", reader)
+    found = await finding("writes")
+    assert (found.verdict, "DELETE on blacklisted_servers" in found.found) == (Verdict.FAILURE, True)
+    await asyncio.to_thread(alter, migrated_postgres_url, f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
+    assert (await finding("writes")).verdict is Verdict.OK
+    await asyncio.to_thread(alter, migrated_postgres_url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_a_file_that_takes_no_writes_is_a_failure(database_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one without a right to write it, or on a disk that is read-only."""
+    with closing(sqlite3.connect(database_file)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    connect = sqlite3.connect
+
+    def read_only(database: str, **options: object) -> sqlite3.Connection:
+        return connect(f"file:{database}?mode=ro", uri=True, **options)  # type: ignore[call-overload] # handed through
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    found = await finding("writes")
+    assert (found.verdict, found.found) == (Verdict.FAILURE, "the database takes no writes: OperationalError")
