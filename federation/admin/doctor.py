@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from sqlmodel import col
 
 from db import FederationTable, HoldReason, RunOutcome, Server, ServerLink
 from db.catalog import denied
+from db.url import sqlite_file
 from federation.admin import deliveries, queues
 from federation.admin.deliveries import Selection
 from federation.admin.words import ago, counted
@@ -140,7 +142,17 @@ async def _run(check: str, look: Callable[[Federation], Awaitable[_Found]], fede
     return Finding(check=check, verdict=found.verdict, found=found.found, advice=found.advice)
 
 
+def _absent_file(federation: Federation) -> Path | None:
+    """The database's file if it is not there. To open it would make it."""
+    file = sqlite_file(federation.settings.database_url.get_secret_value())
+    return file if file is not None and not file.exists() else None
+
+
 async def _database(federation: Federation) -> _Found:
+    if file := _absent_file(federation):
+        return _failure(
+            f"there is no file {file}; `federation upgrade` makes it", "federation upgrade, or mend DATABASE_URL"
+        )
     schema = await schema_of(federation.database)
     if schema.problem is not None:
         advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
@@ -183,6 +195,8 @@ async def _host(federation: Federation) -> _Found:
 
 
 async def _queues(federation: Federation) -> _Found:
+    if federation.queues_join_database and _absent_file(federation):
+        return _failure("they lie in the database, which is not there", "federation upgrade")
     stats = await queues.stats(queues.all_queues(federation))
     jobs = sum(sum(each.counts.values()) for each in stats)
     return _ok(f"{len(stats)} queues answer, with {jobs} jobs")

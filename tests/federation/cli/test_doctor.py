@@ -295,3 +295,16 @@ async def test_a_file_that_takes_no_writes_is_a_failure(database_file: Path, mon
     monkeypatch.setattr(sqlite3, "connect", read_only)
     found = await finding("writes")
     assert (found.verdict, found.found) == (Verdict.FAILURE, "the database takes no writes: OperationalError")
+
+
+def test_looking_at_a_node_without_a_database_makes_none(
+    fresh: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Not even an empty file, which the next `init` would have to wonder about."""
+    assert fresh("init").returncode == 0
+    for file in (tmp_path / "empty").glob("federation.sqlite3*"):
+        file.unlink()
+    told = json.loads(fresh("doctor", "--json").stdout)
+    verdicts = {each["check"]: each["verdict"] for each in told["findings"]}
+    assert (verdicts["database"], verdicts["queues"]) == ("failure", "failure")
+    assert not list((tmp_path / "empty").glob("federation.sqlite3*"))
