@@ -12,14 +12,14 @@ from typing import Final, Self, Unpack
 
 from workers.chains import Chain
 from workers.checks import new_id
-from workers.errors import JobEndedError, JobGoneError
+from workers.errors import JobEndedError, JobGoneError, Unsupported
 from workers.gathering import Gathering
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_delay, as_ttl
-from workers.storage.base import ANY_NAME, Storage
+from workers.storage.base import ANY_NAME, Joinable, Storage
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
@@ -109,6 +109,22 @@ class Queue:
         jobs = [self._new_job(spec) for spec in specs]
         await self._connect()
         return [self._decoded(result) for result in await self.storage.enqueue(jobs, connection=connection)]
+
+    def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
+        """As `enqueue_many` with `connection=`, for a synchronous connection or session, in the calling thread.
+
+        It opens no connection, waits for no other transaction, and needs no event loop: the jobs are rows of the
+        caller's transaction.
+
+        Raises:
+            Unsupported: the storage has no `limits.transactions`.
+            TypeError: an asynchronous connection or session; or as `enqueue`.
+            StorageError: the connection belongs to another database than the jobs.
+        """
+        jobs = [self._new_job(spec) for spec in specs]
+        if not isinstance(self.storage, Joinable):
+            raise Unsupported(f"{self.storage!r} cannot join a transaction; enqueue after it has committed")
+        return [self._decoded(result) for result in self.storage.enqueue_on(jobs, connection)]
 
     async def enqueue_and_wait(
         self,

@@ -64,6 +64,12 @@ class BullQueue(Queue):
         """As `add`, for many jobs in one round trip; `connection` joins the caller's SQL transaction."""
         return await self.enqueue_many([self.spec(*job) for job in jobs], connection=connection)
 
+    def add_bulk_on(
+        self, connection: object, jobs: Sequence[tuple[str, object, Mapping[str, object] | None]]
+    ) -> list[Enqueued]:
+        """As `add_bulk` in a synchronous caller's transaction; see `Queue.enqueue_on`."""
+        return self.enqueue_on(connection, [self.spec(*job) for job in jobs])
+
     @property
     def raw(self) -> bullmq.Queue:
         """The stock `bullmq.Queue` on the same keys, for flows, job schedulers and rate limits.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from workers.checks import MAX_DELAY
 from workers.jobs import (
@@ -79,6 +79,14 @@ class Subscription(Protocol):
 
     async def get(self) -> JobEvent:
         """The next event; waits for it. Cancelling loses nothing."""
+
+
+@runtime_checkable
+class Joinable(Protocol):
+    """A storage with `limits.transactions`, as plain code without an event loop reaches it."""
+
+    def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
+        """As `Storage.enqueue` in the caller's transaction, on a synchronous connection, in the calling thread."""
 
 
 class Storage(Protocol):

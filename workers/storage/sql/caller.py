@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, RootTransaction, event
@@ -27,6 +27,8 @@ from workers.errors import StorageError, StorageUnavailable, TransactionError
 from workers.storage.sql.errors import translate
 
 T = TypeVar("T")
+Caller: TypeAlias = Session | Connection
+"""Whose transaction a step joins; of an asynchronous one what is inside of it."""
 
 SLOW_TRANSACTION: Final = timedelta(seconds=1)
 
@@ -50,7 +52,7 @@ class Callers:
         Raises:
             TransactionError: it does.
         """
-        task = asyncio.current_task()
+        task = _running_task()
         transaction = self._open.get(task) if task is not None else None
         if task is None or transaction is None:
             return
@@ -61,23 +63,20 @@ class Callers:
             )
         del self._open[task]
 
-    async def join(self, connection: object, work: Callable[[Connection], T], committed: Callable[[], None]) -> T:
-        """`work` is done in the transaction of `connection`; `committed` is called when a session commits it.
+    def join(self, caller: Caller, work: Callable[[Connection], T], committed: Callable[[], None]) -> T:
+        """`work` is done in the caller's transaction; `committed` is called when a session commits it.
 
         Raises:
-            TypeError: `connection` is not an SQLAlchemy connection or session.
             StorageError: it belongs to another database.
         """
-
-        def run(sync: Connection) -> tuple[T, RootTransaction | None]:
-            self._check(sync)
-            return work(sync), sync.get_transaction()
-
-        session, (result, transaction) = await run_on(connection, run, self._database)
+        connection = connection_of(caller)
+        self._check(connection)
+        result = work(connection)
+        transaction = connection.get_transaction()
         if transaction is not None:
             self._watch(transaction)
-            if session is not None:
-                _after_commit(session, transaction, committed)
+            if isinstance(caller, Session):
+                _after_commit(caller, transaction, committed)
         return result
 
     def _check(self, connection: Connection) -> None:
@@ -86,9 +85,8 @@ class Callers:
             raise StorageError(f"`connection` belongs to another database than the jobs; pass one of {self._database}")
 
     def _watch(self, transaction: RootTransaction) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "enqueue is a coroutine"
-        if self._open.get(task) is not transaction:
+        task = _running_task()
+        if task is not None and self._open.get(task) is not transaction:
             self._open[task] = transaction
             asyncio.get_running_loop().call_later(SLOW_TRANSACTION.total_seconds(), self._warn, transaction)
 
@@ -102,21 +100,45 @@ class Callers:
             )
 
 
-async def run_on(connection: object, work: Callable[[Connection], T], database: str) -> tuple[Session | None, T]:
-    """`work` was done on the caller's `connection`; and the session, if it is one.
+async def run_on(connection: object, work: Callable[[Caller], T], database: str) -> T:
+    """`work` was done on the caller's `connection`, as SQLAlchemy's synchronous code sees it.
 
     Raises:
         TypeError: it is not an SQLAlchemy connection or session.
     """
+    with translated(database):
+        if isinstance(connection, AsyncSession):
+            return await connection.run_sync(work)
+        if isinstance(connection, AsyncConnection):
+            return await connection.run_sync(work)
+        return work(checked(connection))
+
+
+@contextmanager
+def translated(database: str) -> Iterator[None]:
+    """Errors of the database leave the block as ours."""
     try:
-        session, sync_or_async = await _connection_of(connection)
-        if isinstance(sync_or_async, AsyncConnection):
-            return session, await sync_or_async.run_sync(work)
-        return session, work(sync_or_async)
+        yield
     except DBAPIError as error:
         raise translate(error, database) from error
     except PoolTimeout as error:
         raise StorageUnavailable(f"no connection to {database} became free in time; keep transactions short") from error
+
+
+def checked(connection: object) -> Caller:
+    """The connection or session, which must be a synchronous one.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(connection, (Session, Connection)):
+        return connection
+    raise _no_connection(connection)
+
+
+def connection_of(caller: Caller) -> Connection:
+    """The connection of the caller's transaction."""
+    return caller.connection() if isinstance(caller, Session) else caller
 
 
 def real_path(path: str) -> str:
@@ -124,14 +146,11 @@ def real_path(path: str) -> str:
     return str(Path(path).resolve())
 
 
-async def _connection_of(connection: object) -> tuple[Session | None, Connection | AsyncConnection]:
-    if isinstance(connection, AsyncSession):
-        return connection.sync_session, await connection.connection()
-    if isinstance(connection, Session):
-        return connection, connection.connection()
-    if isinstance(connection, (Connection, AsyncConnection)):
-        return None, connection
-    raise _no_connection(connection)
+def _running_task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return None
 
 
 def when_committed(connection: object, tell: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from sqlalchemy import Connection
 
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
+from workers.storage.sql.caller import Caller
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import Notices
 
@@ -62,6 +63,12 @@ class Database(Protocol):
             TypeError: `connection` is not an SQLAlchemy connection or session.
             StorageError: it belongs to another database.
         """
+
+    def change_on(self, caller: Caller, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        """As `change_with`, on a synchronous connection or session, in the calling thread."""
+
+    def enqueue_on(self, caller: Caller, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """As `change_on`."""
 
     def refuse_nested(self) -> None:
         """Nothing happens unless a change would wait for a transaction that the running task itself holds open.

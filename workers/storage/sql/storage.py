@@ -38,8 +38,9 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import manage, records, schema
-from workers.storage.sql.caller import Sessions, when_committed
+from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
+from workers.storage.sql.joined import Joined, add_queue, find_queue
 from workers.storage.sql.rows import Transaction, milliseconds
 from workers.storage.sql.target import parse_target
 from workers.storage.subscribers import BufferedSubscription
@@ -47,8 +48,6 @@ from workers.storage.subscribers import BufferedSubscription
 T = TypeVar("T")
 
 _DRAINED_AT_ONCE: Final = 1_000
-_FIND_QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
-_ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 _POSTGRES_CLOCK = text("SELECT workers_now()")
 
 
@@ -93,6 +92,7 @@ class SqlStorage:
         given = self._target.adopt(target) if isinstance(target, AsyncEngine) else None
         self._sessions = Sessions(given, self._target.async_engine)
         self._id = 0
+        self._joined = Joined(queue, self._target.acquire, self._now)
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
 
@@ -121,25 +121,20 @@ class SqlStorage:
     async def connect(self) -> None:
         database = self._target.acquire()
         try:
-            found = await asyncio.wrap_future(database.look(self._transaction, self._prepare))
-            self._id = found or await asyncio.wrap_future(database.change(self._transaction, self._register))
+            found = await asyncio.wrap_future(
+                database.look(self._transaction, lambda step: find_queue(step.connection, self._name))
+            )
+            self._id = found or await asyncio.wrap_future(
+                database.change(self._transaction, lambda step: add_queue(step.connection, self._name))
+            )
         except BaseException:
             await database.release()
             raise
         self._users += 1
         self._connected = database
 
-    def _prepare(self, transaction: Transaction) -> int:
-        """The queue's number, 0 if it has none yet."""
-        schema.check(transaction.connection)
-        name = transaction.encode(self._name)
-        return int(transaction.connection.execute(_FIND_QUEUE, {"name": name}).scalar() or 0)
-
-    def _register(self, transaction: Transaction) -> int:
-        transaction.connection.execute(_ADD_QUEUE, {"name": transaction.encode(self._name)})
-        return self._prepare(transaction)
-
     async def disconnect(self) -> None:
+        await self._joined.release()
         database = self._connected
         if database is None:
             return
@@ -157,6 +152,17 @@ class SqlStorage:
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
         return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
+
+    def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
+        """As `enqueue` in the transaction of `connection`, a synchronous one, in the calling thread.
+
+        It need not be connected, and opens nothing that could wait for what the caller's transaction holds.
+
+        Raises:
+            TypeError: `connection` is not an SQLAlchemy `Connection` or `Session`.
+            StorageError: it belongs to another database, which has nothing of the jobs then.
+        """
+        return self._joined.enqueue(checked(connection), jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""

@@ -40,7 +40,7 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.base import Limits
-from workers.storage.sql.caller import run_on
+from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import translate
 from workers.storage.sql.postgres import steps
@@ -132,20 +132,25 @@ class PostgresDatabase:
         return self._submit(self._patient, run)
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
-        if self._which is None:
-            self._which = await asyncio.wrap_future(self._step(self._patient, begin, _which))
+        if self._which is None:  # `change_on` would ask too, and keep the event loop waiting
+            self._which = await asyncio.wrap_future(self._step(self._patient, _look, _which))
+        return await run_on(connection, lambda caller: self.change_on(caller, begin, work), self.name)
 
-        def run(sync: Connection) -> T:
-            transaction = begin(sync)
-            transaction.lasting = True
-            if transaction.dialect != "postgresql" or _which(transaction) != self._which:
+    def change_on(self, caller: Caller, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        if self._which is None:
+            self._which = self._step(self._patient, _look, _which).result()
+        with translated(self.name):
+            connection = connection_of(caller)
+            if connection.dialect.name != "postgresql" or _which(_look(connection)) != self._which:
                 raise StorageError(f"`connection` belongs to another database than the jobs; pass one of {self.name}")
+            transaction = begin(connection)
+            transaction.lasting = True
             result = work(transaction)
             _tell(transaction)
             return result
 
-        _, result = await run_on(connection, run, self.name)
-        return result
+    def enqueue_on(self, caller: Caller, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return self.change_on(caller, begin, partial(steps.enqueue, jobs=jobs))
 
     def refuse_nested(self) -> None:
         """Nothing to do: beside a caller's transaction others go on."""
@@ -228,6 +233,11 @@ def _request_cancels(transaction: Transaction) -> None:
         if kind is JobEventKind.CANCEL_REQUESTED:
             request = f"{transaction.queue} {transaction.encode(job_id)}"
             transaction.connection.execute(_REQUEST_CANCEL, {"request": request})
+
+
+def _look(connection: Connection) -> Transaction:
+    """A transaction of no queue's."""
+    return Transaction(connection=connection, queue=0, clock=lambda _: 0)
 
 
 def _which(transaction: Transaction) -> tuple[object, ...]:

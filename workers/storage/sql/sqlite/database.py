@@ -33,7 +33,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
-from workers.storage.sql.caller import Callers, real_path
+from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
@@ -121,14 +121,21 @@ class SqliteDatabase:
         return self._writer.submit(run)
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
-        def run(sync: Connection) -> T:
-            transaction = begin(sync)
-            enqueue.lock(transaction)
+        return await run_on(connection, lambda caller: self.change_on(caller, begin, work), self.name)
+
+    def change_on(self, caller: Caller, begin: Begin, work: Callable[[Transaction], T]) -> T:
+        def run(connection: Connection) -> T:
+            enqueue.lock(connection)
+            transaction = begin(connection)
             result = work(transaction)
             self.events.record(transaction, own=False)
             return result
 
-        return await self.callers.join(connection, run, self.look_now)
+        with translated(self.name):
+            return self.callers.join(caller, run, self.look_now)
+
+    def enqueue_on(self, caller: Caller, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return self.change_on(caller, begin, partial(enqueue.enqueue, jobs=jobs))
 
     def look_now(self) -> None:
         """Without waiting for the watcher."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from workers.jobs import EnqueueResult, JobEventKind, NewJob
 from workers.storage.sql.decision import decide
@@ -32,12 +32,12 @@ _INSERT = text(
 _INSERT_PAYLOAD = text("INSERT INTO workers_payloads (seq, data) VALUES (:seq, :data)")
 
 
-def lock(transaction: Transaction) -> None:
+def lock(connection: Connection) -> None:
     """The write lock is held, though the caller's transaction may have begun without it; nothing is changed.
 
     A transaction that read first could no longer get it once another connection has written.
     """
-    transaction.connection.execute(_LOCK)
+    connection.execute(_LOCK)
 
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:

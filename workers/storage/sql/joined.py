@@ -1,0 +1,93 @@
+"""Jobs in a caller's transaction from plain code: without an event loop, and without being connected.
+
+Theory of operation. Everything runs on the caller's connection and in the caller's thread, the registration of the
+queue included: a connection of our own would wait for the lock that the caller holds. So the queue's number is taken
+from there as well, and remembered unless the transaction that finds it is the one that gave it, which may be undone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+from sqlalchemy import Connection, RootTransaction, text
+
+from workers.jobs import EnqueueResult, NewJob
+from workers.storage.sql import schema
+from workers.storage.sql.caller import Caller
+from workers.storage.sql.database import Database
+from workers.storage.sql.rows import Transaction, encode_text
+
+_FIND_QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
+_ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+
+
+def find_queue(connection: Connection, name: str) -> int:
+    """The queue's number, 0 if it has none yet.
+
+    Raises:
+        StorageError: the tables are not there, or of another version.
+    """
+    schema.check(connection)
+    return int(connection.execute(_FIND_QUEUE, _named(connection, name)).scalar() or 0)
+
+
+def add_queue(connection: Connection, name: str) -> int:
+    """The number of the queue, which has one now."""
+    connection.execute(_ADD_QUEUE, _named(connection, name))
+    return find_queue(connection, name)
+
+
+class Joined:
+    """One queue as callers' transactions reach it; safe from any thread, and after a fork.
+
+    The database is held from the first use to `release`, for what it tells waiters of this process.
+    """
+
+    def __init__(self, name: str, acquire: Callable[[], Database], clock: Callable[[Connection], int]) -> None:
+        self._name = name
+        self._acquire = acquire
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: tuple[int, Database] | None = None  # of which process
+        self._id = 0
+        self._adding: WeakSet[RootTransaction] = WeakSet()
+
+    def enqueue(self, caller: Caller, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `SqlStorage.enqueue_on`."""
+        return self._database().enqueue_on(caller, self._begin, jobs)
+
+    async def release(self) -> None:
+        """Nothing is held any more."""
+        held, self._held = self._held, None
+        if held is not None:
+            await held[1].release()
+
+    def _database(self) -> Database:
+        held = self._held
+        if held is not None and held[0] == os.getpid():
+            return held[1]
+        with self._lock:
+            if self._held is None or self._held[0] != os.getpid():
+                self._held = (os.getpid(), self._acquire())
+            return self._held[1]
+
+    def _begin(self, connection: Connection) -> Transaction:
+        return Transaction(connection=connection, queue=self._id or self._number(connection), clock=self._clock)
+
+    def _number(self, connection: Connection) -> int:
+        transaction = connection.get_transaction()
+        found = find_queue(connection, self._name)
+        if not found:
+            if transaction is not None:
+                self._adding.add(transaction)
+            return add_queue(connection, self._name)
+        if transaction not in self._adding:
+            self._id = found
+        return found
+
+
+def _named(connection: Connection, name: str) -> dict[str, str]:
+    return {"name": encode_text(name) if connection.dialect.name == "postgresql" else name}
