@@ -12,6 +12,7 @@ from db.deliveries import (
 )
 from db.follows import Follow
 from db.host import Block, HostTablesError, Post, User, create_host_tables
+from db.identity import ForeignDatabase, OwnDatabase
 from db.scheduling import RunOutcome, SchedulerJob
 from db.servers import (
     BlacklistedServer,
@@ -39,10 +40,12 @@ __all__ = [
     "DeliveryState",
     "FederationTable",
     "Follow",
+    "ForeignDatabase",
     "HoldReason",
     "HostTable",
     "HostTablesError",
     "LinkState",
+    "OwnDatabase",
     "Post",
     "RelayCandidate",
     "RotateChallengeToken",

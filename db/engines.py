@@ -57,19 +57,42 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
 
 def sqlite_engines(url: URL) -> tuple[Engine, Engine]:
     """A synchronous writer with one connection, and a reader, for `url`, an SQLite file; any thread may use them."""
-    writer, reader = (
-        create_engine(
-            url,
-            hide_parameters=True,
-            pool_size=connections,
-            max_overflow=0,
-            connect_args={**_sqlite_arguments(), "check_same_thread": False},
-        )
-        for connections in (1, SQLITE_READERS)
-    )
-    _prepare_writer(writer)
+    reader = _threaded_sqlite(url, SQLITE_READERS)
     _prepare_reader(reader)
-    return writer, reader
+    return _sqlite_writer(url), reader
+
+
+def _sqlite_writer(url: URL) -> Engine:
+    writer = _threaded_sqlite(url, 1)
+    _prepare_writer(writer)
+    return writer
+
+
+def _threaded_sqlite(url: URL, connections: int) -> Engine:
+    return create_engine(
+        url,
+        hide_parameters=True,
+        pool_size=connections,
+        max_overflow=0,
+        connect_args={**_sqlite_arguments(), "check_same_thread": False},
+    )
+
+
+def writing_engine(url: URL) -> Engine:
+    """A synchronous engine for transactions of plain code, in any thread; as `async_engines` has it for coroutines."""
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_writer(url)
+    engine = create_engine(
+        url,
+        hide_parameters=True,
+        pool_size=_POSTGRES_CONNECTIONS,
+        max_overflow=0,
+        pool_use_lifo=True,
+        connect_args=_postgres_arguments(),
+    )
+    _ping_idle_connections(engine)
+    _shorten_errors(engine)
+    return engine
 
 
 def unwrapped(reader: AsyncEngine) -> AsyncEngine:

@@ -16,6 +16,7 @@ from sqlalchemy import URL, Connection, Row, Select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from db.engines import async_engines
+from db.identity import OwnDatabase
 from db.steps import Greenlets, SqliteThreads, Steps
 from db.url import parse_url
 
@@ -43,6 +44,7 @@ class Database:
             if engines is None and self._url.get_backend_name() == "sqlite"
             else Greenlets(self._writer, self._reader)
         )
+        self.own = OwnDatabase(self._url)
         self._tasks_writing: set[asyncio.Task[object] | None] = set()
         self._is_closed = False
 

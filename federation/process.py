@@ -1,15 +1,19 @@
-"""The one node of a process."""
+"""The nodes of a process: one for each event loop that asks, and one for plain code."""
 
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import sys
+import threading
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from federation.app import Federation, pool_limits
 from federation.base.settings import Settings
+from workers.background import background
+from workers.homes import Home
 
 COLLECT_AFTER: Final = 10_000
 """Objects made and kept; CPython's 700 to 2 000 are a few deliveries."""
@@ -18,32 +22,130 @@ SPARE_DESCRIPTORS: Final = 200
 """For databases, queues, inbound connections, logs and the interpreter, beside the connections to other servers."""
 
 
-class _Process:
-    """Written by the functions below."""
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A node of this process, and the event loop that its connections belong to; None before one has asked for it."""
 
-    federation: Federation | None = None
+    federation: Federation
+    home: Home | None
+    adopted: bool = False
+
+
+class _Process:
+    """Written by the functions below, under the lock."""
+
+    lock = threading.Lock()
+    nodes: ClassVar[list[_Node]] = []
 
 
 def get_federation() -> Federation:
-    """This process's node, made from the environment on first use.
+    """The node of the running event loop, made from the environment on first use; without a loop, that of any.
+
+    A loop has a node of its own, as connections cannot leave theirs. One whose loop was closed is dropped.
 
     Raises:
         ConfigurationError: lists every malformed setting.
     """
-    if _Process.federation is None:
-        _Process.federation = Federation(Settings.load())
-    return _Process.federation
+    here = _here()
+    with _Process.lock:
+        _drop_gone()
+        node = _found(here)
+        if node is None:
+            node = _Node(Federation(_settings()), here)
+            _Process.nodes.append(node)
+        node.home = node.home or here
+        return node.federation
 
 
 def adopt(federation: Federation) -> None:
     """`federation` is this process's node: what the application's tasks use is what runs them."""
-    _Process.federation = federation
+    here = _here()
+    with _Process.lock:
+        _drop_gone()
+        _Process.nodes = [node for node in _Process.nodes if _apart(node, here)]
+        _Process.nodes.append(_Node(federation, here, adopted=True))
 
 
 def release() -> Federation | None:
-    """This process has no node any more; the one it had is for the caller to close."""
-    federation, _Process.federation = _Process.federation, None
-    return federation
+    """The running event loop has no node any more; the one it had is for the caller to close."""
+    here = _here()
+    with _Process.lock:
+        _drop_gone()
+        node = _found(here)
+        if node is not None:
+            _Process.nodes.remove(node)
+    return None if node is None else node.federation
+
+
+def background_node() -> Federation:
+    """The node that serves plain code, in the background loop; made on first use, and closed at the process's end.
+
+    Raises:
+        ConfigurationError: lists every malformed setting.
+    """
+    return background.run(_node_of_background)
+
+
+def close_background_node() -> None:
+    """Plain code has no node any more; its next use makes another."""
+    with _Process.lock:
+        has_one = any(node.home is not None and node.home.loop is background.loop for node in _Process.nodes)
+    if has_one:
+        background.run(_close_here)
+
+
+async def _node_of_background() -> Federation:
+    background.at_end("federation", _close_here)
+    return get_federation()
+
+
+async def _close_here() -> None:
+    background.at_end("federation", None)
+    federation = release()
+    if federation is not None:
+        await federation.close()
+
+
+def _here() -> Home | None:
+    try:
+        return Home.here()
+    except RuntimeError:  # plain code
+        return None
+
+
+def _apart(node: _Node, here: Home | None) -> bool:
+    return node.home is not None and (here is None or node.home.loop is not here.loop)
+
+
+def _found(here: Home | None) -> _Node | None:
+    """That of the loop, or else one that belongs to none yet; for plain code any, the youngest first."""
+    young = _Process.nodes[::-1]
+    if here is None:
+        young.sort(key=lambda node: node.home is not None and node.home.loop is background.loop)
+        return young[0] if young else None
+    own = next((node for node in young if node.home is not None and node.home.loop is here.loop), None)
+    if own is not None or here.loop is background.loop:
+        return own
+    return next((node for node in young if node.home is None), None)
+
+
+def _settings() -> Settings:
+    """Those of the node that this process runs, else the environment's."""
+    adopted = (node.federation.settings for node in _Process.nodes if node.adopted)
+    return next(adopted, None) or Settings.load()
+
+
+def _drop_gone() -> None:
+    _Process.nodes = [node for node in _Process.nodes if node.home is None or not node.home.is_gone]
+
+
+def _forget() -> None:
+    """This is a fork's child: the nodes are the parent's."""
+    _Process.lock = threading.Lock()  # another thread may have held it at the fork
+    _Process.nodes = []
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def set_aside_loaded() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, func, select, text
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from db import HoldReason
 from federation.delivery.payloads import release
@@ -28,20 +28,20 @@ class Standing:
     position: int | None = None
 
 
-async def stand(session: AsyncSession, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, Standing]:
+def stand(session: Session, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, Standing]:
     """How a delivery to each server stands that this transaction adds; call it right before adding them.
 
     With a key it holds the key's lock until the transaction ends, and removes what was given up of the key.
     """
     if ordering_key is not None:
-        await session.flush()  # deliveries of the key that this session added
-    return await (await session.connection()).run_sync(_stand, server_urls, ordering_key)
+        session.flush()  # deliveries of the key that this session added
+    return _stand(session.connection(), server_urls, ordering_key)
 
 
-async def cancelled_unsent(session: AsyncSession, server_url: str, ordering_key: str, job_name: str) -> bool:
+def cancelled_unsent(session: Session, server_url: str, ordering_key: str, job_name: str) -> bool:
     """The youngest delivery of the key is removed, if it is of that name and was never attempted; whether it was."""
-    await session.flush()
-    return await (await session.connection()).run_sync(_cancel_unsent, server_url, ordering_key, job_name)
+    session.flush()
+    return _cancel_unsent(session.connection(), server_url, ordering_key, job_name)
 
 
 def lock_keys(connection: Connection, keys: Collection[str]) -> None:

@@ -4,75 +4,29 @@ Theory of operation. `enqueue_delivery` inserts the row and notes the job, which
 carries it. Where the queue lives in the same database, the job is inserted in the same transaction: both or neither.
 Elsewhere it is added after the commit, under the row's id, so adding it twice is harmless; a process that dies in
 between leaves a row without a job, which the sweeper finds. `enqueue_fanout` does the same for one text and many
-servers, in batches.
+servers, in batches. What is written is in `owing`, for asynchronous and synchronous callers alike.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from itertools import chain, islice
-from typing import Any, Final, TypeAlias
+from typing import TypeVar
 
 import structlog
-from sqlalchemy import event, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from db import Database, DeliveryJob, DeliveryPayload, DeliveryState, new_id
+from db import Database, new_id
 from federation.base.bull_queue import BullQueue
-from federation.delivery.order import Standing, stand
-from federation.delivery.rows import PlannedJob, delivery_job
-from federation.protocol.activities import parse_method
-from federation.protocol.urls import canonical_origin
-from workers import WorkersError
-from workers.checks import check_text
-from workers.clock import Clock, SystemClock
+from federation.delivery.following import Pending, follow_commit, pending_of, set_pending
+from federation.delivery.owing import Owing, Planned, batches
+from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
 
-BATCH: Final = 1_000
-"""Rows of one statement, jobs of one round trip."""
-
-Delivery: TypeAlias = tuple[str, str, str]
-"""Its id, target URL and server URL."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """Jobs of one name to add when `stored` is committed: per delivery its id, target URL and server URL.
-
-    `payload_id` is the text they share, None where each row has its own.
-    """
-
-    stored: object
-    name: str
-    deliveries: Sequence[Delivery]
-    payload_id: str | None = None
-
-    def jobs(self) -> Iterator[PlannedJob]:
-        for delivery_id, target_url, server_url in self.deliveries:
-            yield delivery_job(
-                self.name, delivery_id, target_url=target_url, server_url=server_url, payload_id=self.payload_id
-            )
-
-
-@dataclass(slots=True)
-class _Pending:
-    """What one session's transaction will add."""
-
-    planned: list[Planned] = field(default_factory=list)
-
-    def take(self, session: Session) -> list[Planned]:
-        """Those whose row is part of the transaction: a savepoint rolled back takes its rows out of the session."""
-        planned, self.planned = self.planned, []
-        return [each for each in planned if each.stored in session]
-
-
-_KEY = "federation.outbox"
+T = TypeVar("T")
 
 
 class Outbox:
@@ -89,9 +43,8 @@ class Outbox:
     ) -> None:
         self._database = database
         self._queue = queue
-        self._joins = joins
-        self._new_id = new_id
-        self._clock = clock or SystemClock()
+        self.joins = joins
+        self.owing = Owing(database.own, queue, joins=joins, clock=clock, new_id=new_id)
         self._adding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -102,16 +55,15 @@ class Outbox:
         committed, so they are owed, not lost.
         """
         await self._connect()
-        pending = _Pending()
+        pending = Pending()
         async with self._database.transaction() as session:
-            session.sync_session.info[_KEY] = pending
+            set_pending(session.sync_session, pending)
             yield session
             planned = pending.take(session.sync_session)
-            if self._joins:
-                for batch in _batches(planned):
-                    await self._queue.add_bulk(batch, connection=session)
-        if not self._joins:
-            await self._add(planned)
+            if self.joins:
+                await session.run_sync(self.owing.add_jobs, planned)
+        if not self.joins:
+            await self.add(planned)
 
     async def enqueue_delivery(
         self,
@@ -134,48 +86,16 @@ class Outbox:
 
         Raises:
             ValueError: the payload is no activity we deliver, a URL is not acceptable, or the target is not on that
-                server.
+                server; or the session is on another database. Nothing is written then.
+            TypeError: it is no `AsyncSession`; names the call that takes it.
         """
-        check_text("job name", name)
-        if ordering_key is not None:
-            check_text("ordering key", ordering_key)
-        parse_method(payload)
-        server_url = canonical_origin(server_url)
-        _check_target(target_url, server_url)
-        delivery = (self._new_id(), target_url, server_url)
-        # Only now: a target URL the job could not carry is refused before anything is written.
-        _check_jobs(Planned(stored=None, name=name, deliveries=[delivery]))
-        await self._connect()
-        now = self._clock.now()
-        standings = await stand(session, [server_url], ordering_key)
-        row = DeliveryJob(
-            id=delivery[0],
-            target_url=target_url,
-            payload=payload,
-            created_at=now,
-            job_name=name,
-            server_url=server_url,
-            **self._row_values(delivery, standings, ordering_key, now),
-        )
-        session.add(row)
-        ready = [delivery] if row.state is DeliveryState.READY else []
-        await self._plan(session, Planned(stored=row, name=name, deliveries=ready))
-        return row.id
 
-    def _row_values(
-        self, delivery: Delivery, standings: Mapping[str, Standing], ordering_key: str | None, now: datetime
-    ) -> dict[str, Any]:
-        standing = standings[delivery[2]]
-        held = standing.held is not None
-        return {
-            "state": DeliveryState.HELD if held else DeliveryState.READY,
-            "held_reason": standing.held,
-            "held_at": now if held else None,
-            "job_id": delivery[0],
-            "queued_at": now if self._joins and not held else None,
-            "ordering_key": ordering_key,
-            "ordering_position": standing.position,
-        }
+        def owe(inside: Session) -> str:
+            planned = self.owing.delivery(inside, name, target_url, server_url, payload, ordering_key)
+            self.plan(inside, planned)
+            return planned.owed[0]
+
+        return await self.within(session, owe, "enqueue_delivery")
 
     async def enqueue_fanout(
         self,
@@ -195,99 +115,49 @@ class Outbox:
 
         Raises:
             ValueError: the payload is no activity we deliver, the path does not begin with a slash, or a URL is not
-                acceptable; says which. Nothing is written then.
+                acceptable; says which. Or the session is on another database. Nothing is written then.
+            TypeError: it is no `AsyncSession`; names the call that takes it.
         """
-        check_text("job name", name)
-        parse_method(payload)
-        if ordering_key is not None:
-            check_text("ordering key", ordering_key)
-        if not path.startswith("/"):
-            raise ValueError(f"the path must begin with a slash, not {path[:100]!r}")
-        servers = tuple(dict.fromkeys(map(canonical_origin, server_urls)))
-        if not servers:
-            return ()
-        text = DeliveryPayload(id=self._new_id(), payload=payload, refs=len(servers), created_at=self._clock.now())
-        deliveries = [(self._new_id(), server + path, server) for server in servers]
-        _check_target(deliveries[0][1], servers[0])
-        planned = Planned(stored=text, name=name, deliveries=deliveries, payload_id=text.id)
-        _check_jobs(planned)
+
+        def owe(inside: Session) -> tuple[str, ...]:
+            planned = self.owing.fanout(inside, name, path, server_urls, payload, ordering_key)
+            if planned is None:
+                return ()
+            self.plan(inside, planned)
+            return planned.owed
+
+        return await self.within(session, owe, "enqueue_fanout")
+
+    async def within(self, session: AsyncSession, work: Callable[[Session], T], call: str) -> T:
+        """What `work` did with the session that is inside of an asynchronous one; `call` is who asks.
+
+        Raises:
+            TypeError: it is another kind of session.
+        """
+        self.check_kind(session, call)
         await self._connect()
-        session.add(text)
-        await session.flush()
-        ready = await self._insert_rows(session, planned, ordering_key, text.created_at)
-        await self._plan(session, replace(planned, deliveries=ready))
-        return tuple(delivery_id for delivery_id, _, _ in deliveries)
+        return await session.run_sync(work)
 
-    async def _insert_rows(
-        self, session: AsyncSession, planned: Planned, ordering_key: str | None, now: datetime
-    ) -> list[Delivery]:
-        """By statements of many rows, as objects of the session would cost ten times as much; those that are ready."""
-        connection = await session.connection()
-        shared = {
-            "payload": "",
-            "payload_id": planned.payload_id,
-            "attempts": 0,
-            "created_at": now,
-            "job_name": planned.name,
-        }
-        ready: list[Delivery] = []
-        for start in range(0, len(planned.deliveries), BATCH):
-            batch = planned.deliveries[start : start + BATCH]
-            standings = await stand(session, [server_url for _, _, server_url in batch], ordering_key)
-            ready += [each for each in batch if standings[each[2]].held is None]
-            rows = [
-                {
-                    **shared,
-                    **self._row_values(delivery, standings, ordering_key, now),
-                    "id": delivery[0],
-                    "target_url": delivery[1],
-                    "server_url": delivery[2],
-                }
-                for delivery in batch
-            ]
-            await connection.execute(insert(DeliveryJob), rows)
-        return ready
+    def check_kind(self, session: object, call: str) -> None:
+        """Nothing happens if the session is an asynchronous one.
 
-    async def _connect(self) -> None:
-        """A queue in the same database is connected: that writes the first time, and would wait for our own lock."""
-        if self._joins:
-            await self._queue.start()
+        Raises:
+            TypeError: it is another kind of session; `call` is who asks.
+        """
+        if not isinstance(session, AsyncSession):
+            raise TypeError(
+                f"federation.{call} takes an AsyncSession, not {type(session).__name__}; synchronous sessions and"
+                f" connections go to federation.sync.{call}"
+            )
 
-    async def close(self) -> None:
-        """Jobs that follow a commit of somebody else's session are added."""
-        await asyncio.gather(*self._adding, return_exceptions=True)
-
-    async def _plan(self, session: AsyncSession, planned: Planned) -> None:
-        pending = session.sync_session.info.get(_KEY)
-        if pending is not None:
-            pending.planned.append(planned)
-        elif self._joins:
-            for batch in _batches([planned]):
-                await self._queue.add_bulk(batch, connection=session)
-        else:
-            self._follow_commit(session.sync_session).planned.append(planned)
-
-    def _follow_commit(self, session: Session) -> _Pending:
-        pending: _Pending = session.info.setdefault(_KEY, _Pending())
-
-        @event.listens_for(session, "after_commit")
-        def add(_session: Session) -> None:
-            if session.in_nested_transaction():  # a savepoint ended, the transaction goes on
-                return
-            planned = pending.take(session)
-            if planned:
-                task = asyncio.get_running_loop().create_task(self._add(planned))
-                self._adding.add(task)
-                task.add_done_callback(self._adding.discard)
-
-        return pending
-
-    async def _add(self, planned: list[Planned]) -> None:
+    async def add(self, planned: Iterable[Planned]) -> None:
+        """The queue has these jobs, whose rows are committed; what it does not take is logged, and left to a sweep."""
+        planned = list(planned)
         missing = sum(len(each.deliveries) for each in planned)
-        for batch in _batches(planned):
+        for batch in batches(planned):
             try:
                 await self._queue.add_bulk(batch)
-            except WorkersError as error:
+            except Exception as error:  # whatever it is: what is committed must not look as if it had failed
                 log.error(
                     "outbox_jobs_not_added",
                     delivery_ids=[options["jobId"] for _, _, options in batch][:20],
@@ -297,21 +167,28 @@ class Outbox:
                 return
             missing -= len(batch)
 
+    async def close(self) -> None:
+        """Jobs that follow a commit of somebody else's session are added."""
+        await asyncio.gather(*self._adding, return_exceptions=True)
 
-def _batches(planned: Iterable[Planned]) -> Iterator[list[PlannedJob]]:
-    jobs = chain.from_iterable(each.jobs() for each in planned)
-    while batch := list(islice(jobs, BATCH)):
-        yield batch
+    async def _connect(self) -> None:
+        """Whatever a caller's transaction will need is there, so that it holds its lock for no connection of ours."""
+        if self.joins:
+            await self._queue.start()
+        if not self._database.own.is_known:
+            await asyncio.to_thread(self._database.own.learn)
 
+    def plan(self, session: Session, planned: Planned) -> None:
+        """The jobs follow the session's commit, or are part of its transaction."""
+        pending = pending_of(session)
+        if pending is not None:
+            pending.planned.append(planned)
+        elif self.joins:
+            self.owing.add_jobs(session, [planned])
+        else:
+            follow_commit(session, self._add_soon).planned.append(planned)
 
-def _check_target(target_url: str, server_url: str) -> None:
-    if canonical_origin(target_url) != server_url:
-        raise ValueError(f"the target URL is not on {server_url}, the server the delivery is for")
-    if not target_url.isascii():
-        raise ValueError("the target URL must have everything but ASCII percent-encoded")
-
-
-def _check_jobs(planned: Planned) -> None:
-    """Every job can be made: what it cannot carry is refused before anything is written."""
-    for _ in planned.jobs():
-        pass
+    def _add_soon(self, planned: list[Planned]) -> None:
+        task = asyncio.get_running_loop().create_task(self.add(planned))
+        self._adding.add(task)
+        task.add_done_callback(self._adding.discard)

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypeAlias
 
-from pydantic import JsonValue
-from sqlalchemy import delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlmodel import col
+from sqlalchemy.orm import Session
 
-from db import Follow, Post, User, new_id
-from federation.base.jobs import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
-from federation.delivery.order import cancelled_unsent
 from federation.delivery.outbox import Outbox
-from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
-from federation.protocol.models import parse_model
-from federation.protocol.urls import canonical_origin, peer_registry_url
+from federation.delivery.produced import Content, Plan, Produced, PublishedPost, RequestedFollow
+from federation.protocol.discovery import DiscoverDocument
+from federation.protocol.urls import canonical_origin
 from federation.servers.discovery import Discovery
 from federation.servers.registry import Registry
 from workers.clock import Clock, SystemClock
 
-FOLLOWS_PATH: Final = "/api/auth/social/follows"
-POSTS_PATH: Final = "/api/auth/social/posts"
-
-Content: TypeAlias = Sequence[Mapping[str, JsonValue]]
+__all__ = ["Content", "Producers", "PublishedPost", "RequestedFollow", "ServerRefused"]
 
 
 class ServerRefused(Exception):
@@ -35,19 +24,11 @@ class ServerRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedFollow:
-    """A new follow and the delivery that asks for it."""
+class Met:
+    """A server that may be followed, and what it shows of itself, None if it is registered here."""
 
-    follow_id: str
-    delivery_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedPost:
-    """A stored post and one delivery per server that shall have it."""
-
-    post_id: str
-    delivery_ids: tuple[str, ...]
+    server_url: str
+    document: DiscoverDocument | None
 
 
 class Producers:
@@ -66,7 +47,7 @@ class Producers:
         self._outbox = outbox
         self._registry = registry
         self._discovery = discovery
-        self._clock = clock or SystemClock()
+        self.produced = Produced(own_url=own_url, owing=outbox.owing, clock=clock or SystemClock())
 
     async def request_follow(
         self,
@@ -86,39 +67,20 @@ class Producers:
             DiscoveryError: it is unknown and could not be discovered.
             BlockedUrl, ValueError: its URL is not acceptable.
         """
-        server_url = canonical_origin(server_url)
-        if server_url == self._own_url:
-            raise ValueError(f"{server_url} is this node: a follow between its own users needs no delivery")
-        await self._ensure_known(session, server_url)
-        now = self._clock.now()
-        follow = Follow(
-            id=new_id(),
-            follower_id=follower_id,
-            following_id=following_id,
-            created_at=now,
-            # The followed side's server: the acknowledgment is matched by it. See `Follow`.
-            follower_server_url=server_url,
-            requester_signature=requester_signature,
-        )
-        session.add(follow)
-        payload = follow_activity(
-            federation_url=self._own_url,
-            follow_id=follow.id,
-            created_at=now,
-            follower_id=follower_id,
-            following_id=following_id,
-            follower_server_url=server_url,
-            requester_signature=requester_signature,
-        )
-        delivery_id = await self._outbox.enqueue_delivery(
-            session,
-            FOLLOW_JOB,
-            server_url + FOLLOWS_PATH,
-            server_url,
-            payload,
-            ordering_key=_follow_key(follower_id, following_id),
-        )
-        return RequestedFollow(follow_id=follow.id, delivery_id=delivery_id)
+        self._outbox.check_kind(session, "request_follow")
+        met = await self.meet(server_url)
+
+        def owe(inside: Session) -> RequestedFollow:
+            return self.follow(
+                inside,
+                self._outbox.plan,
+                met,
+                follower_id=follower_id,
+                following_id=following_id,
+                requester_signature=requester_signature,
+            )
+
+        return await self._outbox.within(session, owe, "request_follow")
 
     async def request_unfollow(
         self, session: AsyncSession, *, follower_id: str, following_id: str, server_url: str
@@ -128,25 +90,13 @@ class Producers:
         None if there is nothing to send: there was no such follow, or its own request was never tried; that one is
         cancelled then. Otherwise the server hears of it after the follow, never before.
         """
-        server_url = canonical_origin(server_url)
-        removed = (
-            delete(Follow)
-            .where(
-                col(Follow.follower_id) == follower_id,
-                col(Follow.following_id) == following_id,
-                col(Follow.follower_server_url) == server_url,
+
+        def owe(inside: Session) -> str | None:
+            return self.produced.unfollow(
+                inside, self._outbox.plan, follower_id=follower_id, following_id=following_id, server_url=server_url
             )
-            .returning(col(Follow.id))
-        )
-        if not (await session.execute(removed)).all():
-            return None
-        key = _follow_key(follower_id, following_id)
-        if await cancelled_unsent(session, server_url, key, FOLLOW_JOB):
-            return None
-        payload = unfollow_activity(federation_url=self._own_url, follower_id=follower_id, following_id=following_id)
-        return await self._outbox.enqueue_delivery(
-            session, UNFOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload, ordering_key=key
-        )
+
+        return await self._outbox.within(session, owe, "request_unfollow")
 
     async def publish_post(
         self,
@@ -167,57 +117,62 @@ class Producers:
         Raises:
             ValueError: receivers would refuse it: no content, or a block that lacks what its type requires.
         """
-        now = self._clock.now()
-        post = Post(
-            id=post_id or new_id(),
-            content=[dict(block) for block in content],
-            author_id=author_id,
-            published=published or now,
-            is_local=True,
-            is_private=bool(is_private),
-            created_at=now,
-            author_signature=author_signature,
-        )
-        payload = post_activity(
-            federation_url=self._own_url,
-            post_id=post.id,
-            content=content,
-            author_id=author_id,
-            published=post.published,
-            is_private=is_private,
-        )
-        parse_model(PostActivity, payload)
-        session.add(post)
-        deliveries = await self._outbox.enqueue_fanout(
-            session, POST_JOB, POSTS_PATH, await self._audience(session, author_id), payload
-        )
-        return PublishedPost(post_id=post.id, delivery_ids=deliveries)
 
-    async def _audience(self, session: AsyncSession, author_id: str) -> list[str]:
-        policy = (
-            await session.execute(select(col(User.post_propagation_policy)).where(col(User.id) == author_id))
-        ).scalar_one_or_none()
-        if policy == "none":
-            return []
-        is_followed = col(Follow.following_id) == author_id
-        named = is_followed if policy == "followers" else or_(is_followed, col(Follow.follower_id) == author_id)
-        # Either column may hold the other party's server, by which side wrote the row.
-        server = func.coalesce(col(Follow.follower_server_url), col(Follow.following_server_url))
-        query = select(server).where(named, col(Follow.accepted).is_(True), server.is_not(None)).distinct()
-        servers = (peer_registry_url(url, self._own_url) for url in (await session.execute(query)).scalars())
-        return sorted({server for server in servers if server is not None})
+        def owe(inside: Session) -> PublishedPost:
+            return self.produced.post(
+                inside,
+                self._outbox.plan,
+                author_id=author_id,
+                content=content,
+                published=published,
+                is_private=is_private,
+                post_id=post_id,
+                author_signature=author_signature,
+            )
 
-    async def _ensure_known(self, session: AsyncSession, server_url: str) -> None:
+        return await self._outbox.within(session, owe, "publish_post")
+
+    async def meet(self, server_url: str) -> Met:
+        """What a follow of somebody there needs: nothing of a known server, else what it shows at its `/discover`.
+
+        Raises:
+            ServerRefused, DiscoveryError, BlockedUrl, ValueError: as `request_follow`.
+        """
+        server_url = canonical_origin(server_url)
+        if server_url == self._own_url:
+            raise ValueError(f"{server_url} is this node: a follow between its own users needs no delivery")
         standing = await self._registry.standing(server_url)
         if standing.blacklisted:
             raise ServerRefused(f"{server_url} is blacklisted")
         if standing.server is not None:
-            return
+            return Met(server_url=server_url, document=None)
         document = await self._discovery.learn(server_url)
         await self._discovery.introduce_ourselves(server_url)
-        await self._discovery.register(server_url, document, session=session)
+        return Met(server_url=server_url, document=document)
 
+    def follow(
+        self,
+        session: Session,
+        plan: Plan,
+        met: Met,
+        *,
+        follower_id: str,
+        following_id: str,
+        requester_signature: str | None,
+    ) -> RequestedFollow:
+        """The follow's rows, and the server's where it has none yet.
 
-def _follow_key(follower_id: str, following_id: str) -> str:
-    """What a pair's follows and unfollows have in common, so that none overtakes another; ids may be of any length."""
-    return "follow " + hashlib.sha256(f"{len(follower_id)} {follower_id} {following_id}".encode()).hexdigest()
+        Raises:
+            DiscoveryError: another server is registered with one of its keys.
+        """
+        self._outbox.owing.enter(session)
+        if met.document is not None:
+            self._discovery.register_within(session, met.server_url, met.document)
+        return self.produced.follow(
+            session,
+            plan,
+            follower_id=follower_id,
+            following_id=following_id,
+            server_url=met.server_url,
+            requester_signature=requester_signature,
+        )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, Protocol
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
@@ -166,23 +168,28 @@ class Discovery:
         await self.introduce_ourselves(server_url)
         return True
 
-    async def register(
-        self, server_url: str, document: DiscoverDocument, *, session: AsyncSession | None = None
-    ) -> None:
+    async def register(self, server_url: str, document: DiscoverDocument) -> None:
         """The server is in the registry with what `learn` told; see `Registry.register`.
 
         Raises:
             DiscoveryError: another server is registered with one of its keys.
         """
-        try:
+        with _keys_taken():
             await self._registry.register(
                 url=server_url,
                 public_key=document.public_key,
                 encryption_public_key=document.encryption_public_key,
-                session=session,
             )
-        except KeysTaken as error:
-            raise DiscoveryRefused(str(error)) from error
+
+    def register_within(self, session: Session, server_url: str, document: DiscoverDocument) -> None:
+        """As `register`, as part of the caller's transaction."""
+        with _keys_taken():
+            self._registry.register_within(
+                session,
+                url=server_url,
+                public_key=document.public_key,
+                encryption_public_key=document.encryption_public_key,
+            )
 
     async def introduce_ourselves(self, server_url: str) -> NetworkErrorCode | None:
         """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time.
@@ -210,6 +217,14 @@ class Discovery:
             log.warning("register_failed", server_url=server_url, error=type(error).__name__)
             return error.code if isinstance(error, NetworkError) else None
         return None
+
+
+@contextmanager
+def _keys_taken() -> Iterator[None]:
+    try:
+        yield
+    except KeysTaken as error:
+        raise DiscoveryRefused(str(error)) from error
 
 
 def _document(origin: str, fetched: Fetched) -> DiscoverDocument:

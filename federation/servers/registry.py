@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
@@ -103,22 +104,24 @@ class Registry:
         self._servers.drop(url)
         self._blacklist.recheck()
 
-    async def register(
-        self, *, url: str, public_key: str, encryption_public_key: str, session: AsyncSession | None = None
-    ) -> None:
+    async def register(self, *, url: str, public_key: str, encryption_public_key: str) -> None:
         """The server is in the registry: healthy if it is new, only seen again if it was there (keys are kept).
 
-        With `session` that is part of the caller's transaction, else of one of its own.
-
         Raises:
-            KeysTaken: one of the keys belongs to another URL. The transaction can go on.
+            KeysTaken: one of the keys belongs to another URL.
         """
         try:
-            if session is not None:
-                await _upsert(session, url, public_key, encryption_public_key, self._clock.now())
-            else:
-                async with self._database.transaction() as own:
-                    await _upsert(own, url, public_key, encryption_public_key, self._clock.now())
+            async with self._database.transaction() as session:
+                await session.run_sync(
+                    self.register_within, url=url, public_key=public_key, encryption_public_key=encryption_public_key
+                )
+        finally:
+            self._servers.drop(url)  # again: what was read before the commit is old
+
+    def register_within(self, session: Session, *, url: str, public_key: str, encryption_public_key: str) -> None:
+        """As `register`, as part of the caller's transaction, which can go on if the keys are taken."""
+        try:
+            _upsert(session, url, public_key, encryption_public_key, self._clock.now())
         finally:
             self._servers.drop(url)
 
@@ -196,8 +199,8 @@ class Registry:
         return [found.get(url) for url in urls]
 
 
-async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_public_key: str, now: datetime) -> None:
-    if await _note_seen(session, url, now):
+def _upsert(session: Session, url: str, public_key: str, encryption_public_key: str, now: datetime) -> None:
+    if _note_seen(session, url, now):
         return
     row = {
         "id": new_id(),
@@ -211,17 +214,17 @@ async def _upsert(session: AsyncSession, url: str, public_key: str, encryption_p
         "health_check_attempts": 0,
     }
     try:
-        async with session.begin_nested():
-            await session.execute(insert(Server).values(row))
+        with session.begin_nested():
+            session.execute(insert(Server).values(row))
     except IntegrityError as error:
         # Another transaction may have registered it between the two statements.
-        if not await _note_seen(session, url, now):
+        if not _note_seen(session, url, now):
             raise KeysTaken(f"{url}: one of its keys is registered for another server") from error
 
 
-async def _note_seen(session: AsyncSession, url: str, now: datetime) -> bool:
+def _note_seen(session: Session, url: str, now: datetime) -> bool:
     seen = update(Server).where(col(Server.url) == url).values(last_seen=now, updated_at=now).returning(col(Server.id))
-    return (await session.execute(seen)).first() is not None
+    return (session.execute(seen)).first() is not None
 
 
 _KNOWN = select(*(col(getattr(Server, field.name)) for field in fields(KnownServer))).where(

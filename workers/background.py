@@ -1,0 +1,162 @@
+"""One event loop in a thread of its own, for plain code: threads, scripts, synchronous web frameworks.
+
+Theory of operation. A process has one, started by its first use, in a daemon thread. It dies with the process: the
+interpreter's end waits a bounded time for what was handed in, closes what registered, and joins the thread. A fork
+copies neither thread nor loop; the child begins with none, and makes its own when it needs one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[], Coroutine[object, object, T]]
+
+ENDING_SECONDS: Final = 5.0
+"""For what is under way when the interpreter ends, and as much again to close what is open."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A loop with its thread."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Nobody waits for them but the end; touched in the loop alone."""
+    closers: dict[object, Work[None]] = field(default_factory=dict)
+    """Called at the end, the youngest first; touched in the loop alone."""
+
+
+class Background:
+    """Runs coroutines for threads that have no event loop; safe from any thread, and after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+        self._ended = False
+
+    def run(self, work: Work[T]) -> T:
+        """The result of the coroutine that `work` makes; the calling thread waits for it.
+
+        Raises:
+            RuntimeError: the interpreter is ending; or this is called within the loop itself, which would wait for
+                itself.
+        """
+        running = self._start()
+        if threading.current_thread() is running.thread:
+            raise RuntimeError("plain code in the background loop would wait for itself; await the asynchronous call")
+        future = asyncio.run_coroutine_threadsafe(_called(work), running.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # interrupted: nobody waits for it any more
+            raise
+
+    def soon(self, work: Work[None]) -> bool:
+        """The coroutine that `work` makes will run; nobody waits for it. False: the interpreter is ending."""
+        try:
+            running = self._start()
+            running.loop.call_soon_threadsafe(_begin, running, work)
+        except RuntimeError:
+            return False
+        return True
+
+    def at_end(self, key: object, close: Work[None] | None) -> None:
+        """`close` will be called when the interpreter ends, None: nothing for `key`; in the loop only."""
+        assert self._running is not None, "called in the loop"
+        self._running.closers.pop(key, None)
+        if close is not None:
+            self._running.closers[key] = close
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, None while there is none."""
+        running = self._running
+        return None if running is None else running.loop
+
+    def end(self) -> None:
+        """What was handed in is done, or had its time; what is open is closed. Nothing runs here any more."""
+        with self._lock:
+            running, self._running, self._ended = self._running, None, True
+        if running is not None:
+            future = asyncio.run_coroutine_threadsafe(_finish(running), running.loop)
+            with contextlib.suppress(Exception):
+                future.result(2 * ENDING_SECONDS)
+            running.loop.call_soon_threadsafe(running.loop.stop)
+            running.thread.join(ENDING_SECONDS)
+
+    def forget(self) -> None:
+        """This is a fork's child: what the parent runs is the parent's."""
+        self._lock = threading.Lock()  # another thread may have held it at the fork
+        self._running = None
+        self._ended = False
+
+    def _start(self) -> _Running:
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the interpreter is ending; nothing can be begun any more")
+            if self._running is None:
+                loop = asyncio.new_event_loop()
+                # A daemon: a program that ends without a word must not wait for it.
+                thread = threading.Thread(target=_serve, args=(loop,), name="workers-background", daemon=True)
+                self._running = _Running(loop, thread)
+                thread.start()
+            return self._running
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+async def _called(work: Work[T]) -> T:
+    """Made in the loop, so that none is left unawaited where the loop has just ended."""
+    return await work()
+
+
+def _begin(running: _Running, work: Work[None]) -> None:
+    task = running.loop.create_task(_logged(work))
+    running.tasks.add(task)
+    task.add_done_callback(running.tasks.discard)
+
+
+async def _logged(work: Work[None]) -> None:
+    try:
+        await work()
+    except Exception as error:
+        _LOG.error("what was to follow in the background failed: %s", type(error).__name__)
+
+
+async def _finish(running: _Running) -> None:
+    if running.tasks:
+        await asyncio.wait(running.tasks, timeout=ENDING_SECONDS)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ENDING_SECONDS):
+            for close in reversed(list(running.closers.values())):
+                await _logged(close)
+
+
+background: Final = Background()
+"""This process's."""
+
+os.register_at_fork(after_in_child=background.forget)
+# Before executors refuse work and plain threads are waited for, which `atexit` comes after.
+threading._register_atexit(background.end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in the stubs
