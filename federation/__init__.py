@@ -1,7 +1,7 @@
 """Federation delivery: what application services import.
 
 `enqueue_delivery`, `enqueue_fanout` and the producers owe deliveries inside the application's transaction;
-`start_federation_worker`, or `python -m federation.workers`, delivers.
+`federation.sync` has them for plain code. `start_federation_worker`, or `python -m federation.workers`, delivers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from federation.siblings import refuse_foreign
 
 if TYPE_CHECKING:
+    from federation import sync
     from federation.base.bull_queue import BullQueue
     from federation.base.errors import ConfigurationError
     from federation.base.jobs import FederationDeliveryJob, HealthCheckJob
@@ -72,6 +73,7 @@ __all__ = [
     "schedule_health_check",
     "sign_message",
     "start_federation_worker",
+    "sync",
     "transaction",
     "verify_signature",
 ]
@@ -100,6 +102,8 @@ if not TYPE_CHECKING:
         """Names are imported when they are first used: the `federation` command must start fast, to complete words."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "sync":
+            return import_module("federation.sync")
         refuse_foreign()  # again: sys.path may have changed since
         value = getattr(import_module(_HOMES.get(name, _SERVICE)), name)
         globals()[name] = value

@@ -14,6 +14,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from federation.app import Federation
 from federation.base.errors import ConfigurationError
 from federation.process import get_federation
 from workers import (
@@ -22,6 +23,7 @@ from workers import (
     Enqueued,
     EnqueueOptions,
     Handler,
+    JobSpec,
     QueueTasks,
     Serde,
     Task,
@@ -113,13 +115,8 @@ async def enqueue_task(
             delay=delay,
             ordering_key=ordering_key,
         )
-    federation = get_federation()
-    if not federation.queues_join_database:
-        raise Unsupported(
-            f"task {task.name!r}: the queues are not in the application's database; enqueue it without `session`, "
-            "after the transaction"
-        )
-    spec = _TASKS.spec(
+    spec = joining_spec(
+        get_federation(),
         task,
         data,
         deduplication_key=deduplication_key,
@@ -127,7 +124,43 @@ async def enqueue_task(
         delay=delay,
         ordering_key=ordering_key,
     )
-    return (await federation.tasks_queue.enqueue_many([spec], connection=session))[0]
+    if not isinstance(session, AsyncSession):
+        raise TypeError(
+            f"federation.tasks.enqueue_task takes an AsyncSession, not {type(session).__name__}; synchronous sessions"
+            " and connections go to federation.sync.enqueue_task"
+        )
+    return (await get_federation().tasks_queue.enqueue_many([spec], connection=session))[0]
+
+
+def joining_spec(
+    federation: Federation,
+    task: Task,
+    data: object,
+    *,
+    deduplication_key: str | None,
+    deduplication_mode: DeduplicationMode,
+    delay: timedelta,
+    ordering_key: str | None,
+) -> JobSpec:
+    """One run of the task as a job of a transaction in the node's database.
+
+    Raises:
+        Unsupported: the queues are not in that database; a mode or a key that the queue cannot keep.
+        TypeError, ValueError: as `enqueue_task`.
+    """
+    if not federation.queues_join_database:
+        raise Unsupported(
+            f"task {task.name!r}: the queues are not in the application's database; enqueue it without `session`, "
+            "after the transaction"
+        )
+    return _TASKS.spec(
+        task,
+        data,
+        deduplication_key=deduplication_key,
+        deduplication_mode=deduplication_mode,
+        delay=delay,
+        ordering_key=ordering_key,
+    )
 
 
 def declared_tasks(modules: Sequence[str]) -> Mapping[str, Handler]:

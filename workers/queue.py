@@ -100,6 +100,10 @@ class Queue:
         spec = JobSpec(payload=payload, name=name, **options)
         if connection is not None:
             return (await self.enqueue_many([spec], connection=connection))[0]
+        return await self.enqueue_spec(spec)
+
+    async def enqueue_spec(self, spec: JobSpec) -> Enqueued:
+        """See `enqueue`."""
         job = self._new_job(spec)
         await self._connect()
         return self._decoded(await self._store(job))

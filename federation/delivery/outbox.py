@@ -10,7 +10,7 @@ servers, in batches. What is written is in `owing`, for asynchronous and synchro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -21,7 +21,8 @@ from sqlalchemy.orm import Session
 from db import Database, new_id
 from federation.base.bull_queue import BullQueue
 from federation.delivery.following import Pending, follow_commit, pending_of, set_pending
-from federation.delivery.owing import Owing, Planned, batches
+from federation.delivery.owing import BATCH, Owing, Planned, batches
+from federation.delivery.rows import READY, OwedRow
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -166,6 +167,21 @@ class Outbox:
                 )
                 return
             missing -= len(batch)
+
+    async def add_committed(self, ids: Sequence[str]) -> list[str]:
+        """The queue has the jobs of those deliveries that are committed and ready; the others' ids."""
+        left = list(ids)
+        try:
+            for start in range(0, len(ids), BATCH):
+                some = ids[start : start + BATCH]
+                rows = [OwedRow(**row._mapping) for row in await self._database.rows(READY, {"ids": some})]
+                await self._queue.add_bulk([row.job() for row in rows])
+                found = {row.id for row in rows}
+                left = [each for each in left if each not in found]
+        except Exception as error:  # a sweep will find them
+            log.error("outbox_jobs_not_added", delivery_ids=left[:20], count=len(left), error=type(error).__name__)
+            return []
+        return left
 
     async def close(self) -> None:
         """Jobs that follow a commit of somebody else's session are added."""

@@ -9,18 +9,24 @@ it: then the rows are looked at, and those that are there get their jobs. Whatev
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol, TypeVar
+from functools import partial
+from typing import Final, Protocol, TypeVar, cast
 
 import structlog
+from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from db.borrowed import DbApiConnection, borrowed, in_transaction, is_dbapi_connection
 from federation.delivery.following import Pending, follow_commit, pending_of, set_pending
-from federation.delivery.owing import Owing, Planned
+from federation.delivery.outbox import Outbox
+from federation.delivery.owing import Planned
 from workers.background import background
 
 log = structlog.get_logger(__name__)
@@ -29,12 +35,8 @@ T = TypeVar("T")
 
 MOST_WAITING: Final = 100_000
 """Jobs that wait for a queue that does not answer; the rest is left to the sweeper."""
-
-
-class Transactions(Protocol):
-    """A database's transactions for plain code."""
-
-    def transaction(self) -> Iterator[Session]: ...
+LOOKS: Final = (0.01, 0.05, 0.25, 1.0, 4.0)
+"""Pauses in seconds before each look for rows that are about to be committed; later ones are left to the sweeper."""
 
 
 class Later:
@@ -77,43 +79,56 @@ class Later:
 
 
 class PlainOutbox:
-    """As `Outbox`, for plain code. `add` has the queue take the jobs of committed rows, in the background loop."""
+    """As `Outbox`, for plain code, which it serves from `outbox` in the background loop."""
 
-    def __init__(self, owing: Owing, *, joins: bool, add: Callable[[list[Planned]], Awaitable[None]]) -> None:
-        self._owing = owing
-        self._joins = joins
-        self._later = Later(add)
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._owing = outbox.owing
+        self._joins = outbox.joins
+        self._later = Later(outbox.add)
 
     @contextmanager
     def owed_in(self, session: Session) -> Iterator[None]:
-        """What the block owes in `session` gets its jobs: all together at its end, or when the session has committed.
-
-        For a session that is committed after the block, once.
-        """
+        """What the block owes in `session`, which is committed after it, gets its jobs."""
+        if not self._joins:
+            yield
+            return
         pending = Pending()
-        if self._joins:
-            set_pending(session, pending)
+        set_pending(session, pending)
         yield
-        if self._joins:
-            self._owing.add_jobs(session, pending.take(session))
+        self._owing.add_jobs(session, pending.take(session))
 
     def within(self, caller: object, work: Callable[[Session], T], call: str) -> T:
         """What `work` did with a session in the caller's transaction; `call` is who asks.
 
         Raises:
-            TypeError: it is no session or connection of plain code; names the call that takes it.
-            ValueError: it is closed.
+            TypeError: it is nothing that plain code writes through; names the call that takes it.
+            ValueError: it is closed, or in no transaction that could be rolled back.
         """
         if isinstance(caller, Session):
             return work(caller)
-        if isinstance(caller, (AsyncSession, AsyncConnection)):
-            raise TypeError(
-                f"federation.sync.{call} takes a Session or a Connection, not {type(caller).__name__}; an AsyncSession"
-                f" goes to `await federation.{call}`"
-            )
-        raise TypeError(
-            f"federation.sync.{call} takes an SQLAlchemy Session or Connection, not {type(caller).__name__}"
-        )
+        if isinstance(caller, Connection):
+            return self._on_connection(caller, work, follow=partial(self._follow, caller))
+        if (django := django_connection(caller)) is not None:
+            follow = partial(self._after_django, django)
+            with borrowed(django.connection) as connection:
+                return self._on_connection(connection, work, follow=follow)
+        if is_dbapi_connection(caller):
+            _check_transaction(caller)
+            with borrowed(caller) as connection:
+                return self._on_connection(connection, work, follow=self._look_soon)
+        raise _not_plain(caller, call)
+
+    def check_kind(self, caller: object, call: str) -> None:
+        """Nothing happens if it is something that plain code writes through, in a transaction.
+
+        Raises:
+            TypeError, ValueError: as `within`.
+        """
+        if not isinstance(caller, (Session, Connection)) and django_connection(caller) is None:
+            if not is_dbapi_connection(caller):
+                raise _not_plain(caller, call)
+            _check_transaction(caller)
 
     def plan(self, session: Session, planned: Planned) -> None:
         """The jobs follow the session's commit, or are part of its transaction."""
@@ -124,3 +139,88 @@ class PlainOutbox:
             self._owing.add_jobs(session, [planned])
         else:
             follow_commit(session, self._later.put).planned.append(planned)
+
+    def _on_connection(
+        self, connection: Connection, work: Callable[[Session], T], *, follow: Callable[[list[str]], None]
+    ) -> T:
+        """`work` is done in the connection's transaction; `follow` is told which deliveries to look for after it."""
+        if connection.closed:
+            raise ValueError("this connection is closed; nothing was written")
+        if not connection.in_transaction():
+            connection.begin()
+        with Session(connection, expire_on_commit=False) as session:
+            pending = Pending()
+            set_pending(session, pending)
+            result = work(session)
+            session.flush()
+            if self._joins:
+                self._owing.add_jobs(session, pending.planned)
+        ready = [delivery_id for each in pending.planned for delivery_id, _, _ in each.deliveries]
+        if ready and not self._joins:
+            follow(ready)
+        return result
+
+    def _follow(self, connection: Connection, ready: list[str]) -> None:
+        # There is no event after a commit, only this one right before.
+        event.listen(connection, "commit", lambda _: self._look_soon(ready), once=True)
+
+    def _after_django(self, django: DjangoConnection, ready: list[str]) -> None:
+        django.on_commit(lambda: self._look_soon(ready))
+
+    def _look_soon(self, ready: list[str]) -> None:
+        if not background.soon(partial(self._look, ready)):
+            log.error("outbox_jobs_not_added", count=len(ready), error="InterpreterEnding")
+
+    async def _look(self, ready: list[str]) -> None:
+        for pause in LOOKS:
+            await asyncio.sleep(pause)
+            ready = await self._outbox.add_committed(ready)
+            if not ready:
+                return
+
+
+def _check_transaction(connection: DbApiConnection) -> None:
+    if not in_transaction(connection):
+        raise ValueError("this connection is in autocommit; begin a transaction, which the delivery is part of")
+
+
+def _not_plain(caller: object, call: str) -> TypeError:
+    if isinstance(caller, (AsyncSession, AsyncConnection)):
+        return TypeError(
+            f"federation.sync.{call} takes a Session or a Connection, not {type(caller).__name__}; an AsyncSession"
+            f" goes to `await federation.{call}`"
+        )
+    return TypeError(
+        f"federation.sync.{call} takes an SQLAlchemy or SQLModel Session, an SQLAlchemy Connection, Django's"
+        f" connection, or one of sqlite3 or psycopg, not {type(caller).__name__}"
+    )
+
+
+class DjangoConnection(Protocol):
+    """What is asked of `django.db.connection`."""
+
+    connection: DbApiConnection
+    in_atomic_block: bool
+
+    def on_commit(self, func: Callable[[], None]) -> None: ...
+
+
+def django_connection(caller: object) -> DjangoConnection | None:
+    """Django's connection, None if it is something else.
+
+    Raises:
+        ValueError: it is in no `transaction.atomic` block, or on another driver than ours.
+    """
+    django = sys.modules.get("django.db.backends.base.base")
+    proxy = sys.modules.get("django.utils.connection")
+    if django is None or proxy is None:
+        return None
+    if not isinstance(caller, (django.BaseDatabaseWrapper, proxy.ConnectionProxy)):
+        return None
+    found = cast(DjangoConnection, caller)
+    if not found.in_atomic_block:
+        raise ValueError("Django's connection is in autocommit; owe deliveries in a `with transaction.atomic():` block")
+    if not is_dbapi_connection(found.connection):
+        driver = type(found.connection).__module__
+        raise ValueError(f"Django's connection is one of {driver}; deliveries are owed through sqlite3 or psycopg 3")
+    return found

@@ -57,8 +57,8 @@ class Produced:
     def follow(
         self,
         session: Session,
-        plan: Plan,
         *,
+        plan: Plan,
         follower_id: str,
         following_id: str,
         server_url: str,
@@ -98,7 +98,7 @@ class Produced:
         return RequestedFollow(follow_id=follow.id, delivery_id=planned.owed[0])
 
     def unfollow(
-        self, session: Session, plan: Plan, *, follower_id: str, following_id: str, server_url: str
+        self, session: Session, *, plan: Plan, follower_id: str, following_id: str, server_url: str
     ) -> str | None:
         """See `Producers.request_unfollow`."""
         server_url = canonical_origin(server_url)
@@ -125,8 +125,8 @@ class Produced:
     def post(
         self,
         session: Session,
-        plan: Plan,
         *,
+        plan: Plan,
         author_id: str,
         content: Content,
         published: datetime | None = None,

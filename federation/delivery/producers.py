@@ -93,7 +93,11 @@ class Producers:
 
         def owe(inside: Session) -> str | None:
             return self.produced.unfollow(
-                inside, self._outbox.plan, follower_id=follower_id, following_id=following_id, server_url=server_url
+                inside,
+                plan=self._outbox.plan,
+                follower_id=follower_id,
+                following_id=following_id,
+                server_url=server_url,
             )
 
         return await self._outbox.within(session, owe, "request_unfollow")
@@ -121,7 +125,7 @@ class Producers:
         def owe(inside: Session) -> PublishedPost:
             return self.produced.post(
                 inside,
-                self._outbox.plan,
+                plan=self._outbox.plan,
                 author_id=author_id,
                 content=content,
                 published=published,
@@ -170,7 +174,7 @@ class Producers:
             self._discovery.register_within(session, met.server_url, met.document)
         return self.produced.follow(
             session,
-            plan,
+            plan=plan,
             follower_id=follower_id,
             following_id=following_id,
             server_url=met.server_url,

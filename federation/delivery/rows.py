@@ -137,6 +137,9 @@ def places_of(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[Place]:
 
 TABLE: Final = DeliveryJob.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 
+READY: Final = select(*(TABLE.c[field.name] for field in fields(OwedRow))).where(
+    TABLE.c.id.in_(bindparam("ids", expanding=True)), TABLE.c.state == DeliveryState.READY
+)
 _LOCKED = (
     select(*(TABLE.c[field.name] for field in fields(OwedRow)), TABLE.c.state)
     .where(TABLE.c.id.in_(bindparam("rows", expanding=True)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import structlog
@@ -104,22 +105,28 @@ class Registry:
         self._servers.drop(url)
         self._blacklist.recheck()
 
-    async def register(self, *, url: str, public_key: str, encryption_public_key: str) -> None:
+    async def register(
+        self, *, url: str, public_key: str, encryption_public_key: str, session: AsyncSession | None = None
+    ) -> None:
         """The server is in the registry: healthy if it is new, only seen again if it was there (keys are kept).
 
+        With `session` that is part of the caller's transaction, else of one of its own.
+
         Raises:
-            KeysTaken: one of the keys belongs to another URL.
+            KeysTaken: one of the keys belongs to another URL. The transaction can go on.
         """
+        row = partial(self.register_within, url=url, public_key=public_key, encryption_public_key=encryption_public_key)
+        if session is not None:
+            await session.run_sync(row)
+            return
         try:
-            async with self._database.transaction() as session:
-                await session.run_sync(
-                    self.register_within, url=url, public_key=public_key, encryption_public_key=encryption_public_key
-                )
+            async with self._database.transaction() as own:
+                await own.run_sync(row)
         finally:
             self._servers.drop(url)  # again: what was read before the commit is old
 
     def register_within(self, session: Session, *, url: str, public_key: str, encryption_public_key: str) -> None:
-        """As `register`, as part of the caller's transaction, which can go on if the keys are taken."""
+        """As `register`, as part of a synchronous caller's transaction."""
         try:
             _upsert(session, url, public_key, encryption_public_key, self._clock.now())
         finally:

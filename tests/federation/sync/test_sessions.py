@@ -2,51 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+import asyncio
+from contextlib import suppress
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import federation
 import federation.sync
 from tests.federation.conftest import OWN_URL
-from tests.federation.protocol.vectors import A
+from tests.federation.sync.conftest import Way, owed
 from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, introduce
+from workers import JobState
 
+SERVER = "https://b.example"
+TARGET = f"{SERVER}/api/auth/social/posts"
 PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
 
 
-@pytest.fixture(autouse=True)
-async def _process(
-    empty_environment: Path, monkeypatch: pytest.MonkeyPatch, database_file: Path
-) -> AsyncIterator[None]:
-    """The environment of a node with everything in one SQLite file; what a test opens is closed."""
-    environment = {
-        "BETTER_AUTH_URL": OWN_URL,
-        **A.env,
-        "DATABASE_URL": f"sqlite:///{database_file}",
-        "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    yield
-    federation.sync.close()
-    await federation.close_federation()
+class Interrupted(Exception):
+    """What a test raises in a transaction."""
 
 
-@pytest.fixture
-def engine(database_file: Path) -> Iterator[Engine]:
-    """The application's own engine on the node's database."""
-    made = create_engine(f"sqlite:///{database_file}")
-    yield made
-    made.dispose()
+def owe(caller: federation.sync.Caller) -> str:
+    return federation.sync.enqueue_delivery(caller, "deliver-post", TARGET, SERVER, PAYLOAD)
 
 
-async def test_what_a_session_commits_is_delivered(peer: Peer, engine: Engine) -> None:
-    """And what it rolls back never was."""
+async def queued() -> set[str]:
+    """Ids of the jobs in the queue."""
+    queue = federation.get_federation_queue()
+    await queue.start()
+    return {job.id for job in (await queue.storage.list(JobState.QUEUED)).jobs}
+
+
+async def test_what_is_committed_is_owed_and_gets_its_job(node: dict[str, str], way: Way, engine: Engine) -> None:
+    """Through whatever it is written; what is rolled back never was."""
+
+    def plain() -> set[str]:
+        with suppress(Interrupted), way.transaction() as caller:
+            owe(caller)
+            raise Interrupted
+        with way.transaction() as caller:
+            ids = {owe(caller), owe(caller)}
+            assert owed(engine) == set()
+        assert owed(engine) == ids
+        return ids
+
+    ids = await asyncio.to_thread(plain)
+
+    async def has_jobs() -> bool:
+        return await queued() == ids
+
+    await until(has_jobs)
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+async def test_what_plain_code_owes_is_delivered(node: dict[str, str], peer: Peer, engine: Engine) -> None:
+    """By the workers of an event loop of the same process."""
     introduce(peer, OWN_URL)
     await federation.discover_and_register(peer.url)
     with Session(engine) as session:

@@ -1,0 +1,121 @@
+"""SQLAlchemy connections on DB-API connections of somebody else, whose transactions stay theirs.
+
+Theory of operation. The dialects here are SQLAlchemy's own, but that they begin, commit, roll back and close nothing,
+and change nothing on the connection they are given: what runs on it is part of the transaction that its owner has open.
+One engine per database serves them all, so that statements are compiled once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
+
+from sqlalchemy import URL, Connection, Engine, create_engine
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import NullPool
+
+if TYPE_CHECKING:
+    import psycopg
+
+DbApiConnection: TypeAlias = "sqlite3.Connection | psycopg.Connection[Any]"
+
+
+class _Borrowed:
+    """What is left to the connection's owner."""
+
+    def do_begin(self, dbapi_connection: object) -> None:
+        """The owner has begun."""
+
+    def do_commit(self, dbapi_connection: object) -> None:
+        """The owner commits."""
+
+    def do_rollback(self, dbapi_connection: object) -> None:
+        """The owner rolls back."""
+
+    def do_close(self, dbapi_connection: object) -> None:
+        """The owner closes."""
+
+    def do_terminate(self, dbapi_connection: object) -> None:
+        """The owner closes."""
+
+    def on_connect(self) -> Callable[[DBAPIConnection], None]:
+        """No functions of ours, no handlers for notices."""
+        return lambda _: None
+
+
+class BorrowedSqlite(_Borrowed, SQLiteDialect_pysqlite):
+    """SQLite through the standard library's driver."""
+
+    driver = "borrowed"
+    supports_statement_cache = True
+
+
+class BorrowedPostgres(_Borrowed, PGDialect_psycopg):
+    """PostgreSQL through psycopg 3."""
+
+    driver = "borrowed"
+    supports_statement_cache = True
+
+
+registry.register("sqlite.borrowed", __name__, "BorrowedSqlite")
+registry.register("postgresql.borrowed", __name__, "BorrowedPostgres")
+
+_lent: Final[ContextVar[DbApiConnection]] = ContextVar("lent")
+_lock = threading.Lock()
+_engines: Final[dict[URL, Engine]] = {}
+
+
+def is_dbapi_connection(value: object) -> TypeGuard[DbApiConnection]:
+    """Whether it is a connection of `sqlite3` or psycopg 3."""
+    psycopg = sys.modules.get("psycopg")
+    return isinstance(value, sqlite3.Connection) or (psycopg is not None and isinstance(value, psycopg.Connection))
+
+
+def in_transaction(connection: DbApiConnection) -> bool:
+    """Whether what is written on it now can be rolled back: a transaction is open, or begins with the first write."""
+    if isinstance(connection, sqlite3.Connection):
+        return connection.in_transaction or connection.isolation_level is not None
+    return not connection.autocommit or connection.info.transaction_status != 0
+
+
+@contextmanager
+def borrowed(lent: DbApiConnection) -> Iterator[Connection]:
+    """A connection for the block, in the transaction that `lent` is in."""
+    engine = _engine(lent)
+    token = _lent.set(lent)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        _lent.reset(token)
+
+
+def _engine(lent: DbApiConnection) -> Engine:
+    url = _url(lent)
+    with _lock:
+        engine = _engines.get(url)
+        if engine is None:
+            engine = _engines[url] = create_engine(
+                url,
+                creator=_lent.get,
+                poolclass=NullPool,
+                hide_parameters=True,
+                **({} if url.get_backend_name() == "sqlite" else {"use_native_hstore": False}),
+            )
+        return engine
+
+
+def _url(lent: DbApiConnection) -> URL:
+    """What tells its database from others, and never a password."""
+    if isinstance(lent, sqlite3.Connection):
+        return URL.create("sqlite+borrowed", database=next(row[2] for row in lent.execute("PRAGMA database_list")))
+    info = lent.info
+    return URL.create("postgresql+borrowed", host=info.host, port=info.port, database=info.dbname)
