@@ -7,13 +7,15 @@ import os
 import resource
 import sys
 import threading
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 from federation.app import Federation, pool_limits
 from federation.base.settings import Settings
 from workers.background import background
-from workers.homes import Home
+from workers.homes import Home, at_loop_end
 
 COLLECT_AFTER: Final = 10_000
 """Objects made and kept; CPython's 700 to 2 000 are a few deliveries."""
@@ -29,6 +31,7 @@ class _Node:
     federation: Federation
     home: Home | None
     adopted: bool = False
+    at_loop_end: AsyncGenerator[None] | None = None
 
 
 class _Process:
@@ -41,7 +44,7 @@ class _Process:
 def get_federation() -> Federation:
     """The node of the running event loop, made from the environment on first use; without a loop, that of any.
 
-    A loop has a node of its own, as connections cannot leave theirs. One whose loop was closed is dropped.
+    A loop has a node of its own, as connections cannot leave theirs; it is closed when the loop is shut down.
 
     Raises:
         ConfigurationError: lists every malformed setting.
@@ -53,7 +56,8 @@ def get_federation() -> Federation:
         if node is None:
             node = _Node(Federation(_settings()), here)
             _Process.nodes.append(node)
-        node.home = node.home or here
+        if node.home is None or node.at_loop_end is None:
+            _settle(node, here)
         return node.federation
 
 
@@ -104,6 +108,21 @@ async def _close_here() -> None:
     federation = release()
     if federation is not None:
         await federation.close()
+
+
+def _settle(node: _Node, here: Home | None) -> None:
+    """The node belongs to this loop from now on, and is closed with it, unless somebody else owns it."""
+    node.home = node.home or here
+    if here is not None and not node.adopted and here.loop is not background.loop:
+        node.at_loop_end = at_loop_end(partial(_close_with_loop, node))
+
+
+async def _close_with_loop(node: _Node) -> None:
+    with _Process.lock:
+        if node not in _Process.nodes:
+            return
+        _Process.nodes.remove(node)
+    await node.federation.close()
 
 
 def _here() -> Home | None:

@@ -6,6 +6,7 @@ from workers.clock import Clock, ManualClock, SystemClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import (
     CorruptPayloadError,
+    ForeignLoop,
     HandlerTimeout,
     JobCancelledError,
     JobEndedError,
@@ -58,6 +59,7 @@ __all__ = [
     "Enqueued",
     "EnqueuedTasks",
     "ErrorInfo",
+    "ForeignLoop",
     "Handler",
     "HandlerTimeout",
     "Job",

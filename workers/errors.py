@@ -34,6 +34,10 @@ class TransactionError(WorkersError):
     """A second write was tried on a storage whose caller holds its transaction open; pass `connection=`."""
 
 
+class ForeignLoop(WorkersError):
+    """What is called is in use in another event loop, which its connections cannot leave; nothing was written."""
+
+
 class Unsupported(WorkersError):
     """This storage declares in its `limits` that it cannot keep what was asked for."""
 

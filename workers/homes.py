@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
+
+CLOSING_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,3 +33,24 @@ class Home:
     def is_gone(self) -> bool:
         """Whether nothing can run there any more: the loop is closed, or was another process's."""
         return self.pid != os.getpid() or self.loop.is_closed()
+
+
+def at_loop_end(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    """`close` is awaited when the running loop is shut down, as `asyncio.run` does, or the answer is forgotten.
+
+    Hold on to the answer. A loop that is closed without a shutdown calls nothing.
+    """
+    waiting = _until_the_end(close)
+    # A loop looks after the asynchronous generators that were begun in it: it closes them when it is shut down.
+    with contextlib.suppress(StopIteration):
+        waiting.__anext__().send(None)
+    return waiting
+
+
+async def _until_the_end(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # nobody is left who could do anything about it
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await close()

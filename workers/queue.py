@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -12,14 +13,15 @@ from typing import Final, Self, Unpack
 
 from workers.chains import Chain
 from workers.checks import new_id
-from workers.errors import JobEndedError, JobGoneError, Unsupported
+from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
 from workers.gathering import Gathering
+from workers.homes import Home, at_loop_end
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_delay, as_ttl
-from workers.storage.base import ANY_NAME, Joinable, Storage
+from workers.storage.base import ANY_NAME, Joinable, OfOneLoop, Storage
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
@@ -35,7 +37,8 @@ class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` runs a worker on it too.
 
     `retry`, `concurrency`, `overtime`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that
-    worker's. What operators do, from `pause` to `drain`, is under `manage`.
+    worker's. A queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain
+    code has `workers.sync.Queue`. What operators do, from `pause` to `drain`, is under `manage`.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class Queue:
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
         self._connected = False
+        self._home: Home | None = None  # whose loop the storage was connected in
+        self._at_loop_end: AsyncGenerator[None] | None = None
         self._connecting = asyncio.Lock()
         self._enqueues = Gathering(storage.enqueue, GATHERED)
         self.manage = Management(storage, self._connect)
@@ -300,9 +305,7 @@ class Queue:
                 await self._running
         finally:
             self._worker = self._running = None
-            if self._connected:
-                self._connected = False
-                await self.storage.disconnect()
+            await self._disconnect()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -313,13 +316,47 @@ class Queue:
     ) -> None:
         await self.stop()
 
+    def check_loop(self) -> None:
+        """Nothing happens where the queue can be used: in its event loop, or in any while it is not connected.
+
+        Raises:
+            ForeignLoop: it is in use in another loop, which still runs.
+        """
+        if self._home is not None and not (self._home.is_here or self._home.is_gone):
+            raise ForeignLoop(
+                f"the queue {self.storage.queue!r} is in use in another event loop; make a Queue and a storage for"
+                " each, or call workers.sync.Queue, which any thread may"
+            )
+
     async def _connect(self) -> None:
-        if self._connected:
+        if self._connected and self._home is not None and self._home.is_here:
             return
+        self.check_loop()
+        if self._home is not None and self._home.is_gone:
+            await self._move_out()
+        self._home = Home.here()
         async with self._connecting:
             if not self._connected:
                 await self.storage.connect()
                 self._connected = True
+                self._at_loop_end = at_loop_end(self._disconnect)
+
+    async def _move_out(self) -> None:
+        """What belonged to a loop that is gone is forgotten; a worker was gone with it."""
+        connected, self._connected = self._connected, False
+        self._worker = self._running = self._at_loop_end = None
+        self._connecting = asyncio.Lock()
+        self._enqueues = Gathering(self.storage.enqueue, GATHERED)
+        if isinstance(self.storage, OfOneLoop):
+            self.storage.forget_loop()
+        elif connected:
+            with contextlib.suppress(WorkersError):
+                await self.storage.disconnect()
+
+    async def _disconnect(self) -> None:
+        if self._connected:
+            self._connected, self._home = False, None
+            await self.storage.disconnect()
 
     async def _store(self, job: NewJob) -> EnqueueResult:
         # A task that holds its own transaction open must be refused in its own name, and no neighbour with it. Jobs of

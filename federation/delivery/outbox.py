@@ -191,6 +191,8 @@ class Outbox:
         """Whatever a caller's transaction will need is there, so that it holds its lock for no connection of ours."""
         if self.joins:
             await self._queue.start()
+        else:
+            self._queue.check_loop()
         if not self._database.own.is_known:
             await asyncio.to_thread(self._database.own.learn)
 

@@ -89,6 +89,14 @@ class Joinable(Protocol):
         """As `Storage.enqueue` in the caller's transaction, on a synchronous connection, in the calling thread."""
 
 
+@runtime_checkable
+class OfOneLoop(Protocol):
+    """A storage whose connections belong to the event loop in which they were made."""
+
+    def forget_loop(self) -> None:
+        """The loop is gone, and its connections with it: it is as if it had never been connected."""
+
+
 class Storage(Protocol):
     """One queue: ids are unique in it, every element of a batch is one atomic step.
 

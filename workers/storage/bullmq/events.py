@@ -100,6 +100,10 @@ class EventFeed:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
+    def forget(self) -> None:
+        """The event loop is gone, and its reader and subscribers with it."""
+        self._reader, self._subscribers, self._broadcast = None, 0, Broadcast()
+
     async def _last_position(self) -> Position:
         [entries] = await self._queue.server.run([("XREVRANGE", self._stream, "+", "-", "COUNT", 1)])
         if isinstance(entries, StorageError):

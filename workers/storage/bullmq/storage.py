@@ -125,6 +125,11 @@ class BullMQStorage:
             await self._cancels.close()
         await self._server.close()
 
+    def forget_loop(self) -> None:
+        self._feed.forget()
+        self._cancels.forget()
+        self._server.forget()
+
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "BullMQStorage")
         refuse_deduplication(jobs, "BullMQStorage")

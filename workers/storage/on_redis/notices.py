@@ -121,6 +121,12 @@ class QueueNotices(ABC):
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
 
+    def forget(self) -> None:
+        """The event loop is gone, and its listener, subscribers and waiters with it."""
+        self._subscribers, self._telling = 0, None
+        self._broadcast, self._cancels = Broadcast(), Broadcast()
+        self._bells = set()
+
     def confirmed(self, channel: bytes) -> None:
         if channel == self.event_channels[0] and self._broadcast.awaited():
             self._telling = asyncio.create_task(self._tell_ended(), name="redis-notices-tell-ended")

@@ -27,7 +27,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.errors import ForeignLoop, StorageError, StorageUnavailable, WorkersError
+from workers.homes import Home
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # what a script or command answers; each caller knows its own shape
@@ -91,7 +92,7 @@ class _Pool:
         self.client = Redis(connection_pool=pool)
         self.users = 0
         self.turn = asyncio.Semaphore(CALLS_AT_ONCE)
-        self.loop = asyncio.get_running_loop()
+        self.home = Home.here()
 
 
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
@@ -113,8 +114,8 @@ class Server:
 
     async def open(self) -> None:
         """The server answers and knows the scripts. Counted: each call wants one `close`."""
-        if self._pool is not None and self._pool.loop.is_closed():
-            self._pool, self._users = None, 0  # that loop ended without a `close`, and its connections with it
+        if self._pool is not None and self._pool.home.is_gone:
+            self.forget()
         if self._pool is None:
             pools = _pools.setdefault(asyncio.get_running_loop(), {})
             self._pool = pools.setdefault((self._target, self._text), _Pool(self._make_pool()))
@@ -125,6 +126,10 @@ class Server:
         except BaseException:
             await self.close()
             raise
+
+    def forget(self) -> None:
+        """The event loop ended without a `close`, and its connections with it."""
+        self._pool, self._users = None, 0
 
     @property
     def database(self) -> int:
@@ -246,6 +251,8 @@ class Server:
     def _opened(self) -> _Pool:
         if self._pool is None:
             raise StorageError("this storage is not connected; await its connect() first")
+        if not self._pool.home.is_here:
+            raise ForeignLoop("this storage is connected in another event loop; make one for each")
         return self._pool
 
     @asynccontextmanager

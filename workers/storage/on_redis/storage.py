@@ -76,6 +76,10 @@ class ScriptedStorage(ABC):
             await self._notices.close()
         await self._server.close()
 
+    def forget_loop(self) -> None:
+        self._notices.forget()
+        self._server.forget()
+
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
