@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from workers.worker.handlers import (
     AttemptContext,
     Handler,
     HandlerTable,
+    Job,
     Middleware,
     Signal,
     SignalReason,
@@ -41,6 +43,8 @@ from workers.worker.transactions import OwnTransaction
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
 
+
+logger = logging.getLogger(__name__)
 
 OUT_OF_TIME: Final = "operation timed out"
 """Why a run fails that took longer than its job allows; the same words as in Bull, for whoever looks for them there."""
@@ -92,6 +96,28 @@ class Attempt:
     task: asyncio.Task[None] | None = None
     own: OwnTransaction | None = None
     leave: Callable[[str], bool] = field(default=_stay, kw_only=True)
+    given_up: asyncio.Future[None] | None = None
+
+    def abandonment(self) -> asyncio.Future[None]:
+        """See `Run.abandonment`."""
+        self.given_up = self.given_up or asyncio.get_running_loop().create_future()
+        return self.given_up
+
+    def abandon(self) -> bool:
+        """Its worker stops without it: a plain function is not waited for any more, and its job left to its lease.
+
+        False: there is none.
+        """
+        if self.given_up is None or self.phase is Phase.ENDED:
+            return False
+        if not self.given_up.done():
+            self.given_up.set_result(None)
+        return True
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the attempt ends unsettled, while its plain function may go on."""
+        return self.given_up is not None and self.given_up.done()
 
     @property
     def settled(self) -> Completed | Continued | None:
@@ -175,7 +201,7 @@ class Runner:
             attempt.phase = Phase.ENDED
             _pass_on_foreign_cancellation(attempt, caught)
             settlement, error = _settlement_of(attempt, caught, policy), caught
-        if attempt.signal.reason is SignalReason.LEASE_LOST:
+        if attempt.signal.reason is SignalReason.LEASE_LOST or attempt.abandoned:
             settlement = None
         return Ending(
             settlement=attempt.settled or settlement,
@@ -205,6 +231,7 @@ class Runner:
         limit = _lesser(handler.timeout, jobs_own)
         if limit is None:
             return await call(handler, context, self.middlewares)
+        late = asyncio.get_running_loop().call_later(2 * limit.total_seconds(), _warn_of_late, context.job, limit)
         try:
             async with asyncio.timeout(limit.total_seconds()) as scope:
                 return await call(handler, context, self.middlewares)
@@ -213,6 +240,8 @@ class Runner:
                 why = OUT_OF_TIME if limit == jobs_own else f"the handler ran longer than {limit}"
                 raise HandlerTimeout(why) from error
             raise
+        finally:
+            late.cancel()
 
     def success(self, claim: Claim, result: object) -> Completed | Continued:
         """What a handler's result means for its job.
@@ -235,6 +264,15 @@ class Runner:
                 f"the handler's result of type {type(result).__name__} cannot be encoded by "
                 f"{type(self.result_serde).__name__}: {type(error).__name__}"
             ) from error
+
+
+def _warn_of_late(job: Job, limit: timedelta) -> None:
+    logger.warning(
+        "job %r (%s) still runs after twice its timeout of %s: it keeps its slot and its lease until its function ends",
+        job.id,
+        job.name,
+        limit,
+    )
 
 
 def _lesser(one: timedelta | None, other: timedelta | None) -> timedelta | None:

@@ -70,6 +70,9 @@ class Run(Protocol):
     @property
     def queue(self) -> str: ...
 
+    def abandonment(self) -> asyncio.Future[None] | None:
+        """Done when nobody waits for a plain function any more; None: nobody does once the attempt is cancelled."""
+
     def report(self, progress: bytes) -> None:
         """The job has come this far; from any thread, at once."""
 
@@ -87,6 +90,9 @@ class NoRun:
     """That of a job which no worker runs, as in tests of a handler."""
 
     queue = ""
+
+    def abandonment(self) -> None:
+        """Nobody waits."""
 
     def report(self, progress: bytes) -> None:
         """Nobody is told."""
@@ -186,7 +192,7 @@ class Job:
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]
-"""`async def (job) -> result`; a plain function runs in a thread of its own."""
+"""`async def (job) -> result`; a plain function runs in a thread of its own, and its attempt lasts until it ends."""
 
 Next: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -209,8 +215,9 @@ Middleware: TypeAlias = Callable[[AttemptContext, Next], Awaitable[object]]
 class Handler:
     """A function with settings of its own; what is None is the worker's.
 
-    `timeout` bounds one run: past it the function is cancelled and the attempt fails with `HandlerTimeout`. A job that
-    has a shorter one of its own, as Node's on Bull may, goes by that.
+    `timeout` bounds one run: past it the function is cancelled and the attempt fails with `HandlerTimeout`, that of a
+    plain function when it ends, which nobody can interrupt. A job that has a shorter one of its own, as Node's on Bull
+    may, goes by that.
     """
 
     fn: HandlerFunction
@@ -309,4 +316,27 @@ async def _in_thread(function: HandlerFunction, job: Job) -> object:
             loop.call_soon_threadsafe(deliver, result, error)
 
     threading.Thread(target=run, name=f"handler-{job.name}", daemon=True).start()
-    return await future
+    return await _end_of(future, job)
+
+
+async def _end_of(future: asyncio.Future[object], job: Job) -> object:
+    """What a plain function came to. It goes on when it is cancelled, and so does its attempt, with slot and lease."""
+    abandonment = job.run.abandonment()
+    awaited: list[asyncio.Future[object] | asyncio.Future[None]] = [future]
+    if abandonment is not None:
+        awaited.append(abandonment)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        if not future.done() and (cancelled if abandonment is None else abandonment.done()):
+            future.cancel()
+            raise cancelled or asyncio.CancelledError
+    # What was done by the time of a stop counts; what is too late or was cancelled does not.
+    if cancelled is not None and job.signal.reason is not SignalReason.SHUTDOWN:
+        if not future.cancelled():
+            future.exception()  # looked at, or asyncio would complain
+        raise cancelled
+    return future.result()

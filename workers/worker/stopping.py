@@ -81,3 +81,9 @@ async def all_done(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
     """The tasks are done, or had that long."""
     if tasks:
         await asyncio.wait(tasks, timeout=seconds)
+
+
+def first_failure(group: ExceptionGroup[Exception]) -> Exception:
+    """What made the tasks of a worker end; the others followed from it."""
+    failure = group.exceptions[0]
+    return first_failure(failure) if isinstance(failure, ExceptionGroup) else failure

@@ -39,7 +39,7 @@ from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.settler import Settler
 from workers.worker.slots import Slots
-from workers.worker.stopping import Stop, all_done
+from workers.worker.stopping import Stop, all_done, first_failure
 from workers.worker.transactions import OwnTransaction
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Worker:
             if await self._connect():
                 await self._work()
         except ExceptionGroup as group:
-            failure = _first_failure(group)
+            failure = first_failure(group)
             raise failure from failure.__cause__
         finally:
             self._stop.close()
@@ -356,6 +356,8 @@ class Worker:
                 self.worker_id,
                 sorted(attempt.claim.job_id for attempt in self._attempts.values()),
             )
+            left = [attempt.task for attempt in list(self._attempts.values()) if attempt.abandon() and attempt.task]
+            await all_done(left, FORCED_STOP_SECONDS)
 
     def _running_tasks(self) -> list[asyncio.Task[None]]:
         return [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
@@ -375,9 +377,3 @@ class Worker:
         if self._found_all and not self._attempts and not self._idle:
             self._idle = True
             self._events.emit(WorkerEventKind.DRAINED)
-
-
-def _first_failure(group: ExceptionGroup[Exception]) -> Exception:
-    """What made the tasks of a worker end; the others followed from it."""
-    failure = group.exceptions[0]
-    return _first_failure(failure) if isinstance(failure, ExceptionGroup) else failure

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.workers.running import AT_ONCE, Recorder, broken, done, outcome, running
+from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.worker.stopping import HOUR, NO_GRACE, Gate, SlowClaims, assert_released, run_to_the_end
 from workers.errors import UnrecoverableError
 from workers.jobs import Claim, JobState, OutcomeKind
@@ -17,11 +17,11 @@ from workers.queue import Queue
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
-from workers.testing.faults import counting, faulty
+from workers.testing.faults import counting
 from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
-from workers.worker.handlers import Handler, HandlerFunction, Job, SignalReason
+from workers.worker.handlers import HandlerFunction, Job, SignalReason
 
 LEASE = timedelta(milliseconds=600)
 """Short, and longer than a busy machine stalls: three renewals keep it."""
@@ -347,29 +347,24 @@ async def test_threads_leave_their_slots() -> None:
 
 
 async def test_a_thread_that_outlived_its_attempt_leaves_nothing() -> None:
-    """A plain function that ran out of time is refused, be its attempt settled or about to be; no slot is won by it."""
-    out_of_time, settled = threading.Event(), threading.Event()
+    """A plain function that goes on after its worker gave it up is refused; no slot is won by it."""
+    begun, given_up, told_so = threading.Event(), threading.Event(), threading.Event()
     told: list[bool] = []
 
     def late(job: Job) -> None:
-        for ended in (out_of_time, settled):
-            ended.wait(PATIENCE)
-            told.append(job.leave_slot())
+        begun.set()
+        given_up.wait(PATIENCE)
+        told.append(job.leave_slot())
+        told_so.set()
 
-    limits, leaver, recorder = Limits(), Leaver(), Recorder()
-    storage, faults = faulty(limits)
-    broken(faults, "settle")
-    await steps.enqueue(storage, steps.job("late", name="late", max_attempts=1), *map(steps.job, leavers(3)))
-    handlers = {"late": Handler(late, timeout=timedelta(milliseconds=1)), "work": Handler(leaver)}
-    async with running(Worker(storage, handlers, concurrency=1, overtime=1, observers=[recorder])):
-        await recorder.seen(Kind.ERROR)
-        out_of_time.set()
-        await until(lambda: told == [False])
-        assert limits.asked == [1]
-        broken(faults, "settle", down=False)
-        await recorder.seen(Kind.FAILED)
-        settled.set()
-        await until(lambda: told == [False, False])
-        await until(lambda: len(leaver.told) == 2)
-        assert leaver.told == [True, False]
-        assert set(limits.asked) == {1}
+    limits = Limits()
+    await steps.enqueue(limits, steps.job("late", name="late"))
+    worker = Worker(limits, {"late": late}, concurrency=1, overtime=1, grace=timedelta(0))
+    task = asyncio.create_task(worker.run())
+    await until(begun.is_set)
+    worker.stop()
+    await task
+    given_up.set()
+    await until(told_so.is_set)
+    assert told == [False]
+    assert (limits.asked, worker.running) == ([1], 0)

@@ -17,7 +17,8 @@ from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
 from federation.delivery.entries import Begin, Begun, Ended
 from federation.delivery.ledger import Ledger
-from federation.delivery.owing import BATCH, Outbox
+from federation.delivery.outbox import Outbox
+from federation.delivery.owing import BATCH
 from federation.delivery.purge import Purge
 from tests.federation.delivery.harness import Site, post_payload
 from tests.federation.delivery.outbox.conftest import PAYLOAD, Place
