@@ -7,7 +7,6 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final
@@ -15,7 +14,7 @@ from typing import ClassVar, Final
 from federation.app import Federation, pool_limits
 from federation.base.settings import Settings
 from workers.background import background
-from workers.homes import Home, at_loop_end
+from workers.homes import AtLoopEnd, Home, keep_inherited
 
 COLLECT_AFTER: Final = 10_000
 """Objects made and kept; CPython's 700 to 2 000 are a few deliveries."""
@@ -31,7 +30,7 @@ class _Node:
     federation: Federation
     home: Home | None
     adopted: bool = False
-    at_loop_end: AsyncGenerator[None] | None = None
+    at_loop_end: AtLoopEnd | None = None
 
 
 class _Process:
@@ -114,7 +113,7 @@ def _settle(node: _Node, here: Home | None) -> None:
     """The node belongs to this loop from now on, and is closed with it, unless somebody else owns it."""
     node.home = node.home or here
     if here is not None and not node.adopted and here.loop is not background.loop:
-        node.at_loop_end = at_loop_end(partial(_close_with_loop, node))
+        node.at_loop_end = AtLoopEnd(partial(_close_with_loop, node))
 
 
 async def _close_with_loop(node: _Node) -> None:
@@ -161,6 +160,7 @@ def _drop_gone() -> None:
 def _forget() -> None:
     """This is a fork's child: the nodes are the parent's."""
     _Process.lock = threading.Lock()  # another thread may have held it at the fork
+    keep_inherited(_Process.nodes)
     _Process.nodes = []
 
 

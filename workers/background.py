@@ -8,13 +8,18 @@ copies neither thread nor loop; the child begins with none, and makes its own wh
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures.thread  # noqa: F401 - registers its own end of the interpreter, which must come after ours
 import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
+
+from workers.homes import keep_inherited
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[], Coroutine[object, object, T]]
@@ -41,35 +46,35 @@ class Background:
     """Runs coroutines for threads that have no event loop; safe from any thread, and after a fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # guards the rest
         self._running: _Running | None = None
-        self._ended = False
+        self._calls = 0
+        self._ending = False
 
     def run(self, work: Work[T]) -> T:
         """The result of the coroutine that `work` makes; the calling thread waits for it.
 
         Raises:
-            RuntimeError: the interpreter is ending; or this is called within the loop itself, which would wait for
-                itself.
+            RuntimeError: this is called within the loop itself, which would wait for itself.
         """
-        running = self._start()
-        if threading.current_thread() is running.thread:
+        if self._running is not None and threading.current_thread() is self._running.thread:
             raise RuntimeError("plain code in the background loop would wait for itself; await the asynchronous call")
-        future = asyncio.run_coroutine_threadsafe(_called(work), running.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # interrupted: nobody waits for it any more
-            raise
+        with self._call() as running:
+            future = asyncio.run_coroutine_threadsafe(_called(work), running.loop)
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()  # interrupted: nobody waits for it any more
+                raise
 
-    def soon(self, work: Work[None]) -> bool:
-        """The coroutine that `work` makes will run; nobody waits for it. False: the interpreter is ending."""
-        try:
-            running = self._start()
+    def soon(self, work: Work[None]) -> None:
+        """The coroutine that `work` makes will run; nobody waits for it but the interpreter's end, for a while."""
+        running = self._running
+        if running is not None and threading.current_thread() is running.thread:
+            _begin(running, work)
+            return
+        with self._call() as running:
             running.loop.call_soon_threadsafe(_begin, running, work)
-        except RuntimeError:
-            return False
-        return True
 
     def at_end(self, key: object, close: Work[None] | None) -> None:
         """`close` will be called when the interpreter ends, None: nothing for `key`; in the loop only."""
@@ -85,33 +90,49 @@ class Background:
         return None if running is None else running.loop
 
     def end(self) -> None:
-        """What was handed in is done, or had its time; what is open is closed. Nothing runs here any more."""
-        with self._lock:
-            running, self._running, self._ended = self._running, None, True
-        if running is not None:
-            future = asyncio.run_coroutine_threadsafe(_finish(running), running.loop)
-            with contextlib.suppress(Exception):
-                future.result(2 * ENDING_SECONDS)
-            running.loop.call_soon_threadsafe(running.loop.stop)
-            running.thread.join(ENDING_SECONDS)
+        """What was handed in is done, or had its time; what is open is closed. A later call begins anew."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._calls, ENDING_SECONDS)
+            running, self._ending = self._running, True
+        try:
+            if running is not None:
+                future = asyncio.run_coroutine_threadsafe(_finish(running), running.loop)
+                with contextlib.suppress(Exception):
+                    future.result(2 * ENDING_SECONDS)
+                running.loop.call_soon_threadsafe(running.loop.stop)
+                running.thread.join(ENDING_SECONDS)
+        finally:
+            with self._changed:
+                self._running, self._ending = None, False
+                self._changed.notify_all()
 
     def forget(self) -> None:
         """This is a fork's child: what the parent runs is the parent's."""
-        self._lock = threading.Lock()  # another thread may have held it at the fork
-        self._running = None
-        self._ended = False
+        keep_inherited(self._running)
+        self._changed = threading.Condition()  # another thread may have held it at the fork
+        self._running, self._calls, self._ending = None, 0, False
 
-    def _start(self) -> _Running:
-        with self._lock:
-            if self._ended:
-                raise RuntimeError("the interpreter is ending; nothing can be begun any more")
-            if self._running is None:
-                loop = asyncio.new_event_loop()
-                # A daemon: a program that ends without a word must not wait for it.
-                thread = threading.Thread(target=_serve, args=(loop,), name="workers-background", daemon=True)
-                self._running = _Running(loop, thread)
-                thread.start()
-            return self._running
+    @contextmanager
+    def _call(self) -> Iterator[_Running]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ending)
+            self._calls += 1
+            running = self._running = self._running or _start()
+        try:
+            yield running
+        finally:
+            with self._changed:
+                self._calls -= 1
+                if not self._calls:
+                    self._changed.notify_all()
+
+
+def _start() -> _Running:
+    loop = asyncio.new_event_loop()
+    # A daemon: a program that ends without a word must not wait for it.
+    thread = threading.Thread(target=_serve, args=(loop,), name="workers-background", daemon=True)
+    thread.start()
+    return _Running(loop, thread)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -158,5 +179,6 @@ background: Final = Background()
 """This process's."""
 
 os.register_at_fork(after_in_child=background.forget)
-# Before executors refuse work and plain threads are waited for, which `atexit` comes after.
+# Before executors refuse work and threads are waited for; what those do meanwhile is ended by `atexit`, after them.
+atexit.register(background.end)
 threading._register_atexit(background.end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in the stubs

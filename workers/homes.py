@@ -30,27 +30,50 @@ class Home:
         return self.pid == os.getpid() and asyncio.get_running_loop() is self.loop
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether it is a fork's copy of what belongs to the parent."""
+        return self.pid != os.getpid()
+
+    @property
     def is_gone(self) -> bool:
         """Whether nothing can run there any more: the loop is closed, or was another process's."""
         return self.pid != os.getpid() or self.loop.is_closed()
 
 
-def at_loop_end(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-    """`close` is awaited when the running loop is shut down, as `asyncio.run` does, or the answer is forgotten.
+_inherited: Final[list[object]] = []
 
-    Hold on to the answer. A loop that is closed without a shutdown calls nothing.
+
+def keep_inherited(thing: object) -> None:
+    """`thing` is a copy that a fork made, and is kept for good: parent and child share its descriptors.
+
+    Destroyed, it would take them from the selector of the parent's loop, which then hears no answer any more.
     """
-    waiting = _until_the_end(close)
-    # A loop looks after the asynchronous generators that were begun in it: it closes them when it is shut down.
-    with contextlib.suppress(StopIteration):
-        waiting.__anext__().send(None)
-    return waiting
+    _inherited.append(thing)
 
 
-async def _until_the_end(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+class AtLoopEnd:
+    """`close` is awaited when the running loop is shut down, as `asyncio.run` does, or when nobody holds this any more.
+
+    A loop that is closed without a shutdown calls nothing.
+    """
+
+    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._closers = [close]
+        # A loop looks after the asynchronous generators that were begun in it: it closes them when it is shut down.
+        self._waiting = _until_the_end(self._closers)
+        with contextlib.suppress(StopIteration):
+            self._waiting.__anext__().send(None)
+
+    def dismiss(self) -> None:
+        """Nothing needs to be closed any more."""
+        self._closers.clear()
+
+
+async def _until_the_end(closers: list[Callable[[], Awaitable[None]]]) -> AsyncGenerator[None]:
     try:
         yield
     finally:
         with contextlib.suppress(Exception):  # nobody is left who could do anything about it
             async with asyncio.timeout(CLOSING_SECONDS):
-                await close()
+                for close in closers:
+                    await close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -15,7 +15,7 @@ from workers.chains import Chain
 from workers.checks import new_id
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
 from workers.gathering import Gathering
-from workers.homes import Home, at_loop_end
+from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
 from workers.retry import RetryPolicy
@@ -76,7 +76,7 @@ class Queue:
         self._running: asyncio.Task[None] | None = None
         self._connected = False
         self._home: Home | None = None  # whose loop the storage was connected in
-        self._at_loop_end: AsyncGenerator[None] | None = None
+        self._at_loop_end: AtLoopEnd | None = None
         self._connecting = asyncio.Lock()
         self._enqueues = Gathering(storage.enqueue, GATHERED)
         self.manage = Management(storage, self._connect)
@@ -339,12 +339,14 @@ class Queue:
             if not self._connected:
                 await self.storage.connect()
                 self._connected = True
-                self._at_loop_end = at_loop_end(self._disconnect)
+                self._at_loop_end = AtLoopEnd(self._disconnect)
 
     async def _move_out(self) -> None:
         """What belonged to a loop that is gone is forgotten; a worker was gone with it."""
         connected, self._connected = self._connected, False
-        self._worker = self._running = self._at_loop_end = None
+        if self._at_loop_end is not None:
+            self._at_loop_end.dismiss()
+        self._worker = self._running = None
         self._connecting = asyncio.Lock()
         self._enqueues = Gathering(self.storage.enqueue, GATHERED)
         if isinstance(self.storage, OfOneLoop):
@@ -356,6 +358,8 @@ class Queue:
     async def _disconnect(self) -> None:
         if self._connected:
             self._connected, self._home = False, None
+            if self._at_loop_end is not None:
+                self._at_loop_end.dismiss()
             await self.storage.disconnect()
 
     async def _store(self, job: NewJob) -> EnqueueResult:

@@ -62,8 +62,8 @@ class Later:
             begin, self._serving = not self._serving, True
         if full:
             log.error("outbox_jobs_not_added", count=count, error="QueueTooSlow")
-        if begin and not background.soon(self._serve):
-            log.error("outbox_jobs_not_added", count=count, error="InterpreterEnding")
+        if begin:
+            background.soon(self._serve)
 
     async def _serve(self) -> None:
         while taken := self._take():
@@ -168,8 +168,7 @@ class PlainOutbox:
         django.on_commit(lambda: self._look_soon(ready))
 
     def _look_soon(self, ready: list[str]) -> None:
-        if not background.soon(partial(self._look, ready)):
-            log.error("outbox_jobs_not_added", count=len(ready), error="InterpreterEnding")
+        background.soon(partial(self._look, ready))
 
     async def _look(self, ready: list[str]) -> None:
         for pause in LOOKS:

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
 from workers.errors import StorageError, StorageUnavailable
+from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
@@ -102,6 +103,7 @@ class EventFeed:
 
     def forget(self) -> None:
         """The event loop is gone, and its reader and subscribers with it."""
+        keep_inherited(self._reader)
         self._reader, self._subscribers, self._broadcast = None, 0, Broadcast()
 
     async def _last_position(self) -> Position:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from workers.errors import WorkersError
+from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
 from workers.storage.base import ANY_NAME
 from workers.storage.on_redis.listener import Listener
@@ -40,6 +41,7 @@ class QueueNotices(ABC):
     """What is published about one queue; a layout says on which channels, and in which form."""
 
     def __init__(self, server: Server, name: str) -> None:
+        self._server, self._name = server, name
         self._listener = Listener(server, self, name)
         self._broadcast = Broadcast()
         self._subscribers = 0
@@ -123,6 +125,8 @@ class QueueNotices(ABC):
 
     def forget(self) -> None:
         """The event loop is gone, and its listener, subscribers and waiters with it."""
+        keep_inherited(self._listener)
+        self._listener = Listener(self._server, self, self._name)
         self._subscribers, self._telling = 0, None
         self._broadcast, self._cancels = Broadcast(), Broadcast()
         self._bells = set()

@@ -28,7 +28,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from workers.errors import ForeignLoop, StorageError, StorageUnavailable, WorkersError
-from workers.homes import Home
+from workers.homes import Home, keep_inherited
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # what a script or command answers; each caller knows its own shape
@@ -129,6 +129,8 @@ class Server:
 
     def forget(self) -> None:
         """The event loop ended without a `close`, and its connections with it."""
+        if self._pool is not None and self._pool.home.is_inherited:
+            keep_inherited(self._pool)
         self._pool, self._users = None, 0
 
     @property
