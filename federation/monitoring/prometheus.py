@@ -79,6 +79,11 @@ class ProcessMetrics:
             "Deliveries that this process gave up because they were held until too old.",
             registry=registry,
         )
+        self._strangers = Counter(
+            "federation_jobs_of_other_nodes",
+            "Jobs of another node or database that were in the delivery queue, and went back.",
+            registry=registry,
+        )
         self._scheduled = Counter(
             "federation_scheduler_runs",
             "Runs of recurring jobs by this process.",
@@ -155,6 +160,9 @@ class ProcessMetrics:
 
     def released(self, number: int) -> None:
         self._released.inc(number)
+
+    def stranger(self) -> None:
+        self._strangers.inc()
 
     def expired(self, number: int) -> None:
         self._expired.inc(number)
