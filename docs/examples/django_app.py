@@ -3,6 +3,7 @@
 import json
 import os
 import socketserver
+import uuid
 from wsgiref.simple_server import WSGIServer, make_server
 
 import django
@@ -48,7 +49,8 @@ class Note(models.Model):
 
 def add_note(request: HttpRequest) -> JsonResponse:
     server = request.POST["server"]
-    post = {"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": request.POST.dict()}
+    note = {"id": str(uuid.uuid4()), "text": request.POST["text"]}
+    post = {"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": note}
     with transaction.atomic():
         Note.objects.create(text=request.POST["text"])
         delivery = federation.sync.enqueue_delivery(

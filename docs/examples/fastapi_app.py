@@ -2,6 +2,7 @@
 
 import json
 import os
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -35,7 +36,8 @@ async def form(request: Request) -> dict[str, str]:
 
 
 def post(fields: dict[str, str]) -> str:
-    return json.dumps({"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": fields})
+    note = {"id": str(uuid.uuid4()), "text": fields["text"]}
+    return json.dumps({"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": note})
 
 
 @app.post("/notes")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import uuid
 
 from flask import Flask, request
 from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine, insert
@@ -19,7 +20,8 @@ app = Flask(__name__)
 @app.post("/notes")
 def add_note() -> dict[str, str]:
     server = request.form["server"]
-    post = {"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": dict(request.form)}
+    note = {"id": str(uuid.uuid4()), "text": request.form["text"]}
+    post = {"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": note}
     with Session(engine) as session, session.begin():
         session.execute(insert(notes).values(text=request.form["text"]))
         delivery = federation.sync.enqueue_delivery(

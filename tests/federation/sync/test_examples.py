@@ -30,7 +30,7 @@ pytestmark = pytest.mark.parametrize("place", ["sqlite", "bullmq-postgres"], ind
 async def process(*arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A Python process, ended with the block."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, env={**os.environ, **environment}
+        sys.executable, *arguments, env={**os.environ, **environment}, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         yield child
