@@ -210,11 +210,9 @@ def django_connection(caller: object) -> DjangoConnection | None:
     Raises:
         ValueError: it is in no `transaction.atomic` block, or on another driver than ours.
     """
-    django = sys.modules.get("django.db.backends.base.base")
-    proxy = sys.modules.get("django.utils.connection")
-    if django is None or proxy is None:
-        return None
-    if not isinstance(caller, (django.BaseDatabaseWrapper, proxy.ConnectionProxy)):
+    wrapper = getattr(sys.modules.get("django.db.backends.base.base"), "BaseDatabaseWrapper", ())
+    proxy = getattr(sys.modules.get("django.utils.connection"), "ConnectionProxy", ())
+    if not isinstance(caller, (wrapper, proxy)):
         return None
     found = cast(DjangoConnection, caller)
     if not found.in_atomic_block:
