@@ -148,7 +148,8 @@ class PlainOutbox:
             raise ValueError("this connection is closed; nothing was written")
         if not connection.in_transaction():
             connection.begin()
-        with Session(connection, expire_on_commit=False) as session:
+        # In the modes that commit or release something, what is written would go with this session.
+        with Session(connection, expire_on_commit=False, join_transaction_mode="rollback_only") as session:
             pending = Pending()
             set_pending(session, pending)
             result = work(session)

@@ -144,10 +144,12 @@ def _django(engine: Engine) -> Iterator[Caller]:
     connections.databases["default"] = connections.configure_settings({"default": chosen})["default"]
     with suppress(AttributeError):  # one that another test has used, on a database of its own
         del connections["default"]
-    with transaction.atomic():
-        yield connection
-    connections.close_all()
-    del connections["default"]
+    try:
+        with transaction.atomic():
+            yield connection
+    finally:
+        connections.close_all()
+        del connections["default"]
 
 
 def owed(engine: Engine) -> set[str]:
