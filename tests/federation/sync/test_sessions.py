@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 import federation
 import federation.sync
-from db import Follow
+from db import Follow, User, create_host_tables
 from tests.federation.conftest import OWN_URL
 from tests.federation.sync.conftest import Way, owed
 from tests.patience import until
@@ -102,6 +102,10 @@ async def test_users_calls_are_owed_by_plain_code(node: dict[str, str], peer: Pe
     """A follow, with the discovery of its server, a post to that follower's server, and an unfollow."""
     introduce(peer, OWN_URL)
     users = {"follower_id": "alice", "following_id": "bob", "server_url": peer.url}
+    with engine.begin() as connection:
+        create_host_tables(connection)
+    with Session(engine) as session, session.begin():
+        session.add_all([User(id="alice"), User(id="bob")])
 
     def plain() -> str | None:
         with federation.sync.transaction() as session:
