@@ -342,8 +342,6 @@ class Queue:
     async def _move_out(self) -> None:
         """What belonged to a loop that is gone is forgotten; a worker was gone with it."""
         connected, self._connected = self._connected, False
-        if self._at_loop_end is not None:
-            self._at_loop_end.dismiss()
         self._worker = self._running = None
         self._connecting = asyncio.Lock()
         self._enqueues = Gathering(self.storage.enqueue, GATHERED)
