@@ -54,9 +54,7 @@ async def monitored(
 ) -> AsyncIterator[None]:
     """Refresh the gauges of `queues`, `database` and the `recurring` jobs of these names while the block runs.
 
-    With a `port`, serve everything on it.
-
-    Without `metrics` nothing happens.
+    With a `port`, serve everything on it. Without `metrics` nothing happens.
 
     Raises:
         ConfigurationError: the port is taken.

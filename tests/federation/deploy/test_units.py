@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from federation.base.setting_types import parse_duration
 from federation.base.settings import Settings
 from federation.process import descriptors
 from tests.federation.deploy.commands import refusal, unknown_variables
-from tests.federation.deploy.places import SYSTEMD, approve, tool
+from tests.federation.deploy.places import DEPLOY, SYSTEMD, approve, tool
 
 UNITS = sorted(path.name for path in SYSTEMD.iterdir())
 BINARY = "/opt/federation/bin/federation"
@@ -60,6 +61,14 @@ def test_a_unit_runs_a_command_with_settings_that_exist(unit: str) -> None:
     assert refusal(arguments) is None
     assert unknown_variables(environment(unit)) == set()
     settings(unit)
+
+
+def test_the_manual_runs_commands_that_exist() -> None:
+    """Those for an operator with units, and those for one with containers."""
+    text = (DEPLOY / "README.md").read_text()
+    commands = re.findall(rf"(?:{BINARY}|federation-delivery|exec worker federation) ([a-z].*)", text)
+    assert [*filter(None, map(refusal, map(shlex.split, commands)))] == []
+    assert len(commands) == 4
 
 
 @pytest.mark.parametrize("unit", UNITS)
