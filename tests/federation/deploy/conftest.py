@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,36 +15,41 @@ from federation.monitoring.prometheus import ProcessMetrics
 from federation.protocol.keys import generate_own_keys
 from tests.federation.deploy.promql import Exposed, scraped
 from tests.federation.monitoring.test_process import answer, exposes
-from tests.federation.test_run import Folder
+from tests.federation.test_run import Command, Folder
 from tests.servers import free_port
 
 NAMES_OF_TASKS = ("outbox-sweep", "long-range-probes", "purge", "storage-sweep")
 
 
 @pytest.fixture
-async def exposed(tmp_path: Path, migrated_file: Path) -> AsyncIterator[Exposed]:
+async def exposed(tmp_path: Path, migrated_file: Path) -> Exposed:
     """What a real process exposes once its recurring jobs ran, and, by the names of their labels, what it may."""
     path = tmp_path / "node"
     path.mkdir()
-    folder = Folder(path)
     own, port = str(free_port()), str(free_port())
     values = {"BETTER_AUTH_URL": f"http://127.0.0.1:{own}", "FEDERATION_PORT": own}
     write_env_file(path / ".env", {**values, **generate_own_keys().to_env()})
     await succeed(shutil.copy(migrated_file, path / "federation.sqlite3"))
-    command = await folder.start("federation", "run", "--metrics-port", port)
-    await command.until_logged("metrics_serving", "node_serving")
-    wanted = [f'="{name}"}}' for name in NAMES_OF_TASKS]  # under whatever label: a test looks at that
-    url = f"http://127.0.0.1:{port}"
-    assert answer(f"http://127.0.0.1:{own}/discover") is not None
-    await command.until(partial(exposes, url, *wanted, 'source="database"'))
-    metrics = answer(f"{url}/metrics")
-    assert metrics is not None
-    found = scraped(metrics.text)
+    folder = Folder(path)
+    try:
+        found = scraped(await metrics_of(await folder.start("federation", "run", "--metrics-port", port), port))
+    finally:
+        await folder.close()
     for name, labels in declared().items():
         found.expect(name, labels)
     found.values["federation_scheduler_runs_total", "outcome"] |= set(RunOutcome)
-    yield found
-    await folder.close()
+    return found
+
+
+async def metrics_of(command: Command, port: str) -> str:
+    """What a process tells once it has read the numbers of its database."""
+    await command.until_logged("metrics_serving", "node_serving")
+    wanted = [f'="{name}"}}' for name in NAMES_OF_TASKS]  # under whatever label: a test looks at that
+    url = f"http://127.0.0.1:{port}"
+    await command.until(partial(exposes, url, *wanted, 'source="database"'))
+    metrics = answer(f"{url}/metrics")
+    assert metrics is not None
+    return metrics.text
 
 
 async def succeed(database_file: Path) -> None:

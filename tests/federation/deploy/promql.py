@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 OF_PROMETHEUS = frozenset({"job", "instance"})
 """Labels that Prometheus gives each series itself."""
 
-_NAME = re.compile(r"\b(?:federation|process)_\w+")
-_SELECTOR = re.compile(rf"({_NAME.pattern}|\bup\b)(?:\{{([^}}]*)\}})?")
+_SELECTOR = re.compile(r"\b((?:federation|process)_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 
