@@ -6,7 +6,8 @@ whoever adds them at the same time adds nothing twice. A job that has ended alth
 worker of another database took it, or somebody's hand. Queues remember ended jobs and take a repeated id for a
 duplicate, so such a row gets a new series. Rows of Node producers name no job until theirs is first met, and are left
 alone until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are
-asked about every ten minutes, and not by every sweep.
+asked about every ten minutes, and not by every sweep. What was noted before this process began is asked about at once:
+the database may be a copy since then, or the queue another one.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class OutboxSweeper:
         self._queue = queue
         self._min_age = min_age
         self._clock = clock or SystemClock()
+        self._began = self._clock.now()
 
     async def sweep(self) -> Swept:
         """Every delivery that is ready has its job, up to 20 000 of them in one sweep.
@@ -90,7 +92,7 @@ class OutboxSweeper:
                 # A time to come was written before the clock was set back.
                 or_(
                     col(DeliveryJob.queued_at).is_(None),
-                    col(DeliveryJob.queued_at) < now - ASK_AGAIN,
+                    col(DeliveryJob.queued_at) < max(now - ASK_AGAIN, self._began),
                     col(DeliveryJob.queued_at) > now + ASK_AGAIN,
                 ),
             )
