@@ -102,7 +102,9 @@ def _pg_dump(url: URL, file: Path) -> str:
     """The command, without a password, which PGPASSWORD or ~/.pgpass has."""
     import shlex
 
-    shown = url.set(drivername="postgresql", password=None, query={})
+    from sqlalchemy import URL
+
+    shown = URL.create("postgresql", username=url.username, host=url.host, port=url.port, database=url.database)
     return shlex.join(["pg_dump", "--format=custom", f"--file={file}", shown.render_as_string()])
 
 

@@ -67,7 +67,8 @@ def value_of(column: Any, number: int) -> object:  # a Column of any type
         return None
     match column.type:
         case TextEnum():
-            return [*column.type.members][number % len(column.type.members)]
+            members = [*column.type.members.__members__.values()]
+            return members[number % len(members)]
         case UtcDateTime():
             return NOW + timedelta(microseconds=number)
         case Boolean():
