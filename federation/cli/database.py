@@ -104,7 +104,9 @@ def _pg_dump(url: URL, file: Path) -> str:
 
     from sqlalchemy import URL
 
-    shown = URL.create("postgresql", username=url.username, host=url.host, port=url.port, database=url.database)
+    # Without what has a password; the rest of the query says where the server is, and how to reach it.
+    query = {name: value for name, value in url.query.items() if "password" not in name}
+    shown = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
     return shlex.join(["pg_dump", "--format=custom", f"--file={file}", shown.render_as_string()])
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.conftest import redis_place
 from tests.patience import until
 from tests.peer import Peer, acquaint
+from tests.servers import POSTGRES_PROGRAMS
 from workers import JobState
 
 OWED, DELIVERED = 40, 12
@@ -95,6 +99,37 @@ async def test_a_backup_of_the_database_has_all_that_is_owed(
     assert peer.refused == []
 
 
+@pytest.mark.timeout(600)
+async def test_a_dump_of_postgresql_has_all_that_is_owed(
+    embedded: dict[str, str],
+    worker: WorkerProcess,
+    peer: Peer,
+    migrated_postgres_url: str,
+    postgres_url: str,
+    tmp_path: Path,
+) -> None:
+    """The same by PostgreSQL's own tools, of which `federation db backup` names the one to run."""
+    old, new = {**embedded, "DATABASE_URL": migrated_postgres_url}, {**embedded, "DATABASE_URL": postgres_url}
+    worker.environment = old
+    sent, backup = numbered("post", OWED), tmp_path / "backup"
+    async with application(old) as node:
+        await acquaint(node, peer)
+        await owe(node, peer, sent)
+    turnstile = Turnstile(peer)
+    await worker.start()
+    await turnstile.let(DELIVERED)
+    await dump_as_told(old, backup)
+    await turnstile.let(DELIVERED)
+    worker.kill()
+    await turnstile.remove()
+    target = postgres_url.replace("postgresql+psycopg", "postgresql")
+    await run(POSTGRES_PROGRAMS / "pg_restore", "--exit-on-error", f"--dbname={target}", str(backup))
+    await delivered_by(worker, new)
+    assert arrivals(peer).keys() == set(sent)
+    assert peer.replayed >= DELIVERED
+    assert peer.refused == []
+
+
 @pytest.mark.parametrize("queue", ["embedded", "bullmq"])
 @pytest.mark.timeout(600)
 async def test_a_node_moves_from_sqlite_to_postgresql(
@@ -154,6 +189,26 @@ async def test_a_node_moves_to_bullmq_and_back(
         await until(lambda: is_idle(node))
     assert worker.terminate() == 0
     assert arrivals(peer) == Counter([*early, *late])
+
+
+async def dump_as_told(environment: dict[str, str], file: Path) -> None:
+    """What the command says is to be run has been."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "federation", "db", "backup", str(file)),
+        env=environment,
+        cwd=file.parent,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, told = await process.communicate()
+    program, *arguments = shlex.split(told.decode().partition("tool: ")[2])
+    assert (process.returncode, program) == (2, "pg_dump")
+    await run(POSTGRES_PROGRAMS / program, *arguments)
+
+
+async def run(program: Path, *arguments: str) -> None:
+    """It went well."""
+    process = await asyncio.create_subprocess_exec(program, *arguments)
+    assert await process.wait() == 0
 
 
 async def is_idle(node: Federation) -> bool:

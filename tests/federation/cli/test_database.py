@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from federation.admin.copies import tasks_in
 from federation.app import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node, owe, rows_of
@@ -53,7 +55,9 @@ def test_postgresql_is_backed_up_by_its_own_tool(command: Command, monkeypatch: 
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:s3cret@db.example:5433/node?sslmode=require&password=s3cret")
     done = command("db", "backup", "a file")
     assert (done.status, done.stdout) == (2, "")
-    assert "pg_dump --format=custom '--file=a file' postgresql://me@db.example:5433/node\n" in done.stderr
+    assert done.stderr.endswith(
+        "pg_dump --format=custom '--file=a file' 'postgresql://me@db.example:5433/node?sslmode=require'\n"
+    )
     assert "s3cret" not in done.stderr
 
 
@@ -81,13 +85,15 @@ def test_a_new_database_is_filled(
 def test_tasks_that_are_left_behind_are_counted(
     command: Command, database_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are jobs of the old queue, and of nothing else."""
+    """They are jobs of the old queue, and of nothing else: a backup of that has them, a copy of the rows has not."""
 
     async def enqueue(node: Federation) -> None:
         for number in range(2):
             await node.tasks_queue.enqueue({"number": number}, name="digest")
 
     on_the_node(enqueue)
+    assert command("db", "backup", str(tmp_path / "backup")).status == 0
+    assert asyncio.run(tasks_in(tmp_path / "backup")) == 2
     make_all_tables(f"sqlite:///{tmp_path / 'new.sqlite3'}")
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path / 'new.sqlite3'}")
     done = command("db", "copy", "--from", str(database_file))
