@@ -25,6 +25,7 @@ from db.servers import (
     ServerLink,
 )
 from db.session import Database
+from db.sightings import DatabaseIdentity, QueueSighting, SightingKind
 from db.url import DatabaseUrlError
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "BlacklistedServer",
     "Block",
     "Database",
+    "DatabaseIdentity",
     "DatabaseUrlError",
     "DeliveryAttempt",
     "DeliveryJob",
@@ -47,6 +49,7 @@ __all__ = [
     "LinkState",
     "OwnDatabase",
     "Post",
+    "QueueSighting",
     "RelayCandidate",
     "RotateChallengeToken",
     "RunOutcome",
@@ -56,6 +59,7 @@ __all__ = [
     "ServerHealthEvent",
     "ServerLink",
     "ServerScorecard",
+    "SightingKind",
     "User",
     "create_host_tables",
     "new_id",

@@ -43,10 +43,13 @@ class OwnDatabase:
         )
         return shown.render_as_string()
 
-    @property
-    def is_known(self) -> bool:
-        """Whether `learn` has nothing to do."""
-        return self._identity is not None
+    def trust(self, engine: Engine) -> None:
+        """Connections of the engine are on this database; they are not looked at."""
+        self._known.add(engine)
+
+    def needs_a_look(self, engine: Engine) -> bool:
+        """Whether `check` would have to learn first, which is not for an event loop to wait for."""
+        return engine not in self._known and self._identity is None
 
     def learn(self) -> None:
         """What it is compared by is known; on PostgreSQL that takes a connection of its own, the first time."""

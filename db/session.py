@@ -45,6 +45,7 @@ class Database:
             else Greenlets(self._writer, self._reader)
         )
         self.own = OwnDatabase(self._url)
+        self.own.trust(self._writer.sync_engine)
         self._tasks_writing: set[asyncio.Task[object] | None] = set()
         self._is_closed = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from db import Database, new_id
@@ -21,21 +21,24 @@ from federation.base.queues import (
     health_check_queue,
     tasks_queue,
 )
-from federation.base.setting_types import plain
+from federation.base.setting_types import JobPayload, plain
 from federation.base.settings import Settings
-from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
+from federation.base.storages import bullmq_url, keyless_redis_url, open_storage, queue_place
 from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog
 from federation.delivery.database_watch import DatabaseWatch
 from federation.delivery.exchange import Exchange
 from federation.delivery.holding import HeldDeliveries
 from federation.delivery.ledger import Ledger
+from federation.delivery.origin import OwnJobOrigin
 from federation.delivery.outbox import Outbox
 from federation.delivery.payloads import Payloads
 from federation.delivery.process import DeliveryProcessor
 from federation.delivery.producers import Producers
+from federation.delivery.queue import DeliveryQueue
 from federation.delivery.release import Releaser
 from federation.delivery.room import Room
+from federation.delivery.sightings import Sightings
 from federation.delivery.sweeper import OutboxSweeper
 from federation.health.checks import HealthCheckProcessor, HealthSchedule
 from federation.health.link_probes import LinkProbes
@@ -103,7 +106,18 @@ class Federation:
         self.database = database or Database(settings.database_url.get_secret_value())
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
         self.client = client or FederationClient(self.guard, pooled_transport(self.guard, limits=pool_limits(settings)))
-        self.delivery_queue = delivery_queue(settings, self._open_storage(DELIVERY_QUEUE_NAME))
+        self.job_origin = OwnJobOrigin(self.database, self.own_url)
+        self.delivery_queue = delivery_queue(
+            settings,
+            self._open_storage(DELIVERY_QUEUE_NAME),
+            make=partial(
+                DeliveryQueue,
+                database=self.database,
+                origin=self.job_origin,
+                inline=settings.federation_job_payload is JobPayload.INLINE,
+            ),
+        )
+        self.sightings = Sightings(self.database, queue_place(settings), meter=self.meter, clock=self.clock)
         self.health_check_queue = health_check_queue(settings, self._open_storage(HEALTH_CHECK_QUEUE_NAME))
         self.schedule_health_check = HealthSchedule(
             self.health_check_queue,
@@ -237,6 +251,8 @@ class Federation:
             room=self.room,
             apart=self.apart,
             database_watch=self.database_watch,
+            origin=self.job_origin,
+            sightings=self.sightings,
             clock=self.clock,
         )
 

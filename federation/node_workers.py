@@ -26,6 +26,7 @@ from federation.delivery.entries import Abandoned
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.release import LOOKS
 from federation.delivery.rows import row_of_job
+from federation.delivery.sightings import INTERVAL
 from federation.process import allow_descriptors
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases
@@ -91,7 +92,13 @@ class FederationWorkers:
         self._working: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
-        self._tending = Tending({federation.link_probes.tick: PROBING, federation.releaser.tick: LOOKS})
+        self._tending = Tending(
+            {
+                federation.link_probes.tick: PROBING,
+                federation.releaser.tick: LOOKS,
+                federation.sightings.tick: INTERVAL,
+            }
+        )
         leases = Leases(federation.database, holder=new_id(), clock=federation.clock)
         self._scheduler = schedule(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
@@ -99,6 +106,9 @@ class FederationWorkers:
         """Both run; a second call returns the same pair, until both have stopped."""
         if self._running is None or all(running.task.done() for running in self._running):
             self._allow_descriptors()
+            log.info(
+                "workers_started", database=str(self._federation.database), queues=self._federation.sightings.place
+            )
             delivery = _run(self._delivery_worker())
             self._running = delivery, _run(self._health_check_worker())
             self._discovering = discovering = _run(self._discovery_worker())

@@ -18,6 +18,7 @@ from federation.base.settings import Settings
 from federation.monitoring.monitor import monitored
 from federation.node_workers import NO_TASKS, FederationWorkers
 from federation.process import adopt, release, set_aside_loaded
+from federation.recurring_jobs import recurring_jobs
 from federation.tasks import declared_tasks
 from workers import Queue
 
@@ -64,6 +65,7 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
             readiness=federation.serving_readiness if node else federation.readiness,
             database=federation.database,
             queues=_watched_queues(federation),
+            recurring=[job.name for job in recurring_jobs(federation)],
             address=settings.federation_metrics_bind,
             port=metrics_port,
         ):

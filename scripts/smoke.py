@@ -134,7 +134,8 @@ def examine(federation: Path, node: Path) -> None:
     told = json.loads(command([str(federation), "doctor", "--json"], node))
     verdicts = {finding["check"]: finding["verdict"] for finding in told["findings"]}
     expected = {
-        name: {"ok"} for name in ("settings", "keys", "database", "writes", "host", "queues", "clock", "backlog")
+        name: {"ok"}
+        for name in ("settings", "keys", "database", "writes", "host", "queues", "sharing", "clock", "backlog")
     }
     expected |= {
         "open files": {"ok", "warning"},

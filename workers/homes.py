@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -38,6 +39,22 @@ class Home:
     def is_gone(self) -> bool:
         """Whether nothing can run there any more: the loop is closed, or was another process's."""
         return self.pid != os.getpid() or self.loop.is_closed()
+
+
+class ForkLock:
+    """A lock that a fork's child finds free, whoever held it in the parent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 _inherited: Final[list[object]] = []

@@ -75,7 +75,7 @@ class Queue:
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
         self._connected = False
-        self._home: Home | None = None  # whose loop the storage was connected in
+        self._home: Home | None = None  # where the storage was connected
         self._at_loop_end: AtLoopEnd | None = None
         self._connecting = asyncio.Lock()
         self._enqueues = Gathering(storage.enqueue, GATHERED)
@@ -122,13 +122,11 @@ class Queue:
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
         """As `enqueue_many` with `connection=`, for a synchronous connection or session, in the calling thread.
 
-        It opens no connection, waits for no other transaction, and needs no event loop: the jobs are rows of the
-        caller's transaction.
+        It needs no event loop, opens no connection and waits for no other transaction.
 
         Raises:
             Unsupported: the storage has no `limits.transactions`.
-            TypeError: an asynchronous connection or session; or as `enqueue`.
-            StorageError: the connection belongs to another database than the jobs.
+            TypeError, StorageError: an asynchronous connection or session; one of another database.
         """
         jobs = [self._new_job(spec) for spec in specs]
         if not isinstance(self.storage, Joinable):
@@ -344,8 +342,6 @@ class Queue:
     async def _move_out(self) -> None:
         """What belonged to a loop that is gone is forgotten; a worker was gone with it."""
         connected, self._connected = self._connected, False
-        if self._at_loop_end is not None:
-            self._at_loop_end.dismiss()
         self._worker = self._running = None
         self._connecting = asyncio.Lock()
         self._enqueues = Gathering(self.storage.enqueue, GATHERED)

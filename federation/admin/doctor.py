@@ -30,6 +30,7 @@ from federation.app import Federation
 from federation.base.errors import ConfigurationError, Unreachable
 from federation.base.reach import HOST_ADVICE, enumerated, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
+from federation.delivery.sightings import ADVICE, PLACES_ADVICE, places, strangers
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
@@ -47,7 +48,7 @@ CLOCK_WARNING: Final = timedelta(seconds=2)
 CLOCK_FAILURE: Final = timedelta(minutes=1)
 OLD_BACKLOG: Final = timedelta(hours=1)
 MISSED_RUNS: Final = 3
-NEVER_WRITTEN: Final = frozenset({"blacklist_revision", "relay_candidates", "server_scorecards"})
+NEVER_WRITTEN: Final = frozenset({"blacklist_revision", "database_identity", "relay_candidates", "server_scorecards"})
 """By a node: triggers write the first, with their owner's rights, and the analytics the others."""
 
 
@@ -120,6 +121,7 @@ async def _examine(federation: Federation) -> list[Finding]:
     findings.append(await _run("queues", _queues, federation))
     findings.append(await _run("open files", _open_files, federation))
     if reachable:
+        findings.append(await _run("sharing", _sharing, federation))
         findings.append(await _run("clock", _clock, federation))
         findings.append(await _run("scheduler", _scheduler, federation))
         findings.append(await _run("backlog", _backlog, federation))
@@ -200,6 +202,23 @@ async def _queues(federation: Federation) -> _Found:
     stats = await queues.stats(queues.all_queues(federation))
     jobs = sum(sum(each.counts.values()) for each in stats)
     return _ok(f"{len(stats)} queues answer, with {jobs} jobs")
+
+
+async def _sharing(federation: Federation) -> _Found:
+    now, here = federation.clock.now(), federation.sightings.place
+    theirs = await strangers(federation.database, now)
+    if theirs:
+        return _failure(
+            f"jobs of another node are in our delivery queue: {enumerated(theirs)}",
+            ADVICE,
+        )
+    elsewhere = [place for place in await places(federation.database, now) if place != here]
+    if elsewhere:
+        return _warning(
+            f"our queues are in {here}, and those of another process of this node in {enumerated(elsewhere)}",
+            PLACES_ADVICE,
+        )
+    return _ok(f"our queues are in {here}, where no worker found jobs of another node")
 
 
 async def _open_files(federation: Federation) -> _Found:

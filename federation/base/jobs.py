@@ -15,6 +15,8 @@ POST_JOB: Final = "deliver-post"
 HEALTH_CHECK_JOB: Final = "health-check"
 DISCOVERY_JOB: Final = "discover"
 
+_VISIBLE: Final = r"^[!-~]*$"
+
 
 class _JobData(BaseModel):
     """Job data is camelCase in the queue, where other implementations read it, and either spelling in Python."""
@@ -37,7 +39,8 @@ class FederationDeliveryJob(_JobData):
     """One delivery: the row it belongs to, where it goes, and its payload, a JSON text, or what refers to it.
 
     Jobs of Node producers carry the text. Ours carry `payload_id`: the row's own id where the row has the text, else
-    that of a `delivery_payloads` row. `suspect`: it may be what crashed workers, and runs apart from others.
+    that of a `delivery_payloads` row. `suspect`: it may be what crashed workers, and runs apart from others. `node` and
+    `database` say whose row it is: the node's own URL, and the id of its database.
     """
 
     delivery_job_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
@@ -46,6 +49,8 @@ class FederationDeliveryJob(_JobData):
     payload: Annotated[str, Field(repr=False, max_length=MAX_PAYLOAD_BYTES)]
     payload_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")] | None = None
     suspect: bool = False
+    node: Annotated[str, Field(max_length=2048, pattern=_VISIBLE)] | None = None
+    database: Annotated[str, Field(max_length=512, pattern=_VISIBLE)] | None = None
 
     @model_validator(mode="after")
     def _has_one_text(self) -> Self:
@@ -55,7 +60,7 @@ class FederationDeliveryJob(_JobData):
 
     def to_wire(self) -> dict[str, object]:
         """The data as it lies in the queue; of what Node does not know only what is needed."""
-        absent = {name for name in ("payload_id", "suspect") if not getattr(self, name)}
+        absent = {name for name in ("payload_id", "suspect", "node", "database") if not getattr(self, name)}
         return self.model_dump(by_alias=True, exclude=absent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
@@ -25,9 +26,9 @@ KEEP_DISCOVERED: Final = timedelta(seconds=5)
 KEEP_TASKS: Final = timedelta(hours=24)
 
 
-def delivery_queue(settings: Settings, storage: Storage) -> BullQueue:
+def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., BullQueue] = BullQueue) -> BullQueue:
     """The delivery queue: 5 attempts, 5, 10, 20, 40 s apart without jitter; completed kept 24 h, failed 7 days."""
-    return BullQueue(
+    return make(
         storage,
         max_attempts=settings.federation_delivery_attempts,
         backoff=delivery_backoff(settings),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -19,6 +20,13 @@ BULL_DIALECT: Final = "C"
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)?")
+
+
+class JobPayload(StrEnum):
+    """How a job has the text of its delivery."""
+
+    REFERENCE = "reference"
+    INLINE = "inline"
 
 
 def parse_duration(value: object) -> timedelta:

@@ -21,6 +21,7 @@ from federation.base.setting_types import (
     DatabaseUrl,
     Duration,
     Hostnames,
+    JobPayload,
     Modules,
     Networks,
     OwnOrigin,
@@ -77,6 +78,8 @@ class Settings(BaseSettings):
     """Addresses and networks that may read `/metrics` on the inbound side; for all others there is none."""
 
     federation_queue_prefix: Annotated[str, Field(min_length=1, max_length=100)] = "bull"
+    federation_job_payload: JobPayload = JobPayload.REFERENCE
+    """Whether jobs of deliveries name their text, or carry it, for queues on Redis that Node's workers work on, too."""
     federation_delivery_attempts: Annotated[int, Field(ge=1, le=100)] = 5
     federation_delivery_backoff: Duration = timedelta(seconds=5)
     """The first pause between two attempts; each further one is twice as long."""

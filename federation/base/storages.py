@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from db.url import parse_url
 from federation.base.setting_types import plain
@@ -33,6 +34,20 @@ def keyless_redis_url(settings: Settings) -> str | None:
     from workers.storage.bull import server_url
 
     return server_url(chosen)
+
+
+def queue_place(settings: Settings) -> str:
+    """Where the queues live, for people and to compare processes; without user, password or options."""
+    url = bullmq_url(settings)
+    kind, text = ("BullMQ", url) if url is not None else ("", plain(settings.queue_url))
+    if text is None:
+        return "the database"
+    parts = urlsplit(text.removeprefix("bull+"))
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    place = f"{kind or text.partition(':')[0]} at {host}{port}{parts.path}"
+    keyed = kind or text.startswith((*BULL_SCHEMES, "redis"))
+    return f"{place}, prefix {settings.federation_queue_prefix}" if keyed else place
 
 
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:

@@ -137,6 +137,8 @@ class Outbox:
         """
         self.check_kind(session, call)
         await self._connect()
+        if self._database.own.needs_a_look(session.get_bind().engine):
+            await asyncio.to_thread(self._database.own.learn)
         return await session.run_sync(work)
 
     def check_kind(self, session: object, call: str) -> None:
@@ -193,8 +195,6 @@ class Outbox:
             await self._queue.start()
         else:
             self._queue.check_loop()
-        if not self._database.own.is_known:
-            await asyncio.to_thread(self._database.own.learn)
 
     def plan(self, session: Session, planned: Planned) -> None:
         """The jobs follow the session's commit, or are part of its transaction."""

@@ -148,7 +148,8 @@ class PlainOutbox:
             raise ValueError("this connection is closed; nothing was written")
         if not connection.in_transaction():
             connection.begin()
-        with Session(connection, expire_on_commit=False) as session:
+        # In the modes that commit or release something, what is written would go with this session.
+        with Session(connection, expire_on_commit=False, join_transaction_mode="rollback_only") as session:
             pending = Pending()
             set_pending(session, pending)
             result = work(session)
@@ -210,11 +211,9 @@ def django_connection(caller: object) -> DjangoConnection | None:
     Raises:
         ValueError: it is in no `transaction.atomic` block, or on another driver than ours.
     """
-    django = sys.modules.get("django.db.backends.base.base")
-    proxy = sys.modules.get("django.utils.connection")
-    if django is None or proxy is None:
-        return None
-    if not isinstance(caller, (django.BaseDatabaseWrapper, proxy.ConnectionProxy)):
+    wrapper = getattr(sys.modules.get("django.db.backends.base.base"), "BaseDatabaseWrapper", ())
+    proxy = getattr(sys.modules.get("django.utils.connection"), "ConnectionProxy", ())
+    if not isinstance(caller, (wrapper, proxy)):
         return None
     found = cast(DjangoConnection, caller)
     if not found.in_atomic_block:

@@ -31,8 +31,10 @@ from federation.delivery.errors import Held, NotNow, PermanentFailure, Retryable
 from federation.delivery.exchange import Exchange, Report
 from federation.delivery.fates import HELD_FOR_SERVER, LONGEST_OWN_PAUSE, Fate, fails_alone, fate_of
 from federation.delivery.ledger import Ledger
+from federation.delivery.origin import OwnJobOrigin, origin_of, pause_for
 from federation.delivery.payloads import Payloads
 from federation.delivery.room import Busy, Room
+from federation.delivery.sightings import Sightings
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 from federation.servers.link_rules import Hold
@@ -64,7 +66,8 @@ class DeliveryProcessor:
         PermanentFailure: the job fails now.
         RetryableFailure: it is tried again while attempts are left.
         Held, Superseded: the job ends and leaves nothing; the row says how the delivery goes on.
-        NotNow: the database did not answer, or there is no room for a job without a row; it comes back, uncounted.
+        NotNow: the database did not answer, there is no room for a job without a row, or the job is another node's; it
+            comes back, uncounted.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class DeliveryProcessor:
         room: Room,
         apart: Apart,
         database_watch: DatabaseWatch,
+        origin: OwnJobOrigin,
+        sightings: Sightings,
         clock: Clock | None = None,
     ) -> None:
         self._exchange = exchange
@@ -92,6 +97,8 @@ class DeliveryProcessor:
         self._room = room
         self._apart = apart
         self._database_watch = database_watch
+        self._origin = origin
+        self._sightings = sightings
         self._clock = clock or SystemClock()
 
     async def __call__(self, job: Job) -> None:
@@ -118,6 +125,7 @@ class DeliveryProcessor:
 
     async def _run(self, job: Job) -> None:
         delivery = await self._parse(job)
+        await self._give_back_foreign(job, delivery)
         report = Report(delivery, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
         if await self._is_held(job, report):
             return
@@ -133,6 +141,19 @@ class DeliveryProcessor:
                     turn.answered, turn.waited = report.answered, report.waited
         except Busy as busy:
             await self._hold_busy(job, report, busy.pause)
+
+    async def _give_back_foreign(self, job: Job, delivery: FederationDeliveryJob) -> None:
+        """Nothing happens to a job of ours. By another's row nobody here could tell what to do.
+
+        Raises:
+            NotNow: it is another's.
+        """
+        ours, theirs = await self._origin.get(), origin_of(delivery)
+        if ours.has(theirs):
+            return
+        pause = pause_for(self._clock.now() - job.created_at)
+        self._sightings.stranger(theirs, ours, delivery_id=delivery.delivery_job_id, pause=pause)
+        raise NotNow(f"the job is of {theirs}, and this is {ours}", pause)
 
     async def _is_held(self, job: Job, report: Report) -> bool:
         """Whether there is nothing to send. Of a server that is away, only the canary sent to find out goes on.
@@ -207,7 +228,7 @@ class DeliveryProcessor:
                 raise Held(delivery.delivery_job_id, began.held)
             if began.exists:
                 raise Superseded(delivery.delivery_job_id)
-            if delivery.payload_id is not None:
+            if delivery.payload_id is not None or delivery.database is not None:
                 log.info("delivery_over_already", delivery_id=delivery.delivery_job_id, server_url=delivery.server_url)
                 return False
             report.begun, report.payload = True, delivery.payload

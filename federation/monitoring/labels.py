@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from db import AttemptOutcome
 from federation.http.threat_policy import NetworkErrorCode
 
 ATTEMPT_CODES: Final = frozenset(
@@ -16,6 +17,13 @@ ATTEMPT_CODES: Final = frozenset(
         *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "NO_RECEIVER", "PARKED", "STALLED"),
     }
 )
+OWN_FAULTS: Final = {
+    "DATABASE": AttemptOutcome.RETRYABLE,
+    "INTERNAL": AttemptOutcome.RETRYABLE,
+    "NO_OWN_KEYS": AttemptOutcome.PERMANENT,
+    "NO_OWN_URL": AttemptOutcome.PERMANENT,
+}
+"""Codes of attempts that fail here, by their outcome: those that an operator is woken for."""
 ENDPOINTS: Final = frozenset({"/discover", "/api/auth/social/follows", "/api/auth/social/posts", "/proxy"})
 OTHER: Final = "other"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
@@ -48,12 +48,13 @@ async def monitored(
     readiness: Readiness,
     database: Database,
     queues: Sequence[Queue],
+    recurring: Collection[str],
     address: str,
     port: int | None,
 ) -> AsyncIterator[None]:
-    """Refresh the gauges of `queues` and `database` while the block runs. With a `port`, serve everything on it.
+    """Refresh the gauges of `queues`, `database` and the `recurring` jobs of these names while the block runs.
 
-    Without `metrics` nothing happens.
+    With a `port`, serve everything on it. Without `metrics` nothing happens.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -64,7 +65,7 @@ async def monitored(
     listener = MetricsListener(Endpoints(readiness, metrics))
     if port is not None:
         await listener.start(address, port)
-    watching = asyncio.create_task(watch(metrics, database, queues), name="watch")
+    watching = asyncio.create_task(watch(metrics, database, queues, recurring), name="watch")
     try:
         yield
     finally:
@@ -73,7 +74,7 @@ async def monitored(
         await listener.close()
 
 
-async def watch(gauges: Gauges, database: Database, queues: Sequence[Queue]) -> None:
+async def watch(gauges: Gauges, database: Database, queues: Sequence[Queue], recurring: Collection[str]) -> None:
     """The gauges are refreshed every 15 s until cancelled; an outage is logged and leaves the last numbers."""
     while True:
         for queue in queues:
@@ -84,7 +85,7 @@ async def watch(gauges: Gauges, database: Database, queues: Sequence[Queue]) -> 
                 log.warning("queue_depth_unknown", queue=queue.storage.queue, error=type(error).__name__)
         try:
             async with asyncio.timeout(TIMEOUT.total_seconds()):
-                gauges.set_database(await read_numbers(database), at=datetime.now(UTC))
+                gauges.set_database(await read_numbers(database, recurring=recurring), at=datetime.now(UTC))
         except (SQLAlchemyError, OSError) as error:  # which a TimeoutError is, too
             log.warning("database_numbers_unknown", error=type(error).__name__)
         await asyncio.sleep(INTERVAL.total_seconds() * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 - spreads load, guards nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -78,8 +78,10 @@ def age(since: datetime | None, now: datetime) -> float:
     return 0.0 if since is None else max((now - since).total_seconds(), 0.0)
 
 
-async def read_numbers(database: Database) -> DatabaseNumbers:
-    """The numbers as they are now.
+async def read_numbers(database: Database, *, recurring: Collection[str]) -> DatabaseNumbers:
+    """The numbers as they are now; `recurring` names the jobs that this process knows to recur.
+
+    The row of one that no longer does stays as it was, and says nothing.
 
     Raises:
         SQLAlchemyError: the database did not answer.
@@ -97,7 +99,7 @@ async def read_numbers(database: Database) -> DatabaseNumbers:
         by_state = dict.fromkeys((*(each.value for each in LinkState), ON_HOLD), 0) | {row[0]: row[1] for row in links}
         ready, held = await _ready(session, now), await _held(session)
         done = select(col(SchedulerJob.name), col(SchedulerJob.finished_at)).where(
-            col(SchedulerJob.outcome) == RunOutcome.DONE
+            col(SchedulerJob.outcome) == RunOutcome.DONE, col(SchedulerJob.name).in_(recurring)
         )
         successes = {name: at for name, at in await session.execute(done) if at is not None}
     return DatabaseNumbers(

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from db import AttemptOutcome, RunOutcome
-from federation.monitoring.labels import code_label, endpoint_label, status_label
+from federation.monitoring.labels import OWN_FAULTS, code_label, endpoint_label, status_label
 from federation.monitoring.numbers import DatabaseNumbers, age
 from workers import JobState, WorkerEvent, WorkerEventKind
 
@@ -56,6 +56,9 @@ class ProcessMetrics:
             ["outcome", "code", "route"],
             registry=registry,
         )
+        # There from the start, at 0: the first increment of a series that begins with it is invisible to `increase`.
+        for code, outcome in OWN_FAULTS.items():
+            self._deliveries.labels(outcome.value, code, "direct")
         self._relays = Counter(
             "federation_relays",
             "How often peers were asked to relay, by whether one did.",
@@ -77,6 +80,11 @@ class ProcessMetrics:
         self._expired = Counter(
             "federation_deliveries_expired",
             "Deliveries that this process gave up because they were held until too old.",
+            registry=registry,
+        )
+        self._strangers = Counter(
+            "federation_jobs_of_other_nodes",
+            "Jobs of another node or database that were in the delivery queue, and went back.",
             registry=registry,
         )
         self._scheduled = Counter(
@@ -155,6 +163,9 @@ class ProcessMetrics:
 
     def released(self, number: int) -> None:
         self._released.inc(number)
+
+    def stranger(self) -> None:
+        self._strangers.inc()
 
     def expired(self, number: int) -> None:
         self._expired.inc(number)

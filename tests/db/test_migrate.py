@@ -29,8 +29,10 @@ from workers.storage.sql import SqlStorage
 
 _OURS = {
     "blacklist_revision",
+    "database_identity",
     "delivery_attempts",
     "delivery_payloads",
+    "queue_sightings",
     "relay_candidates",
     "scheduler_jobs",
     "server_health_events",

@@ -114,18 +114,6 @@ def test_every_metric_is_in_the_manual() -> None:
     assert first_column(section("Metrics and probes")) == metric_names()
 
 
-def test_the_alerts_in_the_manual_use_metrics_there_are() -> None:
-    """Five rules, each of them of names that exist, and of labels that Prometheus does not take for its own."""
-    (rules,) = re.findall(r"```yaml\n(.*?)```", section("Metrics and probes"), re.DOTALL)
-    assert rules.count("- alert:") == 5
-    used = set(re.findall(r"\bfederation_[a-z_]+", rules))
-    assert used
-    assert used <= metric_names()
-    labels = {name for metric in vars(ProcessMetrics()).values() for name in getattr(metric, "_labelnames", ())}
-    assert "task" in labels
-    assert not labels & {"job", "instance"}
-
-
 @pytest.mark.parametrize(("name", "generated"), [("states", f"```mermaid\n{states()}\n```"), ("failures", failures())])
 def test_what_becomes_of_deliveries_is_generated(name: str, generated: str) -> None:
     """The diagram of states and the table of failures are exactly what the code makes of its own tables."""

@@ -1,11 +1,11 @@
 // The other side of the tests: one BullMQ queue in Node, driven by JSON lines on stdin, answering on stdout.
-// usage: node peer.mjs <redis url> <queue>
+// usage: node peer.mjs <redis url> <queue> [<prefix>]
 import { createInterface } from "node:readline";
 import { Queue, UnrecoverableError, Worker } from "bullmq";
 
-const [url, name] = process.argv.slice(2);
+const [url, name, prefix = "bull"] = process.argv.slice(2);
 const connection = { url, maxRetriesPerRequest: null };
-const queue = new Queue(name, { connection });
+const queue = new Queue(name, { connection, prefix });
 const runs = [];
 let worker;
 let ended = 0;
@@ -36,7 +36,7 @@ const calls = {
   read: (ids) => Promise.all(ids.map(readJob)),
   // Work until `count` jobs have ended for good, and tell every run.
   work: async (count) => {
-    worker = new Worker(name, processJob, { connection, drainDelay: 1 });
+    worker = new Worker(name, processJob, { connection, prefix, drainDelay: 1 });
     worker.on("completed", countEnded);
     worker.on("failed", countEnded);
     worker.on("error", () => {});

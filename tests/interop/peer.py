@@ -108,9 +108,9 @@ class BullPeer(NodeProcess):
 
 
 @asynccontextmanager
-async def node_peer(url: str, queue: str) -> AsyncIterator[NodePeer]:
+async def node_peer(url: str, queue: str, prefix: str = "bull") -> AsyncIterator[NodePeer]:
     """A Node process on the queue, gone when the context ends."""
-    async with _running(NodePeer, "peer.mjs", url, queue) as peer:
+    async with _running(NodePeer, "peer.mjs", url, queue, prefix) as peer:
         yield peer
 
 

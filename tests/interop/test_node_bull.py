@@ -46,7 +46,7 @@ async def test_nodes_order_is_kept(queue: BullStorage, peer: BullPeer) -> None:
 
 async def test_node_runs_our_jobs(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
     """Node reads data and attempts of our jobs, runs them in order and when they are due; we read its results."""
-    late, first, second = a_job(ids(), {"result": 3}, delay=timedelta(milliseconds=300)), ids(), ids()
+    late, first, second = a_job(ids(), {"result": 3}, delay=timedelta(seconds=3)), ids(), ids()
     waiting = [a_job(first, {"result": {"x": ["ü"]}}, max_attempts=4), a_job(second, {})]
     await queue.enqueue([late, *waiting])
     found = await peer.read(first)

@@ -60,7 +60,7 @@ class Watched:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         results = await self._storage.enqueue(jobs, connection=connection)
-        self.story.append("enqueued")
+        self.story += ["enqueued"] * len(jobs)
         return results
 
 

@@ -121,12 +121,14 @@ class _Wrapped:
 
 
 def counting(storage: Storage) -> tuple[Storage, Counter[str]]:
-    """The same storage, and how often each of its verbs was called through it."""
+    """The same storage, and how many calls of each of its verbs have ended."""
     calls: Counter[str] = Counter()
 
     async def around(verb: str, call: Call) -> object:
-        calls[verb] += 1
-        return await call()
+        try:
+            return await call()
+        finally:
+            calls[verb] += 1
 
     return cast("Storage", _Wrapped(storage, around)), calls
 

@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from federation.base.errors import ConfigurationError
+from federation.base.setting_types import JobPayload
 from federation.base.settings import Settings, write_env_file
 from federation.protocol.keys import generate_own_keys
 from tests.federation.protocol.vectors import A, B
@@ -49,6 +50,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "federation_metrics_bind": "127.0.0.1",
         "federation_metrics_clients": (),
         "federation_queue_prefix": "bull",
+        "federation_job_payload": JobPayload.REFERENCE,
         "federation_delivery_attempts": 5,
         "federation_delivery_backoff": timedelta(seconds=5),
         "federation_delivery_concurrency": 10,
@@ -119,6 +121,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("FEDERATION_LEASE", "2 m", timedelta(minutes=2)),
         ("FEDERATION_GRACE", "1d", timedelta(days=1)),
         ("FEDERATION_PER_SERVER", "9", 9),
+        ("FEDERATION_JOB_PAYLOAD", "inline", JobPayload.INLINE),
         ("FEDERATION_OVERTIME", "0", 0),
         ("FEDERATION_DELIVERY_MAX_AGE", "30d", timedelta(days=30)),
         ("FEDERATION_DELIVERY_MAX_AGE", "0", None),

@@ -78,6 +78,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "host": "ok",
         "queues": "ok",
         "open files": "ok",
+        "sharing": "ok",
         "clock": "ok",
         "scheduler": "note",
         "backlog": "ok",

@@ -95,6 +95,8 @@ class Site:
             room=room or federation.room,
             apart=federation.apart,
             database_watch=federation.database_watch,
+            origin=federation.job_origin,
+            sightings=federation.sightings,
         )
         self.storage = federation.worker_storage(DELIVERY_QUEUE_NAME)
         self.events: list[WorkerEvent] = []

@@ -252,7 +252,7 @@ async def test_what_is_let_in_does_not_leak(
 
     output = capfd.readouterr()
     found = "\n".join([output.out, output.err, caplog.text])
-    for event in ("post_received", "post_replayed", "inbound_refused", "inbound_database_unavailable"):
+    for event in ("post_received", "post_replayed", "inbound_refused", "inbound_tables_missing"):
         assert event in found
     assert_clean(found, bodies)
 

@@ -110,6 +110,7 @@ def watched(federation: Federation, metrics: ProcessMetrics, *, port: int) -> Ab
         readiness=federation.readiness,
         database=federation.database,
         queues=[federation.delivery_queue],
+        recurring=(),
         address="127.0.0.1",
         port=port,
     )

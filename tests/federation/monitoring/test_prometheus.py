@@ -24,9 +24,9 @@ from db import (
     new_id,
 )
 from federation.app import Federation
-from federation.delivery.codes import CLASSES, ERROR_CODES
+from federation.delivery.codes import CLASSES, ERROR_CODES, STALLED, FailureClass
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
-from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, code_label
+from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, code_label
 from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import age, read_numbers
 from federation.monitoring.prometheus import ProcessMetrics
@@ -41,7 +41,7 @@ NOW = datetime.now(UTC)
 
 async def watched(metrics: ProcessMetrics, database: Database, queues: list[Queue], *, until: str) -> str:
     """What is exposed once `until` is in it."""
-    watching = asyncio.create_task(watch(metrics, database, queues))
+    watching = asyncio.create_task(watch(metrics, database, queues, ()))
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while until not in (text := metrics.render().decode()):
@@ -140,7 +140,7 @@ def test_what_strangers_send_makes_no_series() -> None:
         metrics.relay_refused(f"https://{number}.example")
         metrics.inbound(f"/discover\n{number}", number)
 
-    codes = samples(metrics, "federation_delivery_attempts_total")
+    codes = {labels: n for labels, n in samples(metrics, "federation_delivery_attempts_total").items() if n}
     classes = {f"HTTP_{first}xx" for first in range(1, 6)}
     assert {labels[0] for labels in codes} == {"other", *classes}
     assert codes["HTTP_4xx", "retryable", "direct"] == 100
@@ -155,6 +155,16 @@ def test_every_code_of_ours_has_its_own_series() -> None:
     assert {code_label(code) for code in ATTEMPT_CODES} == ATTEMPT_CODES
 
 
+def test_the_series_of_our_own_faults_are_there_before_the_first_one() -> None:
+    """All that an attempt may fail with; an increase of a series that was not there yet is none to Prometheus."""
+    ours = {code for code, told in CLASSES.items() if told is FailureClass.OURS} - {STALLED}  # which has no attempt
+    assert set(OWN_FAULTS) == ours
+    assert all(code in ERROR_CODES[outcome] for code, outcome in OWN_FAULTS.items())
+    metrics = ProcessMetrics()
+    series = {(code, outcome, "direct"): 0 for code, outcome in OWN_FAULTS.items()}
+    assert samples(metrics, "federation_delivery_attempts_total") == series
+
+
 def test_every_endpoint_has_its_own_series(federation: Federation) -> None:
     """Those of the inbound side, without those for whoever watches it."""
     paths = {route.path for route in federation.node_app().routes if isinstance(route, Route)}
@@ -162,7 +172,10 @@ def test_every_endpoint_has_its_own_series(federation: Federation) -> None:
 
 
 async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database: Database) -> None:
-    """By state; a delivery without a job counts once it is old, and not one of a Node producer or one attempted."""
+    """By state; a delivery without a job counts once it is old, and not one of a Node producer or one attempted.
+
+    The last success of a job that was turned off would only grow older, and ring for ever.
+    """
     old = NOW - timedelta(hours=1)
 
     def server(number: int, *, healthy: bool) -> Server:
@@ -205,8 +218,9 @@ async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database:
         )
         session.add(SchedulerJob(name="purge", token=1, outcome=RunOutcome.DONE, finished_at=old))
         session.add(SchedulerJob(name="sweep", token=1, outcome=RunOutcome.FAILED, finished_at=NOW))
+        session.add(SchedulerJob(name="analytics", token=1, outcome=RunOutcome.DONE, finished_at=old))
 
-    numbers = await read_numbers(database)
+    numbers = await read_numbers(database, recurring=("purge", "sweep"))
 
     assert (numbers.healthy, numbers.unhealthy, numbers.blacklist_rules) == (2, 1, 2)
     assert (numbers.owed, numbers.without_job) == (4, 1)
@@ -220,7 +234,7 @@ async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database:
 
 async def test_an_empty_database_owes_nothing(database: Database) -> None:
     """And is no error."""
-    numbers = await read_numbers(database)
+    numbers = await read_numbers(database, recurring=("purge", "sweep"))
     assert (numbers.owed, age(numbers.oldest_ready, NOW), age(numbers.oldest_held, NOW)) == (0, 0, 0)
     assert numbers.links == {"up": 0, "down": 0, "refusing": 0, "mismatch": 0, "on_hold": 0}
 
@@ -248,7 +262,7 @@ async def test_the_database_tells_of_held_deliveries_and_links(database: Databas
         session.add(delivery("down", state=DeliveryState.EXPIRED, settled_at=NOW))
 
     metrics = ProcessMetrics()
-    metrics.set_database(await read_numbers(database), at=NOW)
+    metrics.set_database(await read_numbers(database, recurring=("purge", "sweep")), at=NOW)
     metrics.released(3)
     metrics.expired(2)
 

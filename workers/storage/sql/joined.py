@@ -8,12 +8,12 @@ from there as well, and remembered unless the transaction that finds it is the o
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
 from sqlalchemy import Connection, RootTransaction, text
 
+from workers.homes import ForkLock
 from workers.jobs import EnqueueResult, NewJob
 from workers.storage.sql import schema
 from workers.storage.sql.caller import Caller
@@ -50,7 +50,7 @@ class Joined:
         self._name = name
         self._acquire = acquire
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._held: tuple[int, Database] | None = None  # of which process
         self._id = 0
         self._adding: WeakSet[RootTransaction] = WeakSet()

@@ -68,7 +68,8 @@ async def test_a_transaction_commits_row_and_job_together(place: Place) -> None:
     assert await place.jobs() == {delivery_id}
     (claim,) = await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(seconds=5)}, limit=5)
     assert (claim.name, claim.max_attempts) == ("deliver-post", 5)
-    assert json.loads(claim.payload) == {
+    data = json.loads(claim.payload)
+    assert {name: value for name, value in data.items() if name not in ("node", "database")} == {
         "deliveryJobId": delivery_id,
         "targetUrl": TARGET,
         "serverUrl": SERVER,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
 from workers.errors import StorageError, StorageUnavailable
+from workers.homes import ForkLock
 from workers.jobs import (
     Claim,
     Completed,
@@ -245,7 +245,7 @@ def _which(transaction: Transaction) -> tuple[object, ...]:
     return tuple(transaction.connection.execute(_WHICH).one())
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 # By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
 _databases: dict[tuple[int, PostgresTarget], PostgresDatabase] = {}
 

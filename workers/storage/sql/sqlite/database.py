@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.errors import StorageError, StorageUnavailable
+from workers.homes import ForkLock
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.base import Limits
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
@@ -195,7 +195,7 @@ class SqliteDatabase:
         self.events.keep_listening()
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 # By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
 _databases: dict[tuple[int, str, timedelta], SqliteDatabase] = {}
 

@@ -1,0 +1,77 @@
+"""Whose deliveries a queue holds: jobs of ours carry the id of the database that their row is in, and this node's URL.
+
+Two databases on one queue, by a wrong setting or a copied `.env`, would otherwise end each other's jobs: the row is not
+there, so the delivery looks as if it were over. The URL tells a copy of the database from its original. No key would
+do, as keys are rotated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import Connection, select
+from sqlmodel import col
+
+from db import Database, DatabaseIdentity
+from federation.base.jobs import FederationDeliveryJob
+
+_IDENTITY: Final = select(col(DatabaseIdentity.id))
+
+FIRST_PAUSE: Final = timedelta(minutes=1)
+LONGEST_PAUSE: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrigin:
+    """The node and the database that a job is of; what is None is not known, as with jobs of Node's producers."""
+
+    node: str | None
+    database: str | None
+
+    def __str__(self) -> str:
+        return f"{self.node or 'a node without a URL'}, database {self.database or 'not known'}"
+
+    def has(self, other: JobOrigin) -> bool:
+        """Whether a job of `other` is one of this one's, as far as it tells."""
+        return other.node in (None, self.node) and other.database in (None, self.database)
+
+
+class OwnJobOrigin:
+    """Ours. The database's id is read once."""
+
+    def __init__(self, database: Database, own_url: str | None) -> None:
+        self._database = database
+        self._own_url = own_url
+        self._origin: JobOrigin | None = None
+
+    async def get(self) -> JobOrigin:
+        """What jobs of ours say.
+
+        Raises:
+            SQLAlchemyError: the database did not answer, or has not been upgraded.
+        """
+        if self._origin is None:
+            self._set([row.id for row in await self._database.rows(_IDENTITY)])
+        assert self._origin is not None
+        return self._origin
+
+    def on(self, connection: Connection) -> JobOrigin:
+        """The same, for plain code that has a connection to the database."""
+        if self._origin is None:
+            self._set(list(connection.execute(_IDENTITY).scalars()))
+        assert self._origin is not None
+        return self._origin
+
+    def _set(self, found: list[str]) -> None:
+        self._origin = JobOrigin(node=self._own_url, database=found[0] if found else None)
+
+
+def origin_of(job: FederationDeliveryJob) -> JobOrigin:
+    return JobOrigin(node=job.node, database=job.database)
+
+
+def pause_for(age: timedelta) -> timedelta:
+    """How long a stranger's job of that age is left alone: 1, 2, 4 … 60 min, as it doubles its age each time."""
+    return min(max(age, timedelta(0)) + FIRST_PAUSE, LONGEST_PAUSE)

@@ -1,0 +1,178 @@
+"""The compose file and the Dockerfile: in step with commands, settings, extras and each other, and read by compose."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from federation.base.setting_types import parse_duration
+from federation.base.settings import Settings
+from federation.process import descriptors
+from federation.protocol.keys import generate_own_keys
+from tests.federation.deploy.commands import refusal, unknown_variables
+from tests.federation.deploy.places import COMPOSE, DEPLOY, PROMETHEUS, ROOT, approve, tool
+
+OURS = ("upgrade", "worker", "node")
+PASSWORD = re.compile(r"\$\{POSTGRES_PASSWORD:\?[^}]*\}")
+
+
+@cache
+def compose() -> dict[str, Any]:  # Any: YAML is what it is
+    loaded: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yml").read_text())
+    return loaded
+
+
+def service(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = compose()["services"][name]
+    return found
+
+
+def settings(name: str) -> Settings:
+    """What a service of ours runs with, once there is a password."""
+    environment = {name: PASSWORD.sub("secret", value) for name, value in service(name)["environment"].items()}
+    return Settings.from_values(environment)
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Of the Dockerfile: name and arguments, continued lines as one."""
+    text = re.sub(r"\\\n", "", (COMPOSE / "Dockerfile").read_text())
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+def arguments(name: str) -> list[str]:
+    return [rest for instruction, rest in instructions() if instruction == name]
+
+
+def test_the_services_are_a_whole_node() -> None:
+    """Both sides, database, queues and monitoring."""
+    assert compose()["services"].keys() == {*OURS, "postgres", "valkey", "prometheus"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_runs_a_command_with_settings_that_exist(name: str) -> None:
+    """And with values that the settings take."""
+    assert refusal(service(name)["command"]) is None
+    assert unknown_variables(service(name)["environment"]) == set()
+    its = settings(name)
+    assert its.database_url.get_secret_value().startswith("postgresql")
+    assert its.redis_url is not None
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_stop_is_given_more_time_than_it_takes(name: str) -> None:
+    """The grace, and as long again for what is released after it."""
+    assert parse_duration(service(name)["stop_grace_period"]) >= 2 * settings(name).federation_grace
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
+    """And as many open files as a node needs."""
+    its = service(name)
+    assert its["read_only"]
+    assert its["cap_drop"] == ["ALL"]
+    assert its["security_opt"] == ["no-new-privileges:true"]
+    assert its["ulimits"]["nofile"] >= 4 * descriptors(settings(name)).needed
+
+
+def test_nothing_is_published_beyond_the_machine() -> None:
+    """A TLS proxy there is before the node; database, queues and the workers' metrics are published nowhere."""
+    published = {name: each["ports"] for name, each in compose()["services"].items() if "ports" in each}
+    assert published == {"node": ["127.0.0.1:8000:8000"], "prometheus": ["127.0.0.1:9090:9090"]}
+
+
+def test_prometheus_alone_may_read_the_nodes_metrics() -> None:
+    """Its address is its own, and the network's gateway, who stands for all visitors, is taken for a proxy."""
+    (network,) = compose()["networks"]["default"]["ipam"]["config"]
+    address = service("prometheus")["networks"]["default"]["ipv4_address"]
+    node = settings("node")
+    assert [str(each) for each in node.federation_metrics_clients] == [f"{address}/32"]
+    assert [str(each) for each in node.federation_trusted_proxies] == [f"{network['gateway']}/32"]
+    assert ipaddress.ip_address(address) in ipaddress.ip_network(network["subnet"])
+    assert ipaddress.ip_address(address) not in ipaddress.ip_network(network["ip_range"])
+
+
+def test_prometheus_scrapes_the_ports_that_are_served() -> None:
+    """Every process of the node, under one name."""
+    (job,) = yaml.safe_load((PROMETHEUS / "prometheus.compose.yml").read_text())["scrape_configs"]
+    targets = {(*each["names"], each["port"]) for each in job["dns_sd_configs"]}
+    metrics_port = int(service("worker")["command"][-1])
+    assert targets == {("worker", metrics_port), ("node", settings("node").federation_port)}
+    assert settings("worker").federation_metrics_bind == settings("node").federation_bind == "0.0.0.0"
+
+
+def test_mounted_files_are_there() -> None:
+    """Docker would make folders in their place."""
+    mounts = [mount.split(":")[0] for mount in service("prometheus")["volumes"] if mount.startswith(".")]
+    assert len(mounts) == 2
+    assert all((COMPOSE / mount).is_file() for mount in mounts)
+    build = service("node")["build"]
+    assert (COMPOSE / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).is_file()
+
+
+def test_the_image_runs_federation() -> None:
+    """Its own command works, its variables are known, and a stop reaches it."""
+    (entry,), (command,) = arguments("ENTRYPOINT"), arguments("CMD")
+    assert entry == '["federation"]'
+    assert refusal(re.findall(r'"([^"]*)"', command)) is None
+    names = {pair.partition("=")[0] for rest in arguments("ENV") for pair in rest.split()}
+    assert unknown_variables(names) == set()
+    assert arguments("STOPSIGNAL") == ["SIGTERM"]
+    assert arguments("USER")[-1] != "root"
+
+
+def test_the_image_is_made_of_what_there_is() -> None:
+    """What is copied is there, let through by the ignore file, and has every package; the extras exist."""
+    sources = {
+        word.rstrip("/") for rest in arguments("COPY") if not rest.startswith("--from") for word in rest.split()[:-1]
+    }
+    assert all((ROOT / source).exists() for source in sources)
+    let_through = {
+        line[1:] for line in (COMPOSE / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    assert let_through == sources
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert sources >= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", " ".join(arguments("RUN")))
+    assert (
+        set(extras.split(","))
+        == {"bullmq", "metrics", "node", "postgres"}
+        <= project["project"]["optional-dependencies"].keys()
+    )
+
+
+def test_compose_takes_the_file(tmp_path: Path) -> None:
+    """With a `.env` as the manual has it made; an old docker-compose, too, but for the project's name."""
+    command, is_old = compose_command()
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    folder = tmp_path / "deploy" / "compose"
+    keys = "".join(f'{name}="{value}"\n' for name, value in generate_own_keys().to_env().items())
+    (folder / ".env").write_text(f"{keys}BETTER_AUTH_URL=https://node.example\nPOSTGRES_PASSWORD=0123abcd\n")
+    if is_old:
+        text = (folder / "compose.yml").read_text()
+        (folder / "compose.yml").write_text(re.sub(r"^name:.*\n", "", text, flags=re.MULTILINE))
+    shown = yaml.safe_load(approve(*command, "-f", "compose.yml", "config", cwd=folder))
+    assert shown["services"].keys() == compose()["services"].keys()
+    for name in OURS:
+        environment = shown["services"][name]["environment"]
+        assert unknown_variables(environment) == {"POSTGRES_PASSWORD"}
+        Settings.from_values(environment).require_identity()
+
+
+def compose_command() -> tuple[list[str], bool]:
+    """Docker's own compose where that is, else the older program, which knows no name of a project."""
+    if docker := shutil.which("docker"):
+        there = subprocess.run([docker, "compose", "version"], capture_output=True, check=False)
+        if there.returncode == 0:
+            return [docker, "compose"], False
+    return [tool("docker-compose", package="docker-compose")], True

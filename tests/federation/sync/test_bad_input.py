@@ -1,0 +1,133 @@
+"""What plain code should not be handed, and asynchronous code neither: refused by name, and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import federation
+import federation.sync
+from federation.tasks import enqueue_task, task
+from tests.federation.sync.conftest import configure_django, owed
+from tests.federation.sync.test_sessions import PAYLOAD, SERVER, TARGET
+from workers import Job
+
+BLOCK = [{"type": "text", "value": "hello"}]
+USERS = {"follower_id": "alice", "following_id": "bob", "server_url": SERVER}
+
+
+@task("tests.sync.nothing")
+def nothing(job: Job) -> None:
+    """Never run."""
+
+
+PLAIN: dict[str, Callable[[Any], object]] = {
+    "enqueue_delivery": lambda given: federation.sync.enqueue_delivery(given, "n", TARGET, SERVER, PAYLOAD),
+    "enqueue_fanout": lambda given: federation.sync.enqueue_fanout(given, "n", "/posts", [SERVER], PAYLOAD),
+    "publish_post": lambda given: federation.sync.publish_post(given, author_id="alice", content=BLOCK),
+    "request_follow": lambda given: federation.sync.request_follow(given, **USERS),
+    "request_unfollow": lambda given: federation.sync.request_unfollow(given, **USERS),
+    "enqueue_task": lambda given: federation.sync.enqueue_task(nothing, {}, session=given),
+}
+ASYNCHRONOUS: dict[str, Callable[[Any], Any]] = {
+    "enqueue_delivery": lambda given: federation.enqueue_delivery(given, "n", TARGET, SERVER, PAYLOAD),
+    "enqueue_fanout": lambda given: federation.enqueue_fanout(given, "n", "/posts", [SERVER], PAYLOAD),
+    "publish_post": lambda given: federation.publish_post(given, author_id="alice", content=BLOCK),
+    "request_follow": lambda given: federation.request_follow(given, **USERS),
+    "request_unfollow": lambda given: federation.request_unfollow(given, **USERS),
+    "enqueue_task": lambda given: enqueue_task(nothing, {}, session=given),
+}
+
+pytestmark = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+
+
+@pytest.mark.parametrize("call", PLAIN)
+async def test_an_asynchronous_session_is_sent_to_the_asynchronous_call(
+    node: dict[str, str], engine: Engine, call: str
+) -> None:
+    made = create_async_engine(f"sqlite+aiosqlite:///{engine.url.database}")
+    async with AsyncSession(made) as session:
+        with pytest.raises(TypeError, match=rf"takes a Session or a Connection.*await federation\.{call}"):
+            await asyncio.to_thread(PLAIN[call], session)
+        await session.commit()
+    await made.dispose()
+    assert owed(engine) == set()
+
+
+@pytest.mark.parametrize("call", ASYNCHRONOUS)
+async def test_a_plain_session_is_sent_to_the_plain_call(node: dict[str, str], engine: Engine, call: str) -> None:
+    with Session(engine) as session:
+        with pytest.raises(TypeError, match=rf"takes an AsyncSession.*federation\.sync\.{call}"):
+            await ASYNCHRONOUS[call](session)
+        session.commit()
+    assert owed(engine) == set()
+
+
+@pytest.mark.parametrize("call", [call for call in PLAIN if call != "request_follow"])
+def test_a_session_on_another_database_is_refused(
+    place: dict[str, str], engine: Engine, tmp_path: Path, call: str
+) -> None:
+    """Both databases are named, and neither has anything of it."""
+    elsewhere = create_engine(f"sqlite:///{tmp_path}/elsewhere.sqlite3")
+    with Session(elsewhere) as session:
+        with pytest.raises(ValueError, match=r"another database, .*elsewhere\.sqlite3.*node\.sqlite3"):
+            PLAIN[call](session)
+        session.commit()
+    with elsewhere.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar_one() == 0
+    elsewhere.dispose()
+    assert owed(engine) == set()
+
+
+async def test_an_asynchronous_session_on_another_database_is_refused(
+    node: dict[str, str], engine: Engine, tmp_path: Path
+) -> None:
+    made = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/elsewhere.sqlite3")
+    async with AsyncSession(made) as session:
+        with pytest.raises(ValueError, match=r"another database, .*elsewhere\.sqlite3"):
+            await federation.enqueue_delivery(session, "n", TARGET, SERVER, PAYLOAD)
+    await made.dispose()
+    assert owed(engine) == set()
+
+
+def test_what_is_closed_or_in_autocommit_is_refused(place: dict[str, str], engine: Engine) -> None:
+    owe = PLAIN["enqueue_delivery"]
+    session = Session(engine, close_resets_only=False)
+    session.close()
+    with pytest.raises(InvalidRequestError, match="closed"):
+        owe(session)
+    connection = engine.connect()
+    connection.close()
+    with pytest.raises(ValueError, match="closed"):
+        owe(connection)
+    lite = sqlite3.connect(str(engine.url.database), isolation_level=None)
+    with pytest.raises(ValueError, match="autocommit"):
+        owe(lite)
+    lite.close()
+    configure_django()
+    from django.db import connection as djangos
+
+    with pytest.raises(ValueError, match=r"transaction\.atomic"):
+        owe(djangos)
+    with pytest.raises(TypeError, match="not str"):
+        owe("sqlite:///node.sqlite3")
+    assert owed(engine) == set()
+
+
+def test_a_transaction_within_a_transaction_is_refused(place: dict[str, str], engine: Engine) -> None:
+    """Of one thread: it would wait for itself on SQLite."""
+    refused = pytest.raises(RuntimeError, match="pass the outer session on")
+    with federation.sync.transaction(), refused, federation.sync.transaction():
+        pass
+    with federation.sync.transaction() as session:
+        PLAIN["enqueue_delivery"](session)
+    assert len(owed(engine)) == 1
