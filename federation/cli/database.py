@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from federation.cli.options import AsJson, group
 from federation.cli.output import print_json, print_lines
-from federation.cli.problems import NOT_FOUND
+from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.running import upgrade
 from federation.cli.session import LogLevel, start_logging
 
 if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+    from db.copying import Copied
     from federation.base.reach import Schema
 
-app = group("The database's tables: check, upgrade.")
+app = group("The database: upgrade, check, backup, copy.")
 
 
 @app.command("upgrade")
@@ -65,3 +69,79 @@ def check(as_json: AsJson = False) -> None:
         print_lines([schema.problem or f"the database is at migration {version.current}, and nothing is missing"])
     if schema.problem is not None:
         raise typer.Exit(NOT_FOUND)
+
+
+@app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that is not there yet.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Write all of an SQLite database to a new file, while processes work.
+
+    It is of one moment, checked, and on the disk; only you can read it. Of a PostgreSQL database pg_dump makes one.
+    """
+    from db.backup import BackupError, back_up
+    from db.url import parse_url, sqlite_file
+    from federation.base.settings import Settings
+
+    url = Settings.load().database_url.get_secret_value()
+    source = sqlite_file(url)
+    if source is None:
+        fail(f"this database is backed up by PostgreSQL's own tool: {_pg_dump(parse_url(url), file)}")
+    try:
+        size = back_up(source, file)
+    except BackupError as error:
+        fail(str(error), status=NOT_FOUND)
+    if as_json:
+        print_json({"file": str(file), "bytes": size})
+    else:
+        print_lines([f"wrote {file}: {size} bytes, checked; it has every delivery, keep it secret"])
+
+
+def _pg_dump(url: URL, file: Path) -> str:
+    """The command, without a password, which PGPASSWORD or ~/.pgpass has."""
+    import shlex
+
+    from sqlalchemy import URL
+
+    # Without what has a password; the rest of the query says where the server is, and how to reach it.
+    query = {name: value for name, value in url.query.items() if "password" not in name}
+    shown = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
+    return shlex.join(["pg_dump", "--format=custom", f"--file={file}", shown.render_as_string()])
+
+
+@app.command("copy")
+def copy(
+    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="The SQLite database.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Fill this node's new, empty database from an SQLite database.
+
+    All or nothing. Stop every process first. DATABASE_URL names the new database, which `federation upgrade` has
+    made; the old one is only read.
+    """
+    from db.copying import CopyError, copy_database
+    from federation.admin.copies import tasks_in
+    from federation.base.settings import Settings
+
+    start_logging(LogLevel.WARNING)
+    settings = Settings.load()
+    try:
+        copied = copy_database(source, settings.database_url.get_secret_value())
+    except CopyError as error:
+        fail(str(error), status=NOT_FOUND)
+    tasks = asyncio.run(tasks_in(source))
+    if as_json:
+        print_json({"rows": copied.rows, "left_to_host": copied.left_to_host, "tasks_left": tasks})
+    else:
+        print_lines(_told(copied, source, tasks))
+
+
+def _told(copied: Copied, source: Path, tasks: int) -> list[str]:
+    lines = [f"copied {rows} of {table}" for table, rows in copied.rows.items() if rows]
+    if copied.left_to_host:
+        tables = ", ".join(copied.left_to_host)
+        lines.append(f"not copied: {tables}, which are a host application's own; move them as it says")
+    if tasks:
+        lines.append(f"not copied: {tasks} of the application's tasks, which are in the queue of {source} alone")
+    return [*lines, "every delivery is in the new database; `federation run` makes their jobs anew"]

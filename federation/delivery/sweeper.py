@@ -4,9 +4,11 @@ Theory of operation. A ready row has a job, named by the row. A sweep reads the 
 to have been added, asks the queue for their jobs, and adds those that are missing under the id the row names, so
 whoever adds them at the same time adds nothing twice. A job that has ended although its row is ready had no say: a
 worker of another database took it, or somebody's hand. Queues remember ended jobs and take a repeated id for a
-duplicate, so such a row gets a new series. Rows of Node producers name no job until theirs is first met, and are left
+duplicate, so such a row gets a new series; so does one whose job is missing after attempts of the series, whose numbers
+are taken. Rows of Node producers name no job until theirs is first met, and are left
 alone until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are
-asked about every ten minutes, and not by every sweep.
+asked about every ten minutes, and not by every sweep. What was noted before this process began is asked about at once:
+the database may be a copy since then, or the queue another one.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ MAX_ROWS: Final = 20_000
 """Looked at by one sweep."""
 ASK_AGAIN: Final = timedelta(minutes=10)
 
+_OWED: Final = tuple(field.name for field in fields(OwedRow))
 _ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 
@@ -47,6 +50,14 @@ class Swept:
     complete: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """A row to look at; `attempted` in its present series."""
+
+    row: OwedRow
+    attempted: bool
+
+
 class OutboxSweeper:
     """Adds the jobs of deliveries that are ready and have none. One process at a time should; several do no harm."""
 
@@ -57,6 +68,7 @@ class OutboxSweeper:
         self._queue = queue
         self._min_age = min_age
         self._clock = clock or SystemClock()
+        self._began = self._clock.now()
 
     async def sweep(self) -> Swept:
         """Every delivery that is ready has its job, up to 20 000 of them in one sweep.
@@ -79,9 +91,9 @@ class OutboxSweeper:
             log.warning("outbox_jobs_added", count=added, rows=rows)
         return Swept(rows=rows, added=added, complete=complete)
 
-    async def _page(self, now: datetime) -> Sequence[OwedRow]:
+    async def _page(self, now: datetime) -> Sequence[_Ready]:
         query = (
-            select(*(getattr(DeliveryJob, column.name) for column in fields(OwedRow)))
+            select(*(getattr(DeliveryJob, name) for name in _OWED), col(DeliveryJob.first_attempted_at))
             .where(
                 col(DeliveryJob.state) == DeliveryState.READY,
                 col(DeliveryJob.settled_at).is_(None),
@@ -90,7 +102,7 @@ class OutboxSweeper:
                 # A time to come was written before the clock was set back.
                 or_(
                     col(DeliveryJob.queued_at).is_(None),
-                    col(DeliveryJob.queued_at) < now - ASK_AGAIN,
+                    col(DeliveryJob.queued_at) < max(now - ASK_AGAIN, self._began),
                     col(DeliveryJob.queued_at) > now + ASK_AGAIN,
                 ),
             )
@@ -98,18 +110,26 @@ class OutboxSweeper:
             .limit(PAGE)
         )
         async with self._database.read() as session:
-            return [OwedRow(**row._mapping) for row in await session.execute(query)]
+            return [
+                _Ready(
+                    row=OwedRow(**{name: found._mapping[name] for name in _OWED}),
+                    attempted=found.first_attempted_at is not None,
+                )
+                for found in await session.execute(query)
+            ]
 
-    async def _add_missing(self, rows: Sequence[OwedRow]) -> int:
-        jobs = await self._queue.storage.status([series_job_id(row.id, row.series) for row in rows])
-        missing = [row for row, job in zip(rows, jobs, strict=True) if job is None]
-        missing += await self._renewed([row for row, job in zip(rows, jobs, strict=True) if _has_ended(job)])
+    async def _add_missing(self, page: Sequence[_Ready]) -> int:
+        jobs = await self._queue.storage.status([series_job_id(each.row.id, each.row.series) for each in page])
+        looked = list(zip(page, jobs, strict=True))
+        over = [each.row for each, job in looked if _has_ended(job) or (job is None and each.attempted)]
+        missing = [each.row for each, job in looked if job is None and not each.attempted]
+        missing += await self._renewed(over)
         if missing:
             await self._queue.add_bulk([row.job() for row in missing])
         return len(missing)
 
     async def _renewed(self, rows: Sequence[OwedRow]) -> list[OwedRow]:
-        """Those that are still ready and name the ended job; they name another one now."""
+        """Those that are still ready and name the job that is over; they name another one now."""
 
         def renew(connection: Connection) -> list[OwedRow]:
             stalled = connection.execute(_SENDING, {"rows": [row.id for row in rows]}).all()
@@ -121,11 +141,10 @@ class OutboxSweeper:
         renewed = await self._database.transact(renew)
         return [replace(row, series=row.series + 1) for row in renewed]
 
-    async def _note_queued(self, rows: Sequence[OwedRow], now: datetime) -> None:
+    async def _note_queued(self, page: Sequence[_Ready], now: datetime) -> None:
+        ids = [each.row.id for each in page]
         async with self._database.transaction() as session:
-            await session.execute(
-                update(DeliveryJob).where(col(DeliveryJob.id).in_([row.id for row in rows])).values(queued_at=now)
-            )
+            await session.execute(update(DeliveryJob).where(col(DeliveryJob.id).in_(ids)).values(queued_at=now))
 
 
 def _has_ended(job: JobStatus | None) -> bool:

@@ -88,7 +88,8 @@ async def test_a_delivery_that_is_ready_and_whose_job_has_ended_gets_another_one
     async with place.database.transaction() as session:
         attempted = {"queued_at": None, "attempts": 1, "last_attempted_at": datetime.now(UTC)}
         await session.execute(update(DeliveryJob).values(first_attempted_at=datetime.now(UTC), sending=1, **attempted))
-    assert await sweeper_of(place).sweep() == Swept(rows=2, added=2, complete=True)
+    sweeper = sweeper_of(place)
+    assert await sweeper.sweep() == Swept(rows=2, added=2, complete=True)
     assert await place.jobs() == {f"{each}.1" for each in owed}
     for row in (await place.rows()).values():
         assert (row.series, row.job_id, row.state) == (1, f"{row.id}.1", DeliveryState.READY)
@@ -98,7 +99,7 @@ async def test_a_delivery_that_is_ready_and_whose_job_has_ended_gets_another_one
     assert {(each.delivery_id, each.series, each.attempt, each.error_code) for each in log} == {
         (each, 0, 1, "STALLED") for each in owed
     }
-    assert await sweeper_of(place).sweep() == Swept(rows=0, added=0, complete=True)
+    assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,25 @@ async def test_an_attempted_delivery_without_a_job_gets_one(place: Place) -> Non
     assert await place.jobs() == owed
 
 
+async def test_a_series_whose_job_is_lost_in_the_middle_is_not_begun_again(place: Place) -> None:
+    """Its attempts are on record by number: those to come are of another series. The one under way had no end."""
+    owed = await owe(place.database)
+    begun = {"attempts": 2, "last_attempted_at": datetime.now(UTC), "first_attempted_at": datetime.now(UTC)}
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(sending=2, **begun))
+    sweeper = sweeper_of(place)
+    assert await sweeper.sweep() == Swept(rows=3, added=3, complete=True)
+    assert await place.jobs() == {f"{each}.1" for each in owed}
+    async with place.database.read() as session:
+        log = (await session.execute(select(DeliveryAttempt))).scalars().all()
+    assert {(each.delivery_id, each.series, each.attempt, each.error_code) for each in log} == {
+        (each, 0, 2, "STALLED") for each in owed
+    }
+    await place.queue.storage.remove([f"{each}.1" for each in owed])
+    assert await sweeper_of(place).sweep() == Swept(rows=3, added=3, complete=True)
+    assert await place.jobs() == {f"{each}.1" for each in owed}, "no attempt of it was made"
+
+
 async def test_two_sweepers_at_once_add_one_job(place: Place) -> None:
     """Both find the ended job; the row names one new series, and its job is there once."""
     async with place.outbox.transaction() as session:
@@ -160,15 +180,27 @@ async def test_a_long_backlog_is_swept_in_turns(place: Place, monkeypatch: pytes
     assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
 
 
+async def test_a_process_that_starts_believes_no_note_of_another_one(place: Place) -> None:
+    """The queue may be another one by now, or the database a copy: each job is looked for at once, and once alone."""
+    owed = await owe(place.database)
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(queued_at=datetime.now(UTC)))
+    sweeper = sweeper_of(place)
+    assert await sweeper.sweep() == Swept(rows=3, added=3, complete=True)
+    assert await place.jobs() == owed
+    assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
+
+
 async def test_jobs_that_the_queue_has_lost_are_added_again(place: Place) -> None:
     """As Redis without persistence loses them in a restart: noticed when the row is looked at again."""
     owed = await owe(place.database)
-    await sweeper_of(place).sweep()
+    sweeper = sweeper_of(place)
+    await sweeper.sweep()
     await place.queue.storage.remove(list(owed))
-    assert (await sweeper_of(place).sweep()).added == 0
+    assert (await sweeper.sweep()).added == 0
     async with place.database.transaction() as session:
         await session.execute(update(DeliveryJob).values(queued_at=datetime.now(UTC) - 2 * module.ASK_AGAIN))
-    assert await sweeper_of(place).sweep() == Swept(rows=3, added=3, complete=True)
+    assert await sweeper.sweep() == Swept(rows=3, added=3, complete=True)
     assert await place.jobs() == owed
 
 

@@ -1,0 +1,27 @@
+"""What copies of a database leave behind: the application's tasks, which are in the queue alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from federation.base.queues import TASKS_QUEUE_NAME
+from workers import JobState, StorageError
+from workers.storage.sql import SqlStorage
+
+_ENDED = (JobState.COMPLETED, JobState.FAILED)
+
+
+async def tasks_in(file: Path) -> int:
+    """How many tasks of the application have not ended in the queues of an SQLite database; 0 if it has no queues."""
+    storage = SqlStorage(URL.create("sqlite", database=str(file)), TASKS_QUEUE_NAME)
+    try:
+        await storage.connect()
+    except StorageError:  # it has no tables of queues
+        return 0
+    try:
+        counts = await storage.counts()
+    finally:
+        await storage.disconnect()
+    return sum(number for state, number in counts.items() if state not in _ENDED)
