@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,12 +21,12 @@ from sqlmodel import col
 
 from db import FederationTable, HoldReason, RunOutcome, Server, ServerLink
 from db.catalog import denied
-from db.url import sqlite_file
+from db.url import absent_file
 from federation.admin import deliveries, queues
 from federation.admin.deliveries import Selection
 from federation.admin.words import ago, counted
 from federation.app import Federation
-from federation.base.errors import ConfigurationError, Unreachable
+from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.reach import HOST_ADVICE, enumerated, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
@@ -97,6 +96,8 @@ async def examine() -> list[Finding]:
     """What every check found about the node that this process's environment and working directory describe."""
     try:
         settings = Settings.load_node()
+    except NoNodeHere as nothing:
+        return [Finding(check="settings", verdict=Verdict.FAILURE, found=nothing.found, advice=nothing.advice)]
     except ConfigurationError as error:
         return [
             Finding(check="settings", verdict=Verdict.FAILURE, found=problem, advice="mend .env or the environment")
@@ -142,17 +143,9 @@ async def _run(check: str, look: Callable[[Federation], Awaitable[_Found]], fede
     return Finding(check=check, verdict=found.verdict, found=found.found, advice=found.advice)
 
 
-def _absent_file(federation: Federation) -> Path | None:
-    """The database's file if it is not there. To open it would make it."""
-    file = sqlite_file(federation.settings.database_url.get_secret_value())
-    return file if file is not None and not file.exists() else None
-
-
 async def _database(federation: Federation) -> _Found:
-    if file := _absent_file(federation):
-        return _failure(
-            f"there is no file {file}; `federation upgrade` makes it", "federation upgrade, or mend DATABASE_URL"
-        )
+    if file := absent_file(federation.settings.database_url.get_secret_value()):
+        return _failure(f"there is no file {file}", "`federation upgrade` makes it; or mend DATABASE_URL")
     schema = await schema_of(federation.database)
     if schema.problem is not None:
         advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
@@ -195,8 +188,11 @@ async def _host(federation: Federation) -> _Found:
 
 
 async def _queues(federation: Federation) -> _Found:
-    if federation.queues_join_database and _absent_file(federation):
-        return _failure("they lie in the database, which is not there", "federation upgrade")
+    settings = federation.settings
+    if federation.queues_join_database and absent_file(settings.database_url.get_secret_value()):
+        return _failure("they lie in the database, which is not there", "`federation upgrade` makes it")
+    if settings.queue_url and (file := absent_file(settings.queue_url.get_secret_value())):
+        return _failure(f"there is no file {file}", "`federation upgrade` makes it; or mend QUEUE_URL")
     stats = await queues.stats(queues.all_queues(federation))
     jobs = sum(sum(each.counts.values()) for each in stats)
     return _ok(f"{len(stats)} queues answer, with {jobs} jobs")

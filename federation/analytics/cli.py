@@ -161,7 +161,11 @@ def _check_order(options: argparse.Namespace) -> None:
 
 
 def _database(options: argparse.Namespace) -> str:
-    return options.database or Settings.load().database_url.get_secret_value()
+    if options.database:
+        return str(options.database)
+    settings = Settings.load()
+    settings.require_node_here()
+    return settings.database_url.get_secret_value()
 
 
 @contextmanager

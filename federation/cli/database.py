@@ -48,6 +48,7 @@ def check(as_json: AsJson = False) -> None:
 
     start_logging(LogLevel.WARNING)
     settings = Settings.load()
+    settings.require_files()
 
     async def look() -> Schema:
         database = Database(settings.database_url.get_secret_value())

@@ -23,8 +23,10 @@ def show(
     """Show the public keys, as others know them."""
     from federation.base.settings import Settings
 
-    keys = Settings.load().own_keys()
+    settings = Settings.load()
+    keys = settings.own_keys()
     if keys is None:
+        settings.require_node_here()
         fail("this node has no keys; `federation init` makes a set")
     values = keys.to_env()
     if not private:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -18,8 +17,6 @@ from federation.cli.session import LogLevel, start_logging
 if TYPE_CHECKING:
     from federation.base.settings import Settings
     from workers.storage.sql import SqlStorage
-
-ENV_FILE: Final = Path(".env")
 
 workers = group("The delivering side.")
 node = group("The inbound side.")
@@ -45,7 +42,7 @@ def init(
     A database file that is made here gets minimal tables of a host application, too; any other is left to its host.
     """
     from db.url import sqlite_file
-    from federation.base.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
+    from federation.base.settings import DEFAULT_DATABASE_URL, ENV_FILE, Settings, write_env_file
     from federation.protocol.keys import generate_own_keys
     from federation.protocol.urls import canonical_origin
 

@@ -53,6 +53,7 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
 
     start_logging(LogLevel.WARNING)
     settings = Settings.load()
+    settings.require_files()
 
     async def session() -> T:
         from federation.base.reach import require_schema

@@ -57,6 +57,7 @@ def test_a_dead_redis_is_told(
 def test_a_database_not_upgraded_is_told_with_what_to_do(
     command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Path("new.sqlite3").touch()
     monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
     assert "run `federation upgrade`" in one_line(command, arguments)
     check = command("db", "check", "--json")
