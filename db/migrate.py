@@ -13,9 +13,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import URL, Connection, text
+from sqlalchemy.exc import DBAPIError
 
-from db.engines import migration_engine
+from db.engines import migration_engine, reading_engine
 from db.host import create_host_tables
 from db.url import absent_file, parse_url
 
@@ -76,6 +77,23 @@ def _make_private(file: Path | None) -> None:
     with suppress(OSError):  # SQLite tells what is wrong, or somebody was faster
         if file is not None:
             os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode=0o600))
+
+
+def is_blank(file: Path) -> bool:
+    """Whether the SQLite file is yet to be made, or has nothing in it, as one that could not be made to the end.
+
+    False for a file that is no database. Nothing is written.
+    """
+    if not file.exists() or not file.stat().st_size:
+        return True
+    engine = reading_engine(URL.create("sqlite", database=str(file)))
+    try:
+        with engine.connect() as connection:
+            return not connection.execute(text("SELECT 1 FROM sqlite_master LIMIT 1")).all()
+    except DBAPIError:
+        return False
+    finally:
+        engine.dispose()
 
 
 def schema_version(connection: Connection) -> SchemaVersion:

@@ -27,6 +27,7 @@ from federation.admin.deliveries import Selection
 from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
+from federation.base.misspelt import misspelt, told
 from federation.base.reach import HOST_ADVICE, enumerated, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
@@ -94,6 +95,14 @@ def _failure(found: str, advice: str) -> _Found:
 
 async def examine() -> list[Finding]:
     """What every check found about the node that this process's environment and working directory describe."""
+    return [
+        *(Finding(check="settings", verdict=Verdict.WARNING, found=told(name, nearest), advice="mend or remove it")
+          for name, nearest in misspelt().items()),
+        *await _examine_settings(),
+    ]  # fmt: skip
+
+
+async def _examine_settings() -> list[Finding]:
     try:
         settings = Settings.load_node()
     except NoNodeHere as nothing:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, FederationTable
 from db.catalog import missing
+from db.errors import local_cause
 from db.host import missing_of_host
 from db.migrate import SchemaVersion, schema_version
 from federation.base.errors import ConfigurationError, Unreachable
@@ -135,5 +136,7 @@ async def _answering(what: str, setting: str) -> AsyncIterator[None]:
         raise Unreachable(f"{what} did not answer within {seconds} s; is {setting} right, and the server up?") from None
     except (SQLAlchemyError, StorageUnavailable, OSError) as error:
         # Never its text: a driver's may quote the URL, and with it a password.
+        if isinstance(error, SQLAlchemyError) and (cause := local_cause(error)):
+            raise Unreachable(f"{what} cannot be used: {cause} ({setting})") from error
         why = type(error.__cause__ or error).__name__
         raise Unreachable(f"{what} cannot be used ({why}); is {setting} right, and the server up?") from error

@@ -248,7 +248,11 @@ def _absent(url: SecretStr | None) -> Path | None:
 
 
 def _not_set(names: Collection[str]) -> list[str]:
-    return [f"{name}: not set; `federation init` makes a set of keys" for name in _KEY_VARIABLES if name in names]
+    return [
+        f"{name}: not set; `federation init`, or `keys generate FILE`, makes a set of keys"
+        for name in _KEY_VARIABLES
+        if name in names
+    ]
 
 
 class _Explicit(Settings):
@@ -283,10 +287,17 @@ def write_env_file(path: Path, values: Mapping[str, str]) -> None:
 
     Raises:
         FileExistsError: there is such a file; it is left as it is.
+        OSError: it cannot be written; there is none then, rather than one that lacks keys.
     """
     text = "".join(f'{name}="{value}"\n' for name, value in values.items())
     with open(path, "x", encoding="utf-8", opener=_private) as file:
-        file.write(text)
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
 
 
 def _private(path: str, flags: int) -> int:

@@ -85,8 +85,9 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
     }
 
 
-def test_an_empty_folder_lacks_everything(empty_environment: Path, command_anywhere: Command) -> None:
+def test_a_folder_without_settings_lacks_everything(empty_environment: Path, command_anywhere: Command) -> None:
     """Each missing setting is a failure of its own, and the status is 1."""
+    (empty_environment / ".env").touch()
     done = command_anywhere("doctor", "--json")
     assert done.status == 1
     assert isinstance(done.json, dict)

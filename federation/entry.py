@@ -1,0 +1,40 @@
+"""Where a process of ours begins: whenever Ctrl-C ends it, it ends in one line and with status 130.
+
+While code is imported, and when a command is over, it ends on the spot: an exception raised then may end up in a
+callback of the interpreter, which prints and forgets it. Nothing is half done at these moments.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one `federation` command, and end the process with its status if that is not 0."""
+    # A shell that starts us in the background may have had it ignored.
+    minded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if minded:
+        signal.signal(signal.SIGINT, _end)
+    from federation.cli import main as command
+
+    try:
+        if minded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        command(arguments)
+    except KeyboardInterrupt:  # before the command minds it, or after
+        _end()
+    finally:
+        if minded:
+            signal.signal(signal.SIGINT, _end)
+
+
+def _end(*_: object) -> NoReturn:
+    if "--json" in sys.argv:
+        os.write(1, b'{"error": {"kind": "interrupted", "message": "interrupted", "details": []}}\n')
+    else:
+        os.write(2, b"federation: interrupted\n")
+    os._exit(130)
