@@ -204,7 +204,7 @@ async def _queues(federation: Federation) -> _Found:
         return _failure(f"there is no file {file}", "`federation upgrade` makes it; or mend QUEUE_URL")
     stats = await queues.stats(queues.all_queues(federation))
     jobs = sum(sum(each.counts.values()) for each in stats)
-    return _ok(f"{len(stats)} queues answer, with {jobs} jobs")
+    return _ok(f"{len(stats)} queues answer, with {counted(jobs, 'job')}")
 
 
 async def _open_files(federation: Federation) -> _Found:
@@ -286,7 +286,7 @@ async def _backlog(federation: Federation) -> _Found:
         told.append(f"{_are(found.ready, 'to be sent')}, the oldest for {ago(now - found.oldest_ready)}")
     if found.oldest_held is not None:
         reasons = ", ".join(f"{number} {reason.value}" for reason, number in found.held_by_reason.items())
-        servers = "1 server" if found.held_servers == 1 else f"{found.held_servers} servers"
+        servers = counted(found.held_servers, "server")
         age = ago(now - found.oldest_held)
         told.append(f"{_are(found.held, 'held')} for {servers} ({reasons}), the oldest for {age}")
     if found.expired:

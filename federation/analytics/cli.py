@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from federation.analytics.errors import AnalyticsError
 from federation.base.settings import Settings
@@ -27,17 +27,24 @@ _DATABASE: Final = "postgresql://… or sqlite:///… (default: DATABASE_URL, wh
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one of the commands; ends the process with 2 where the arguments are wrong.
+    """Run one of the commands.
 
     Raises:
-        AnalyticsError, ConfigurationError, DatabaseUrlError: what was asked for cannot be done; says why.
+        AnalyticsError, ConfigurationError, DatabaseUrlError: what was asked for is wrong, or cannot be done; says why.
     """
     options = _parser().parse_args(arguments)
     options.command(options)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Leaves it to the `federation` command how an error is told."""
+
+    def error(self, message: str) -> NoReturn:
+        raise AnalyticsError(f"{message}; see `{self.prog} --help`")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="federation analytics", description="Scorecards and reports of the servers we know, with Spark."
     )
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")

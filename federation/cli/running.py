@@ -151,35 +151,37 @@ async def _prepare(storage: SqlStorage) -> None:
     await storage.disconnect()
 
 
-def run_all(metrics_port: MetricsPort = None) -> None:
+def run_all(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Deliver and serve, in one process.
 
     Until SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=True, metrics_port=metrics_port)
+    _run(deliver=True, serve=True, metrics_port=metrics_port, as_json=as_json)
 
 
 @workers.command("run")
-def run_workers(metrics_port: MetricsPort = None) -> None:
+def run_workers(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Deliver until stopped.
 
     By SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=False, metrics_port=metrics_port)
+    _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=as_json)
 
 
 @node.command("serve")
-def serve() -> None:
+def serve(as_json: AsJson = False) -> None:
     """Serve until stopped.
 
     By SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=False, serve=True)
+    _run(deliver=False, serve=True, as_json=as_json)
 
 
-def _run(*, deliver: bool, serve: bool, metrics_port: int | None = None) -> None:
+def _run(*, deliver: bool, serve: bool, as_json: bool, metrics_port: int | None = None) -> None:
     from federation.run import run
 
     settings = load_settings(node=True)
     start_logging(LogLevel.INFO)
     asyncio.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port))
+    if as_json:
+        print_json({"stopped": True})
