@@ -27,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command(arguments)
     except KeyboardInterrupt:  # before the command minds it, or after
         _end()
+    except SystemExit as end:
+        # Everything is told: no thread need be awaited that still tries to reach what does not answer.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else 1)
     finally:
         if minded:
             signal.signal(signal.SIGINT, _end)

@@ -7,11 +7,13 @@ Each check stands for itself and none changes anything, so a doctor may be calle
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ from sqlmodel import col
 
 from db import FederationTable, HoldReason, RunOutcome, Server, ServerLink
 from db.catalog import denied
+from db.errors import local_cause
 from db.url import absent_file
 from federation.admin import deliveries, queues
 from federation.admin.deliveries import Selection
@@ -28,7 +31,7 @@ from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.misspelt import misspelt, told
-from federation.base.reach import HOST_ADVICE, enumerated, host_lacks, missing_host_tables, schema_of
+from federation.base.reach import HOST_ADVICE, PATIENCE, enumerated, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
@@ -40,9 +43,9 @@ from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import last_runs
-from workers import StorageUnavailable, WorkersError
+from workers import StorageError, StorageUnavailable, WorkersError
 
-PATIENCE: Final = timedelta(seconds=8)
+CLOSING: Final = timedelta(seconds=1)
 CLOCK_WARNING: Final = timedelta(seconds=2)
 CLOCK_FAILURE: Final = timedelta(minutes=1)
 OLD_BACKLOG: Final = timedelta(hours=1)
@@ -118,38 +121,62 @@ async def _examine_settings() -> list[Finding]:
         found += [Finding(check="keys", verdict=Verdict.OK, found="both pairs fit together")]
         return found + await _examine(federation)
     finally:
-        await federation.close()
+        with contextlib.suppress(TimeoutError):  # what does not answer may not let itself be closed soon
+            async with asyncio.timeout(CLOSING.total_seconds()):
+                await federation.close()
 
 
 async def _examine(federation: Federation) -> list[Finding]:
-    findings = [await _run("database", _database, federation)]
-    reachable = findings[0].verdict is not Verdict.FAILURE
-    if reachable:
-        findings.append(await _run("writes", _writes, federation))
-        findings.append(await _run("host", _host, federation))
-    findings.append(await _run("queues", _queues, federation))
-    findings.append(await _run("open files", _open_files, federation))
-    if reachable:
-        findings.append(await _run("clock", _clock, federation))
-        findings.append(await _run("scheduler", _scheduler, federation))
-        findings.append(await _run("backlog", _backlog, federation))
-    findings.append(await _run("/discover", _discover, federation))
-    return findings
+    """Side by side: what does not answer costs its patience once, not once for each check."""
+    until = asyncio.get_running_loop().time() + PATIENCE.total_seconds()
+    look = partial(_run, federation=federation, until=until)
+    async with asyncio.TaskGroup() as group:
+        queues_, files, discover = (
+            group.create_task(look(check, of))
+            for check, of in (("queues", _queues), ("open files", _open_files), ("/discover", _discover))
+        )
+        database = await look("database", _database)
+        of_database = [
+            group.create_task(look(check, of)) if database.verdict is not Verdict.FAILURE else None
+            for check, of in (
+                ("writes", _writes),
+                ("host", _host),
+                ("clock", _clock),
+                ("scheduler", _scheduler),
+                ("backlog", _backlog),
+            )
+        ]
+    writes, host, *others = of_database
+    tasks = [writes, host, queues_, files, *others, discover]
+    return [database, *(task.result() for task in tasks if task is not None)]
 
 
-async def _run(check: str, look: Callable[[Federation], Awaitable[_Found]], federation: Federation) -> Finding:
+async def _run(
+    check: str, look: Callable[[Federation], Awaitable[_Found]], *, federation: Federation, until: float
+) -> Finding:
     try:
-        async with asyncio.timeout(2 * PATIENCE.total_seconds()):
+        async with asyncio.timeout_at(until):
             found = await look(federation)
     except Unreachable as error:
         found = _failure(str(error), "start it, or mend the setting")
-    except WorkersError as error:
+    except StorageUnavailable as error:
+        found = _failure(str(error), f"is {_queue_setting(federation)} right, and the server up?")
+    except StorageError as error:
         found = _failure(str(error), "`federation upgrade`, if it lacks tables")
+    except WorkersError as error:
+        found = _failure(str(error), f"mend {_queue_setting(federation)}")
     except TimeoutError:
-        found = _failure("no answer in time", "is the server it asks overloaded?")
+        found = _failure(f"no answer within {PATIENCE.total_seconds():.0f} s", "is the server it asks overloaded?")
     except SQLAlchemyError as error:
-        found = _failure(f"the database failed: {type(error).__name__}", "look at the database's own log")
+        kind = type(error).__name__
+        found = _failure(f"the database failed: {local_cause(error) or kind}", "look at the database's own log")
     return Finding(check=check, verdict=found.verdict, found=found.found, advice=found.advice)
+
+
+def _queue_setting(federation: Federation) -> str:
+    if federation.settings.queue_url is not None:
+        return "QUEUE_URL"
+    return "DATABASE_URL" if federation.queues_join_database else "REDIS_URL"
 
 
 async def _database(federation: Federation) -> _Found:
@@ -226,7 +253,8 @@ async def _clock(federation: Federation) -> _Found:
             before = datetime.now(UTC)
             seconds, micros = await federation.redis.time()
         except (RedisError, OSError) as error:
-            raise StorageUnavailable(f"Redis did not tell the time: {type(error).__name__}") from error
+            text = f"Redis did not tell the time: {type(error).__name__}"
+            return _failure(text, f"is {_queue_setting(federation)} right, and the server up?")
         skews["Redis'"] = datetime.fromtimestamp(seconds + micros / 1e6, UTC) - _middle(before)
     whose, skew = max(skews.items(), key=lambda each: abs(each[1]))
     text = f"{whose} clock differs from ours by {abs(skew.total_seconds()):.1f} s"
@@ -328,7 +356,7 @@ async def _discover(federation: Federation) -> _Found:
     except NetworkError as error:
         if error.code == NetworkErrorCode.CONN_REFUSED:
             return _note(f"nothing listens at {federation.own_url}: the node is not running here")
-        return _warning(str(error), start)
+        return _warning(str(error), _DISCOVER_ADVICE.get(error.code, start))
     except OutboundError as error:
         return _warning(str(error), start)
     except ProtocolError as error:
@@ -338,6 +366,13 @@ async def _discover(federation: Federation) -> _Found:
     if shown.origin != federation.own_url:
         return _failure(f"names itself {shown.origin}", "BETTER_AUTH_URL of the running node is another")
     return _ok("answers with our name and key")
+
+
+_DISCOVER_ADVICE: Final = {
+    NetworkErrorCode.DNS_BLOCKED: "give the name of BETTER_AUTH_URL an address in DNS, or mend BETTER_AUTH_URL",
+    NetworkErrorCode.TLS_ERROR: "mend the certificate of the proxy before the node, or the scheme in BETTER_AUTH_URL",
+    NetworkErrorCode.TIMEOUT: "is the node overloaded, or does a firewall lie between here and BETTER_AUTH_URL?",
+}
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:

@@ -127,7 +127,7 @@ def _run(options: argparse.Namespace) -> None:
     from federation.analytics.data.inputs import require_exports
     from federation.analytics.data.publish import require_publishable
 
-    _check_order(options)
+    _check(options)
     if options.input is not None:
         require_exports(options.input)
     database = options.database if options.input else _database(options)
@@ -144,7 +144,7 @@ def _run(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     from federation.analytics.data.export import export
 
-    _check_order(options)
+    _check(options)
     database = _database(options)
     with _session(options, database) as spark:
         tables = _tables(options, spark, database)
@@ -160,7 +160,10 @@ def _report(options: argparse.Namespace) -> None:
     _print(options, summary, _lines(summary, options.out))
 
 
-def _check_order(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace) -> None:
+    """What is wrong with the arguments themselves, whatever they are used on."""
+    if options.jdbc and not Path(options.jdbc).is_file():
+        raise AnalyticsError(f"--jdbc: there is no file {options.jdbc}; it is the jar of the database's driver")
     if options.since and options.until and options.until <= options.since:
         raise AnalyticsError(
             f"--until {options.until} is not after --since {options.since}; it is the day after the last"
@@ -184,8 +187,6 @@ def _session(
     from federation.analytics.session import open_session
 
     jar = getattr(options, "jdbc", None)
-    if jar and not Path(jar).is_file():
-        raise AnalyticsError(f"--jdbc: there is no file {jar}; it is the jar of the database's driver")
     if database is not None:
         check_database(database)
         ready(database)

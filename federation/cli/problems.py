@@ -84,13 +84,17 @@ def complete(action: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         interrupted()
     except Exception as error:
-        lines = explain(error)
-        if lines:
-            fail(*lines, kind=_kind(error))
+        if explain(error):
+            tell(error)
         if _Process.as_json:
             with suppress(SystemExit):
                 fail(f"a bug of ours: {type(error).__name__}; its traceback is on stderr", kind=Kind.BUG)
         raise
+
+
+def tell(error: Exception) -> NoReturn:
+    """The process ends as `fail` has it, with what `explain` has for the error."""
+    fail(*explain(error), kind=_kind(error))
 
 
 def interrupted() -> NoReturn:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from federation.cli.problems import tell
+
 if TYPE_CHECKING:
     from db import Database
     from federation.app import Federation
@@ -74,12 +76,15 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
     settings.require_files()
 
     async def session() -> T:
+        from federation.base.errors import Unreachable
         from federation.base.reach import require_schema
 
         federation = Federation(settings)
         try:
             await require_schema(federation.database)
             return await work(federation)
+        except Unreachable as error:
+            tell(error)  # now: what does not answer may not let itself be closed soon
         finally:
             await federation.close()
 

@@ -123,7 +123,7 @@ async def test_a_queue_that_is_down_and_tables_that_lack(monkeypatch: pytest.Mon
     monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
     findings = {each.check: each for each in await examine()}
     assert findings["queues"].verdict is findings["database"].verdict is Verdict.FAILURE
-    assert "federation upgrade" in findings["database"].found
+    assert "federation upgrade" in findings["database"].advice
     assert findings["/discover"].verdict is Verdict.NOTE
     assert worst([*findings.values()]) is Verdict.FAILURE
 
