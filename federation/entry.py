@@ -1,7 +1,7 @@
 """Where a process of ours begins: whenever Ctrl-C ends it, it ends in one line and with status 130.
 
-While code is imported, and when a command is over, it ends on the spot: an exception raised then may end up in a
-callback of the interpreter, which prints and forgets it. Nothing is half done at these moments.
+While the first code is imported it ends on the spot: an exception raised then may end up in a callback of the
+interpreter, which prints and forgets it. Nothing is half done at that moment.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else 1)
     finally:
-        if minded:
-            signal.signal(signal.SIGINT, _end)
+        if minded:  # it is done; in the interpreter's last moments the signal would kill without a word
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end(*_: object) -> NoReturn:

@@ -84,6 +84,8 @@ def complete(action: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         interrupted()
     except Exception as error:
+        if _is_interrupt(error):
+            interrupted()
         if explain(error):
             tell(error)
         if _Process.as_json:
@@ -95,6 +97,15 @@ def complete(action: Callable[[], object]) -> None:
 def tell(error: Exception) -> NoReturn:
     """The process ends as `fail` has it, with what `explain` has for the error."""
     fail(*explain(error), kind=_kind(error))
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is beneath the error: what it meets on its way out may raise another one in its place."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def interrupted() -> NoReturn:

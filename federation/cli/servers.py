@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from db import Database
     from federation.admin.servers import LinkRow, Scorecard, ServerPage, ServerRow
     from federation.app import Federation
+    from federation.servers.registry import KnownServer
+
+MOST_TO_WAIT: Final = 8
+"""Seconds for a server that is asked while somebody waits; with start and end less than ten."""
 
 app = group("The servers we know: list, show, discover, probe, set, forget.")
 
@@ -132,8 +137,15 @@ def discover(url: ServerUrl, as_json: AsJson = False) -> None:
     from federation.servers.discovery import DiscoveryError
 
     name = servers.server_url(url)
+
+    async def ask(federation: Federation) -> KnownServer:
+        async with asyncio.timeout(MOST_TO_WAIT):
+            return await federation.discovery(name)
+
     try:
-        server = with_node(lambda federation: federation.discovery(name))
+        server = with_node(ask)
+    except TimeoutError:
+        fail(f"{name} did not answer within {MOST_TO_WAIT} s", status=NOT_FOUND)
     except (DiscoveryError, OutboundError) as error:
         fail(str(error), status=NOT_FOUND)
     if as_json:
