@@ -166,7 +166,8 @@ async def _run(
     except WorkersError as error:
         found = _failure(str(error), f"mend {_queue_setting(federation)}")
     except TimeoutError:
-        found = _failure(f"no answer within {PATIENCE.total_seconds():.0f} s", "is the server it asks overloaded?")
+        text = f"no answer within {PATIENCE.total_seconds():.0f} s"
+        found = _failure(text, "is the setting right, and the server up and not overloaded?")
     except SQLAlchemyError as error:
         kind = type(error).__name__
         found = _failure(f"the database failed: {local_cause(error) or kind}", "look at the database's own log")
