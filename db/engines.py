@@ -21,6 +21,8 @@ SQLITE_READERS: Final = 8
 
 _BUSY_TIMEOUT = timedelta(seconds=30)
 _CONNECT_TIMEOUT = timedelta(seconds=10)
+_COMMANDS_CONNECT_TIMEOUT = timedelta(seconds=5)
+"""Shorter, as somebody waits who wants to be told within ten seconds."""
 _PING_AFTER = timedelta(seconds=1)
 _POSTGRES_CONNECTIONS = 20
 
@@ -110,7 +112,9 @@ def migration_engine(url: URL) -> Engine:
         _prepare_writer(engine)
         _enable_write_ahead_log(engine)
         return engine
-    return create_engine(url, hide_parameters=True, connect_args=_postgres_arguments())
+    return create_engine(
+        url, hide_parameters=True, connect_args={"connect_timeout": int(_COMMANDS_CONNECT_TIMEOUT.total_seconds())}
+    )
 
 
 def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT) -> Engine:

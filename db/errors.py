@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Final
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -20,3 +21,21 @@ def is_outage(error: SQLAlchemyError) -> bool:
         return False
     cause = error.orig if isinstance(error, DBAPIError) else None
     return getattr(cause, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
+
+
+_LOCAL_CAUSES: Final = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "its file cannot be read or written, as on a full or failing disk",
+    sqlite3.SQLITE_CANTOPEN: "its file cannot be opened; may this user write to its directory?",
+    sqlite3.SQLITE_READONLY: "its file, or the directory around it, is read-only",
+    sqlite3.SQLITE_PERM: "its file is not this user's to open",
+    sqlite3.SQLITE_BUSY: "another process keeps it locked",
+    sqlite3.SQLITE_CORRUPT: "its file is damaged; restore it from a backup",
+    sqlite3.SQLITE_NOTADB: "its file is no SQLite database",
+}
+
+
+def local_cause(error: SQLAlchemyError) -> str | None:
+    """Why an SQLite file cannot be worked with; None for what has other reasons, or another database."""
+    code = getattr(error.orig if isinstance(error, DBAPIError) else None, "sqlite_errorcode", None)
+    return None if code is None else _LOCAL_CAUSES.get(code & 0xFF)  # the rest of an extended code is detail

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,11 +13,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import URL, Connection, text
+from sqlalchemy.exc import DBAPIError
 
-from db.engines import migration_engine
+from db.engines import migration_engine, reading_engine
 from db.host import create_host_tables
-from db.url import parse_url
+from db.url import absent_file, parse_url
 
 # "fedd" in ASCII. Any constant works, as long as every version of this program takes the same lock.
 _ADVISORY_LOCK = 0x66656464
@@ -47,13 +50,14 @@ def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
 
     Creates what an empty database lacks and adopts the tables of an existing node. All in one transaction, under a lock
     that lets one process migrate while others wait (30 s at most on SQLite) and then find nothing to do. Blocking; from
-    async code use `asyncio.to_thread(upgrade, url)`.
+    async code use `asyncio.to_thread(upgrade, url)`. An SQLite file that is made is its owner's alone (0600).
 
     Raises:
         DatabaseUrlError: see `Database`.
         alembic.util.CommandError: the database was migrated by a newer version of this program.
         HostTablesError: tables of the host's own are in the way of `host_tables`; nothing was changed.
     """
+    _make_private(absent_file(url))
     engine = migration_engine(parse_url(url))
     try:
         with _one_at_a_time, engine.begin() as connection:
@@ -61,6 +65,33 @@ def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
             command.upgrade(_config(connection), "head")
             return create_host_tables(connection) if host_tables else ()
+    finally:
+        engine.dispose()
+
+
+def _make_private(file: Path | None) -> None:
+    """The file, if there is to be one, is its owner's alone; SQLite gives those that it puts beside it the same mode.
+
+    Done before SQLite opens it: to close a file takes this process's locks on it away.
+    """
+    with suppress(OSError):  # SQLite tells what is wrong, or somebody was faster
+        if file is not None:
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode=0o600))
+
+
+def is_blank(file: Path) -> bool:
+    """Whether the SQLite file is yet to be made, or has nothing in it, as one that could not be made to the end.
+
+    False for a file that is no database. Nothing is written.
+    """
+    if not file.exists() or not file.stat().st_size:
+        return True
+    engine = reading_engine(URL.create("sqlite", database=str(file)))
+    try:
+        with engine.connect() as connection:
+            return not connection.execute(text("SELECT 1 FROM sqlite_master LIMIT 1")).all()
+    except DBAPIError:
+        return False
     finally:
         engine.dispose()
 

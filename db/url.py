@@ -46,6 +46,14 @@ def sqlite_file(text: str) -> Path | None:
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
+def absent_file(text: str) -> Path | None:
+    """The SQLite file that the URL `text` names, in full, if it is not there; None for any other URL."""
+    if not text.startswith("sqlite"):
+        return None
+    file = sqlite_file(text)
+    return None if file is None or file.exists() else file.absolute()
+
+
 def _require_file(url: URL) -> None:
     name = url.database or ":memory:"
     if name == ":memory:" or name.startswith("file:"):

@@ -1,5 +1,5 @@
 """`python -m federation` is the `federation` command."""
 
-from federation.cli import main
+from federation.entry import main
 
 main()

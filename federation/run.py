@@ -47,6 +47,7 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
             tasks cannot be imported.
         ExceptionGroup: what ended a part before it was asked to stop.
     """
+    settings.require_files()
     wants_metrics = metrics_port is not None or (node and settings.federation_metrics_clients)
     metrics = _metrics() if wants_metrics else None
     federation = Federation(settings, metrics=metrics)

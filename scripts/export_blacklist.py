@@ -42,7 +42,9 @@ def main() -> None:
 
 
 async def _export(file: IO[str], *, expired: bool) -> None:
-    database = Database(Settings.load().database_url.get_secret_value())
+    settings = Settings.load()
+    settings.require_files()
+    database = Database(settings.database_url.get_secret_value())
     try:
         await export_csv(database, file, expired=expired)
     finally:

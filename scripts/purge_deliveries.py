@@ -38,7 +38,9 @@ def main() -> None:
 
 
 async def _purge() -> Mapping[str, object]:
-    database = Database(Settings.load().database_url.get_secret_value())
+    settings = Settings.load()
+    settings.require_files()
+    database = Database(settings.database_url.get_secret_value())
     try:
         await require_schema(database)
         return await Purge(database)()

@@ -7,12 +7,13 @@ Each check stands for itself and none changes anything, so a doctor may be calle
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,13 +23,15 @@ from sqlmodel import col
 
 from db import FederationTable, HoldReason, RunOutcome, Server, ServerLink
 from db.catalog import denied
-from db.url import sqlite_file
+from db.errors import local_cause
+from db.url import absent_file
 from federation.admin import deliveries, queues
 from federation.admin.deliveries import Selection
 from federation.admin.words import ago, counted
 from federation.app import Federation
-from federation.base.errors import ConfigurationError, Unreachable
-from federation.base.reach import HOST_ADVICE, enumerated, host_lacks, missing_host_tables, schema_of
+from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
+from federation.base.misspelt import misspelt, told
+from federation.base.reach import HOST_ADVICE, PATIENCE, enumerated, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
 from federation.delivery.sightings import ADVICE, PLACES_ADVICE, places, strangers
 from federation.http.client import FederationClient
@@ -41,9 +44,9 @@ from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import last_runs
-from workers import StorageUnavailable, WorkersError
+from workers import StorageError, StorageUnavailable, WorkersError
 
-PATIENCE: Final = timedelta(seconds=8)
+CLOSING: Final = timedelta(seconds=1)
 CLOCK_WARNING: Final = timedelta(seconds=2)
 CLOCK_FAILURE: Final = timedelta(minutes=1)
 OLD_BACKLOG: Final = timedelta(hours=1)
@@ -96,8 +99,18 @@ def _failure(found: str, advice: str) -> _Found:
 
 async def examine() -> list[Finding]:
     """What every check found about the node that this process's environment and working directory describe."""
+    return [
+        *(Finding(check="settings", verdict=Verdict.WARNING, found=told(name, nearest), advice="mend or remove it")
+          for name, nearest in misspelt().items()),
+        *await _examine_settings(),
+    ]  # fmt: skip
+
+
+async def _examine_settings() -> list[Finding]:
     try:
         settings = Settings.load_node()
+    except NoNodeHere as nothing:
+        return [Finding(check="settings", verdict=Verdict.FAILURE, found=nothing.found, advice=nothing.advice)]
     except ConfigurationError as error:
         return [
             Finding(check="settings", verdict=Verdict.FAILURE, found=problem, advice="mend .env or the environment")
@@ -109,52 +122,69 @@ async def examine() -> list[Finding]:
         found += [Finding(check="keys", verdict=Verdict.OK, found="both pairs fit together")]
         return found + await _examine(federation)
     finally:
-        await federation.close()
+        with contextlib.suppress(TimeoutError):  # what does not answer may not let itself be closed soon
+            async with asyncio.timeout(CLOSING.total_seconds()):
+                await federation.close()
 
 
 async def _examine(federation: Federation) -> list[Finding]:
-    findings = [await _run("database", _database, federation)]
-    reachable = findings[0].verdict is not Verdict.FAILURE
-    if reachable:
-        findings.append(await _run("writes", _writes, federation))
-        findings.append(await _run("host", _host, federation))
-    findings.append(await _run("queues", _queues, federation))
-    findings.append(await _run("open files", _open_files, federation))
-    if reachable:
-        findings.append(await _run("sharing", _sharing, federation))
-        findings.append(await _run("clock", _clock, federation))
-        findings.append(await _run("scheduler", _scheduler, federation))
-        findings.append(await _run("backlog", _backlog, federation))
-    findings.append(await _run("/discover", _discover, federation))
-    return findings
+    """Side by side: what does not answer costs its patience once, not once for each check."""
+    until = asyncio.get_running_loop().time() + PATIENCE.total_seconds()
+    look = partial(_run, federation=federation, until=until)
+    async with asyncio.TaskGroup() as group:
+        queues_, files, discover = (
+            group.create_task(look(check, of))
+            for check, of in (("queues", _queues), ("open files", _open_files), ("/discover", _discover))
+        )
+        database = await look("database", _database)
+        of_database = [
+            group.create_task(look(check, of)) if database.verdict is not Verdict.FAILURE else None
+            for check, of in (
+                ("writes", _writes),
+                ("host", _host),
+                ("sharing", _sharing),
+                ("clock", _clock),
+                ("scheduler", _scheduler),
+                ("backlog", _backlog),
+            )
+        ]
+    writes, host, *others = of_database
+    tasks = [writes, host, queues_, files, *others, discover]
+    return [database, *(task.result() for task in tasks if task is not None)]
 
 
-async def _run(check: str, look: Callable[[Federation], Awaitable[_Found]], federation: Federation) -> Finding:
+async def _run(
+    check: str, look: Callable[[Federation], Awaitable[_Found]], *, federation: Federation, until: float
+) -> Finding:
     try:
-        async with asyncio.timeout(2 * PATIENCE.total_seconds()):
+        async with asyncio.timeout_at(until):
             found = await look(federation)
     except Unreachable as error:
         found = _failure(str(error), "start it, or mend the setting")
-    except WorkersError as error:
+    except StorageUnavailable as error:
+        found = _failure(str(error), f"is {_queue_setting(federation)} right, and the server up?")
+    except StorageError as error:
         found = _failure(str(error), "`federation upgrade`, if it lacks tables")
+    except WorkersError as error:
+        found = _failure(str(error), f"mend {_queue_setting(federation)}")
     except TimeoutError:
-        found = _failure("no answer in time", "is the server it asks overloaded?")
+        text = f"no answer within {PATIENCE.total_seconds():.0f} s"
+        found = _failure(text, "is the setting right, and the server up and not overloaded?")
     except SQLAlchemyError as error:
-        found = _failure(f"the database failed: {type(error).__name__}", "look at the database's own log")
+        kind = type(error).__name__
+        found = _failure(f"the database failed: {local_cause(error) or kind}", "look at the database's own log")
     return Finding(check=check, verdict=found.verdict, found=found.found, advice=found.advice)
 
 
-def _absent_file(federation: Federation) -> Path | None:
-    """The database's file if it is not there. To open it would make it."""
-    file = sqlite_file(federation.settings.database_url.get_secret_value())
-    return file if file is not None and not file.exists() else None
+def _queue_setting(federation: Federation) -> str:
+    if federation.settings.queue_url is not None:
+        return "QUEUE_URL"
+    return "DATABASE_URL" if federation.queues_join_database else "REDIS_URL"
 
 
 async def _database(federation: Federation) -> _Found:
-    if file := _absent_file(federation):
-        return _failure(
-            f"there is no file {file}; `federation upgrade` makes it", "federation upgrade, or mend DATABASE_URL"
-        )
+    if file := absent_file(federation.settings.database_url.get_secret_value()):
+        return _failure(f"there is no file {file}", "`federation upgrade` makes it; or mend DATABASE_URL")
     schema = await schema_of(federation.database)
     if schema.problem is not None:
         advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
@@ -197,11 +227,14 @@ async def _host(federation: Federation) -> _Found:
 
 
 async def _queues(federation: Federation) -> _Found:
-    if federation.queues_join_database and _absent_file(federation):
-        return _failure("they lie in the database, which is not there", "federation upgrade")
+    settings = federation.settings
+    if federation.queues_join_database and absent_file(settings.database_url.get_secret_value()):
+        return _failure("they lie in the database, which is not there", "`federation upgrade` makes it")
+    if settings.queue_url and (file := absent_file(settings.queue_url.get_secret_value())):
+        return _failure(f"there is no file {file}", "`federation upgrade` makes it; or mend QUEUE_URL")
     stats = await queues.stats(queues.all_queues(federation))
     jobs = sum(sum(each.counts.values()) for each in stats)
-    return _ok(f"{len(stats)} queues answer, with {jobs} jobs")
+    return _ok(f"{len(stats)} queues answer, with {counted(jobs, 'job')}")
 
 
 async def _sharing(federation: Federation) -> _Found:
@@ -240,7 +273,8 @@ async def _clock(federation: Federation) -> _Found:
             before = datetime.now(UTC)
             seconds, micros = await federation.redis.time()
         except (RedisError, OSError) as error:
-            raise StorageUnavailable(f"Redis did not tell the time: {type(error).__name__}") from error
+            text = f"Redis did not tell the time: {type(error).__name__}"
+            return _failure(text, f"is {_queue_setting(federation)} right, and the server up?")
         skews["Redis'"] = datetime.fromtimestamp(seconds + micros / 1e6, UTC) - _middle(before)
     whose, skew = max(skews.items(), key=lambda each: abs(each[1]))
     text = f"{whose} clock differs from ours by {abs(skew.total_seconds()):.1f} s"
@@ -300,7 +334,7 @@ async def _backlog(federation: Federation) -> _Found:
         told.append(f"{_are(found.ready, 'to be sent')}, the oldest for {ago(now - found.oldest_ready)}")
     if found.oldest_held is not None:
         reasons = ", ".join(f"{number} {reason.value}" for reason, number in found.held_by_reason.items())
-        servers = "1 server" if found.held_servers == 1 else f"{found.held_servers} servers"
+        servers = counted(found.held_servers, "server")
         age = ago(now - found.oldest_held)
         told.append(f"{_are(found.held, 'held')} for {servers} ({reasons}), the oldest for {age}")
     if found.expired:
@@ -342,7 +376,7 @@ async def _discover(federation: Federation) -> _Found:
     except NetworkError as error:
         if error.code == NetworkErrorCode.CONN_REFUSED:
             return _note(f"nothing listens at {federation.own_url}: the node is not running here")
-        return _warning(str(error), start)
+        return _warning(str(error), _DISCOVER_ADVICE.get(error.code, start))
     except OutboundError as error:
         return _warning(str(error), start)
     except ProtocolError as error:
@@ -352,6 +386,13 @@ async def _discover(federation: Federation) -> _Found:
     if shown.origin != federation.own_url:
         return _failure(f"names itself {shown.origin}", "BETTER_AUTH_URL of the running node is another")
     return _ok("answers with our name and key")
+
+
+_DISCOVER_ADVICE: Final = {
+    NetworkErrorCode.DNS_BLOCKED: "give the name of BETTER_AUTH_URL an address in DNS, or mend BETTER_AUTH_URL",
+    NetworkErrorCode.TLS_ERROR: "mend the certificate of the proxy before the node, or the scheme in BETTER_AUTH_URL",
+    NetworkErrorCode.TIMEOUT: "is the node overloaded, or does a firewall lie between here and BETTER_AUTH_URL?",
+}
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:

@@ -95,7 +95,7 @@ class Explanation:
                 return f"It is down {since}, because of {_cause(link)}; deliveries to it are held."
             case LinkState.REFUSING:
                 last = f", the last with {link.reason}" if link.reason else ""
-                return f"It refuses everything {since}: {link.rejections} deliveries{last}; deliveries to it are held."
+                return f"It refuses everything {since}: {counted(link.rejections)}{last}; deliveries to it are held."
             case LinkState.MISMATCH:
                 return f"It shows another signing key than the registered one {since}; deliveries to it are held."
         hold = link.hold(self.at)

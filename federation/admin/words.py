@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 
-def counted(number: int) -> str:
-    """So many deliveries."""
-    return "1 delivery" if number == 1 else f"{number} deliveries"
+def counted(number: int, thing: str = "delivery") -> str:
+    """So many of the things, deliveries unless said otherwise."""
+    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{number} {thing if number == 1 else plural}"
 
 
 def ago(duration: timedelta) -> str:

@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from federation.analytics.errors import AnalyticsError
 from federation.base.settings import Settings
@@ -27,17 +27,24 @@ _DATABASE: Final = "postgresql://… or sqlite:///… (default: DATABASE_URL, wh
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one of the commands; ends the process with 2 where the arguments are wrong.
+    """Run one of the commands.
 
     Raises:
-        AnalyticsError, ConfigurationError, DatabaseUrlError: what was asked for cannot be done; says why.
+        AnalyticsError, ConfigurationError, DatabaseUrlError: what was asked for is wrong, or cannot be done; says why.
     """
     options = _parser().parse_args(arguments)
     options.command(options)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Leaves it to the `federation` command how an error is told."""
+
+    def error(self, message: str) -> NoReturn:
+        raise AnalyticsError(f"{message}; see `{self.prog} --help`")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="federation analytics", description="Scorecards and reports of the servers we know, with Spark."
     )
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -120,7 +127,7 @@ def _run(options: argparse.Namespace) -> None:
     from federation.analytics.data.inputs import require_exports
     from federation.analytics.data.publish import require_publishable
 
-    _check_order(options)
+    _check(options)
     if options.input is not None:
         require_exports(options.input)
     database = options.database if options.input else _database(options)
@@ -137,7 +144,7 @@ def _run(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     from federation.analytics.data.export import export
 
-    _check_order(options)
+    _check(options)
     database = _database(options)
     with _session(options, database) as spark:
         tables = _tables(options, spark, database)
@@ -153,7 +160,10 @@ def _report(options: argparse.Namespace) -> None:
     _print(options, summary, _lines(summary, options.out))
 
 
-def _check_order(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace) -> None:
+    """What is wrong with the arguments themselves, whatever they are used on."""
+    if options.jdbc and not Path(options.jdbc).is_file():
+        raise AnalyticsError(f"--jdbc: there is no file {options.jdbc}; it is the jar of the database's driver")
     if options.since and options.until and options.until <= options.since:
         raise AnalyticsError(
             f"--until {options.until} is not after --since {options.since}; it is the day after the last"
@@ -161,7 +171,11 @@ def _check_order(options: argparse.Namespace) -> None:
 
 
 def _database(options: argparse.Namespace) -> str:
-    return options.database or Settings.load().database_url.get_secret_value()
+    if options.database:
+        return str(options.database)
+    settings = Settings.load()
+    settings.require_node_here()
+    return settings.database_url.get_secret_value()
 
 
 @contextmanager
@@ -173,8 +187,6 @@ def _session(
     from federation.analytics.session import open_session
 
     jar = getattr(options, "jdbc", None)
-    if jar and not Path(jar).is_file():
-        raise AnalyticsError(f"--jdbc: there is no file {jar}; it is the jar of the database's driver")
     if database is not None:
         check_database(database)
         ready(database)

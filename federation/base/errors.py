@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class ConfigurationError(Exception):
@@ -11,6 +12,15 @@ class ConfigurationError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = tuple(problems)
+
+
+class NoNodeHere(ConfigurationError):
+    """Neither the environment nor the working directory says anything of a node; most likely it is the wrong one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.found = f"no .env and no database here, in {directory}"
+        self.advice = "`federation init` makes a node; or go to the directory of yours"
+        super().__init__([f"{self.found}: {self.advice}"])
 
 
 class Unreachable(Exception):

@@ -15,7 +15,8 @@ from typing import Annotated, Final, Self
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from federation.base.errors import ConfigurationError
+from db.url import absent_file
+from federation.base.errors import ConfigurationError, NoNodeHere
 from federation.base.setting_types import (
     Age,
     DatabaseUrl,
@@ -38,6 +39,9 @@ from federation.protocol.keys import (
     OwnKeys,
 )
 
+ENV_FILE: Final = Path(".env")
+"""In the working directory, whichever that is when settings are loaded."""
+
 DEFAULT_DATABASE_URL: Final = "sqlite:///federation.sqlite3"
 
 
@@ -45,7 +49,7 @@ class Settings(BaseSettings):
     """Everything that can be set. Field names in upper case are the variables' names."""
 
     model_config = SettingsConfigDict(
-        env_file=".env",
+        env_file=ENV_FILE,
         env_file_encoding="utf-8",
         env_ignore_empty=True,
         extra="ignore",
@@ -134,6 +138,7 @@ class Settings(BaseSettings):
 
         Raises:
             ConfigurationError: lists everything that is malformed or missing, at once.
+            NoNodeHere: all of it is missing, and so are `.env` and the database.
         """
         try:
             settings, problems = cls.load(), {}
@@ -150,6 +155,8 @@ class Settings(BaseSettings):
             for problem in error.problems:
                 problems.setdefault(_variable(problem), problem)
         if problems:
+            if problems.keys() == {OWN_URL_VARIABLE, *_KEY_VARIABLES}:
+                settings.require_node_here()
             raise ConfigurationError([*problems.values()])
         return settings
 
@@ -189,13 +196,38 @@ class Settings(BaseSettings):
             wrong = [problem for problem in error.problems if _variable(problem) not in missing]
             raise ConfigurationError([*_not_set(missing), *wrong]) from None
 
+    def require_node_here(self) -> None:
+        """There is a `.env` or a database in this directory, or the environment names a database.
+
+        Raises:
+            NoNodeHere: there is nothing.
+        """
+        if not ("database_url" in self.model_fields_set or ENV_FILE.exists() or _absent(self.database_url) is None):
+            raise NoNodeHere(Path.cwd())
+
+    def require_files(self) -> None:
+        """The SQLite databases that are to be worked with are there; to open one would make it.
+
+        Raises:
+            NoNodeHere: see `require_node_here`.
+            ConfigurationError: names each that is not there.
+        """
+        self.require_node_here()
+        named = {"DATABASE_URL": self.database_url, "QUEUE_URL": self.queue_url}
+        absent = {variable: file for variable, url in named.items() if (file := _absent(url))}
+        if absent:
+            raise ConfigurationError(
+                [f"{variable}: there is no database {file}; to make it, run `federation upgrade`"
+                 for variable, file in absent.items()]
+            )  # fmt: skip
+
     def require_identity(self) -> None:
         """A URL and keys of its own are set, as delivering and serving need.
 
         Raises:
             ConfigurationError: lists everything that is missing or wrong.
         """
-        problems = [] if self.better_auth_url else ["BETTER_AUTH_URL: not set; it is this node's own URL"]
+        problems = [] if self.better_auth_url else [f"{OWN_URL_VARIABLE}: not set; it is this node's own URL"]
         try:
             if self.own_keys() is None:
                 problems += _not_set(_KEY_VARIABLES)
@@ -205,6 +237,7 @@ class Settings(BaseSettings):
             raise ConfigurationError(problems)
 
 
+OWN_URL_VARIABLE: Final = "BETTER_AUTH_URL"
 _KEY_VARIABLES: Final = (
     SIGNING_PUBLIC_VARIABLE,
     SIGNING_SECRET_VARIABLE,
@@ -213,8 +246,16 @@ _KEY_VARIABLES: Final = (
 )
 
 
+def _absent(url: SecretStr | None) -> Path | None:
+    return None if url is None else absent_file(url.get_secret_value())
+
+
 def _not_set(names: Collection[str]) -> list[str]:
-    return [f"{name}: not set; `federation init` makes a set of keys" for name in _KEY_VARIABLES if name in names]
+    return [
+        f"{name}: not set; `federation init`, or `keys generate FILE`, makes a set of keys"
+        for name in _KEY_VARIABLES
+        if name in names
+    ]
 
 
 class _Explicit(Settings):
@@ -249,10 +290,17 @@ def write_env_file(path: Path, values: Mapping[str, str]) -> None:
 
     Raises:
         FileExistsError: there is such a file; it is left as it is.
+        OSError: it cannot be written; there is none then, rather than one that lacks keys.
     """
     text = "".join(f'{name}="{value}"\n' for name, value in values.items())
     with open(path, "x", encoding="utf-8", opener=_private) as file:
-        file.write(text)
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
 
 
 def _private(path: str, flags: int) -> int:

@@ -8,6 +8,7 @@ Every command imports what it needs when it is run: help and shell completion lo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -26,7 +27,7 @@ from federation.cli import (
     users,
 )
 from federation.cli.doctor import doctor
-from federation.cli.problems import complete
+from federation.cli.problems import INTERRUPTED, NOT_FOUND, asked_for_json, complete, expect, fail, interrupted
 from federation.cli.session import LogLevel, set_log_level
 
 EPILOG: Final = (
@@ -73,8 +74,28 @@ app.command("analytics", context_settings=analytics.SETTINGS, add_help_option=Fa
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; returns if all went well, else ends the process with its status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    expect(given)
+    complete(lambda: _run(given))
+
+
+_UsageError: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
+"""Click is a package of its own for older versions of Typer, and a part of newer ones, under a private name."""
+
+
+def _run(arguments: list[str]) -> None:
     try:
-        complete(lambda: app(args=arguments, prog_name="federation"))
-    except SystemExit as end:
-        if end.code:
-            raise
+        status = app(args=arguments, prog_name="federation", standalone_mode=False)
+    except typer.Abort as abort:
+        if isinstance(abort.__context__, KeyboardInterrupt):  # at a question
+            interrupted()
+        fail("nothing was done", status=NOT_FOUND)
+    except _UsageError as error:
+        if asked_for_json():
+            fail(error.format_message())
+        error.show()
+        sys.exit(error.exit_code)
+    if status == INTERRUPTED:  # which Typer makes of a KeyboardInterrupt
+        interrupted()
+    if status:
+        sys.exit(status)

@@ -154,16 +154,26 @@ def export(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of to standard output.")
     ] = None,
     expired: Annotated[bool, typer.Option("--expired", help="Include rules that are no longer in force.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Write the rules as CSV. A file is replaced in one step."""
+    """Write the rules as CSV. A file is replaced in one step.
+
+    With --json the CSV needs a file, and the document says what is in it; `blacklist list --json` has the rules.
+    """
     from federation.admin import blacklist
     from federation.admin.whole_file import whole_file
 
+    if as_json and output is None:
+        fail("say where the CSV goes: --output FILE; for the rules as JSON there is `federation blacklist list --json`")
     with whole_file(output) as file:
-        with_database(lambda database: blacklist.export_csv(database, file, expired=expired))
+        number = with_database(lambda database: blacklist.export_csv(database, file, expired=expired))
+    if as_json:
+        print_json({"file": str(output), "rules": number})
 
 
 def _print_plan(plan: ImportPlan) -> None:
+    from federation.admin.words import counted
+
     lines = [f"+ {wanted.rule}: {wanted.reason}" for wanted in plan.added]
     lines += [f"~ {change.after.rule}: {change.after.reason}" for change in plan.changed]
     print_lines(lines[:MAX_SHOWN])
@@ -172,7 +182,7 @@ def _print_plan(plan: ImportPlan) -> None:
     for kind, notes in (("left out", plan.skipped), ("wrong", plan.bad)):
         print_lines(f"{kind}: line {note.line}: {note.text}" for note in notes[:MAX_SHOWN])
         if len(notes) > MAX_SHOWN:
-            print_lines([f"{kind}: and {len(notes) - MAX_SHOWN} more lines"])
+            print_lines([f"{kind}: and {counted(len(notes) - MAX_SHOWN, 'more line')}"])
     counts = f"{len(plan.added)} new, {len(plan.changed)} changed, {len(plan.unchanged)} as they are"
     print_lines([f"{counts}, {len(plan.skipped)} left out, {len(plan.bad)} wrong"])
 

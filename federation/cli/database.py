@@ -12,7 +12,7 @@ from federation.cli.options import AsJson, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.running import upgrade
-from federation.cli.session import LogLevel, start_logging
+from federation.cli.session import LogLevel, load_settings, start_logging
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -32,9 +32,7 @@ def upgrade_tables(
     as_json: AsJson = False,
 ) -> None:
     """Bring the database's tables up to date."""
-    from federation.base.settings import Settings
-
-    upgraded = upgrade(Settings.load(), host_tables=host_tables)
+    upgraded = upgrade(load_settings(), host_tables=host_tables)
     if as_json:
         print_json(upgraded)
     else:
@@ -48,10 +46,10 @@ def check(as_json: AsJson = False) -> None:
     """Tell whether the tables are up to date. Exit status 1 if not."""
     from db import Database
     from federation.base.reach import schema_of
-    from federation.base.settings import Settings
 
     start_logging(LogLevel.WARNING)
-    settings = Settings.load()
+    settings = load_settings()
+    settings.require_files()
 
     async def look() -> Schema:
         database = Database(settings.database_url.get_secret_value())

@@ -157,6 +157,7 @@ def stats(
 ) -> None:
     """Count deliveries by state, age, code and server."""
     from federation.admin import deliveries
+    from federation.admin.words import counted
 
     chosen = _selection(None, server, state, code, older_than)
     found = with_database(lambda database: deliveries.stats(database, chosen, servers=servers))
@@ -178,8 +179,7 @@ def stats(
         ],
     )
     if found.oldest_open is not None:
-        servers_held = "1 server" if found.held_servers == 1 else f"{found.held_servers} servers"
-        held = f"; held for {servers_held}" if found.held else ""
+        held = f"; held for {counted(found.held_servers, 'server')}" if found.held else ""
         print_lines([f"the oldest that is owed was made {shown(found.oldest_open)}{held}"])
     if found.servers:
         columns = ("SERVER", "READY", "HELD", "FAILED", "EXPIRED", "OLDEST")
@@ -242,12 +242,13 @@ def drop(
     repeated: it does the rest.
     """
     from federation.admin import deliveries
+    from federation.admin.words import counted
 
     chosen = _chosen(_selection(ids, server, state, code, older_than), everything)
     total = with_database(lambda database: deliveries.count(database, chosen.conditions()))
     if not total:
         fail("no delivery is chosen", status=NOT_FOUND)
-    confirm(f"Drop {total} {'delivery' if total == 1 else 'deliveries'}? They cannot be brought back.", yes=yes)
+    confirm(f"Drop {counted(total)}? What is dropped cannot be brought back.", yes=yes)
     with progress(total, "dropping") as bar:
         done = with_node(lambda federation: _bulk(federation).drop(chosen, progress=bar))
     if as_json:

@@ -11,6 +11,7 @@ import typer
 from federation.cli.options import AsJson, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import NOT_FOUND, fail
+from federation.cli.session import load_settings
 
 app = group("This node's keys: show, generate.")
 
@@ -21,10 +22,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the public keys, as others know them."""
-    from federation.base.settings import Settings
-
-    keys = Settings.load().own_keys()
+    settings = load_settings()
+    keys = settings.own_keys()
     if keys is None:
+        settings.require_node_here()
         fail("this node has no keys; `federation init` makes a set")
     values = keys.to_env()
     if not private:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -16,6 +18,8 @@ import typer
 from federation.cli.problems import NOT_FOUND, fail
 
 COLUMN_GAP: Final = 2
+NARROWEST: Final = 20
+"""A column that is folded has room for so many characters."""
 
 
 def print_json(value: object) -> None:
@@ -31,22 +35,47 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table: fitted to the terminal, or, where there is none, in full, so that nothing is cut for a program."""
-    cells = [[shown(cell) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        for row in (columns, *cells):
-            line = (" " * COLUMN_GAP).join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            typer.echo(line.rstrip())
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table_lines(columns, [[shown(cell) for cell in row] for row in rows], width):
+        typer.echo(line)
 
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in cells:
-        table.add_row(*(Text(cell, overflow="fold") for cell in row))
-    Console().print(table)
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    """A line for each row where they fit into `width`, if need be with the last column folded; else one for each cell.
+
+    No value that would fit into a line of its own is broken, and none is left out but those that say nothing.
+    """
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    before = sum(widths[:-1]) + COLUMN_GAP * (len(widths) - 1)
+    room = widths[-1] if width is None else min(widths[-1], width - before)
+    if room < min(widths[-1], NARROWEST):
+        yield from _records(columns, rows, width or 0)
+        return
+    for row in (columns, *rows):
+        start = "".join(cell.ljust(each + COLUMN_GAP) for cell, each in zip(row[:-1], widths[:-1], strict=True))
+        first, *more = _folded(row[-1], room)
+        yield f"{start}{first}".rstrip()
+        yield from (" " * before + each for each in more)
+
+
+def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Each row under its first cell, with a line for each of the others that has something to say."""
+    label = max(map(len, columns[1:]), default=0) + 2 * COLUMN_GAP
+    for row in rows:
+        yield from _folded(f"{columns[0]} {row[0]}".strip(), width)
+        for name, cell in zip(columns[1:], row[1:], strict=True):
+            if cell in ("", "-"):
+                continue
+            beside = len(cell) <= width - label
+            lines = _folded(cell, width - label if beside else width - 2 * COLUMN_GAP)
+            named = f"{'':{COLUMN_GAP}}{name}".ljust(label)
+            yield f"{named}{lines[0]}" if beside else named.rstrip()
+            yield from (f"{'':{2 * COLUMN_GAP}}{each}" for each in ([] if beside else lines))
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """The text in lines, between words where that is possible."""
+    return textwrap.wrap(text, max(width, 1), break_on_hyphens=False) or [""]
 
 
 def shown(value: object) -> str:

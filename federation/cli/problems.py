@@ -1,9 +1,15 @@
-"""How a command says that it could not do what it was asked: on stderr, in one line where one is enough."""
+"""How a command says that it could not do what it was asked: in one line on stderr where one is enough.
+
+With `--json` it says so as a document on stdout, which `docs/cli-json.md` describes.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -11,6 +17,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND: Final = 1
 USAGE_ERROR: Final = 2
+INTERRUPTED: Final = 130
 
 _EXTRAS: Final = {
     "fastapi": "node",
@@ -27,9 +34,46 @@ _EXTRAS: Final = {
 """Which extra has the package that is missing."""
 
 
-def fail(*lines: str, status: int = USAGE_ERROR) -> NoReturn:
-    """The process ends with `status` and these lines on stderr."""
-    print("federation:", *lines, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201 - what this is for
+class Kind(StrEnum):
+    """What a program may tell errors apart by."""
+
+    USAGE = "usage"
+    NO_NODE_HERE = "no_node_here"
+    SETTINGS = "settings"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+    MISSING_PACKAGE = "missing_package"
+    NOT_DONE = "not_done"
+    INTERRUPTED = "interrupted"
+    BUG = "bug"
+
+
+class _Process:
+    """Written by `expect`."""
+
+    as_json: bool | None = None
+
+
+def expect(arguments: Sequence[str]) -> None:
+    """Errors of this process are told as these arguments of a command want it; they may be wrong in other respects."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    _Process.as_json = "--json" in options
+
+
+def asked_for_json() -> bool:
+    """Whether errors are told to a program."""
+    return bool(_Process.as_json)
+
+
+def fail(*lines: str, status: int = USAGE_ERROR, kind: Kind | None = None) -> NoReturn:
+    """The process ends with `status` and these lines on stderr; with `--json` as one document on stdout instead."""
+    if _Process.as_json:
+        message, *details = lines
+        kind = kind or (Kind.NOT_DONE if status == NOT_FOUND else Kind.USAGE)
+        error = {"kind": kind.value, "message": message.removesuffix(":"), "details": details}
+        print(json.dumps({"error": error}, ensure_ascii=False, indent=2), flush=True)  # noqa: T201 - what this is for
+    else:
+        print("federation:", *lines, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201 - likewise
     sys.exit(status)
 
 
@@ -38,26 +82,44 @@ def complete(action: Callable[[], object]) -> None:
     try:
         action()
     except KeyboardInterrupt:
-        sys.exit(130)
+        interrupted()
     except Exception as error:
-        lines = explain(error)
-        if not lines:
-            raise
-        fail(*lines)
+        if _is_interrupt(error):
+            interrupted()
+        if explain(error):
+            tell(error)
+        if _Process.as_json:
+            with suppress(SystemExit):
+                fail(f"a bug of ours: {type(error).__name__}; its traceback is on stderr", kind=Kind.BUG)
+        raise
+
+
+def tell(error: Exception) -> NoReturn:
+    """The process ends as `fail` has it, with what `explain` has for the error."""
+    fail(*explain(error), kind=_kind(error))
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is beneath the error: what it meets on its way out may raise another one in its place."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def interrupted() -> NoReturn:
+    """The process ends as Ctrl-C wants it."""
+    fail("interrupted", status=INTERRUPTED, kind=Kind.INTERRUPTED)
 
 
 def explain(error: BaseException) -> list[str]:
     """What to tell who started this, nothing for what only a traceback explains."""
     # Here, because a command that succeeds need not load what could have failed.
-    from alembic.util import CommandError
     from sqlalchemy.exc import SQLAlchemyError
 
-    from db.host import HostTablesError
-    from db.url import DatabaseUrlError
-    from federation.analytics.errors import AnalyticsError
-    from federation.base.errors import ConfigurationError, Unreachable
-    from federation.protocol.errors import UrlError
-    from workers import StorageError, WorkersError
+    from federation.base.errors import ConfigurationError
+    from workers import StorageError
 
     match error:
         case BaseExceptionGroup():
@@ -69,30 +131,49 @@ def explain(error: BaseException) -> list[str]:
             return ["this node's settings need attention:", *error.problems]
         case StorageError():
             return [str(error), "where a queue in a database lacks tables, `federation upgrade` makes them"]
-        case (
-            HostTablesError()
-            | UrlError()
-            | WorkersError()
-            | CommandError()
-            | Unreachable()
-            | AnalyticsError()
-            | DatabaseUrlError()
-        ):
-            return [str(error)]
-        case OSError():
-            return [str(error) or "something did not answer in time"]
         case SQLAlchemyError():
             return [_database_problem(error)]
         case ModuleNotFoundError(name=str(name)) if name in _EXTRAS:
             return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
         case _:
-            return []
+            known = _kind(error) not in (Kind.BUG, Kind.MISSING_PACKAGE)  # any other module is missed by a bug
+            return [str(error) or "something did not answer in time"] if known else []
+
+
+def _kind(error: BaseException) -> Kind:
+    """Of an error that `explain` explains; of an exception group that of its first."""
+    from alembic.util import CommandError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from db.errors import is_outage
+    from db.host import HostTablesError
+    from db.url import DatabaseUrlError
+    from federation.analytics.errors import AnalyticsError
+    from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
+    from federation.protocol.errors import UrlError
+    from workers import StorageUnavailable, WorkersError
+
+    if isinstance(error, BaseExceptionGroup):
+        return _kind(error.exceptions[0])
+    if isinstance(error, SQLAlchemyError) and is_outage(error):
+        return Kind.UNREACHABLE
+    kinds: list[tuple[tuple[type[BaseException], ...], Kind]] = [
+        ((NoNodeHere,), Kind.NO_NODE_HERE),
+        ((ConfigurationError,), Kind.SETTINGS),
+        ((Unreachable, StorageUnavailable), Kind.UNREACHABLE),
+        ((UrlError, DatabaseUrlError), Kind.USAGE),
+        ((ModuleNotFoundError,), Kind.MISSING_PACKAGE),
+        ((HostTablesError, WorkersError, CommandError, AnalyticsError, OSError, SQLAlchemyError), Kind.REFUSED),
+    ]
+    return next((kind for types, kind in kinds if isinstance(error, types)), Kind.BUG)
 
 
 def _database_problem(error: SQLAlchemyError) -> str:
     """Told by the error's type, the driver's own if it has one; its text may quote a URL or a row."""
-    from db.errors import is_outage
+    from db.errors import is_outage, local_cause
 
+    if cause := local_cause(error):
+        return f"the database cannot be used: {cause}"
     kind = type(error.__cause__ or error).__name__
     if is_outage(error):
         return f"the database cannot be used: {kind}; is DATABASE_URL right, and the server up?"

@@ -13,7 +13,7 @@ from federation.cli.problems import fail
 from federation.cli.session import with_node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from federation.app import Federation
     from workers import Queue
@@ -52,24 +52,30 @@ def stats(queue: QueueName = None, as_json: AsJson = False) -> None:
 
 
 @app.command("pause")
-def pause(queue: QueueName = None) -> None:
+def pause(queue: QueueName = None, as_json: AsJson = False) -> None:
     """No worker takes jobs any more, in any process, until `resume`.
 
     Running jobs go on. New ones are still enqueued: nothing is lost.
     """
     from federation.admin import queues
 
-    with_node(lambda federation: queues.pause(_chosen(federation, queue)))
-    print_lines([f"paused; `federation queues resume{f' {queue}' if queue else ''}` goes on"])
+    names = _with_each(queue, queues.pause)
+    if as_json:
+        print_json({"paused": names})
+    else:
+        print_lines([f"paused; `federation queues resume{f' {queue}' if queue else ''}` goes on"])
 
 
 @app.command("resume")
-def resume(queue: QueueName = None) -> None:
+def resume(queue: QueueName = None, as_json: AsJson = False) -> None:
     """Jobs are taken again."""
     from federation.admin import queues
 
-    with_node(lambda federation: queues.resume(_chosen(federation, queue)))
-    print_lines(["resumed"])
+    names = _with_each(queue, queues.resume)
+    if as_json:
+        print_json({"resumed": names})
+    else:
+        print_lines(["resumed"])
 
 
 @app.command("clean")
@@ -114,6 +120,17 @@ def list_workers(as_json: AsJson = False) -> None:
     print_table(
         ("QUEUE", "WORKER", "SEEN", "HOLDS"), ((each.queue, each.id, each.seen_at, each.claims) for each in found)
     )
+
+
+def _with_each(name: str | None, work: Callable[[Sequence[Queue]], Awaitable[None]]) -> list[str]:
+    """The names of the queues that this was done with."""
+
+    async def session(federation: Federation) -> list[str]:
+        chosen = _chosen(federation, name)
+        await work(chosen)
+        return [queue.storage.queue for queue in chosen]
+
+    return with_node(session)
 
 
 def _chosen(federation: Federation, name: str | None) -> Sequence[Queue]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
@@ -12,14 +11,15 @@ import typer
 
 from federation.cli.options import AsJson, MetricsPort, group
 from federation.cli.output import print_json, print_lines
+from federation.cli.problems import fail
 from federation.cli.queues import list_workers
-from federation.cli.session import LogLevel, start_logging
+from federation.cli.session import LogLevel, load_settings, start_logging
 
 if TYPE_CHECKING:
     from federation.base.settings import Settings
     from workers.storage.sql import SqlStorage
 
-ENV_FILE: Final = Path(".env")
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
 
 workers = group("The delivering side.")
 node = group("The inbound side.")
@@ -36,40 +36,63 @@ def add_to(app: typer.Typer) -> None:
 
 def init(
     url: Annotated[
-        str, typer.Option("--url", help="This node's own URL, under which others know it.")
-    ] = "http://127.0.0.1:8000",
+        str | None,
+        typer.Option("--url", help=f"This node's own URL, under which others know it; by default {DEFAULT_URL}."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a .env with fresh keys and create the database.
 
     A database file that is made here gets minimal tables of a host application, too; any other is left to its host.
+    What is there already stays as it is, and a node keeps its URL.
     """
+    from db.migrate import is_blank
     from db.url import sqlite_file
-    from federation.base.settings import DEFAULT_DATABASE_URL, Settings, write_env_file
-    from federation.protocol.keys import generate_own_keys
-    from federation.protocol.urls import canonical_origin
+    from federation.base.settings import ENV_FILE, Settings
 
-    own_url = canonical_origin(url)
-    values = {"BETTER_AUTH_URL": own_url, **generate_own_keys().to_env(), "DATABASE_URL": DEFAULT_DATABASE_URL}
-    if port := urlsplit(own_url).port:
-        values["FEDERATION_PORT"] = str(port)
-    try:
-        write_env_file(ENV_FILE, values)
-        wrote = True
-    except FileExistsError:
-        wrote = False
+    wanted = _origin(url) if url is not None else None
+    settings = load_settings()
+    if wanted and settings.better_auth_url not in (None, wanted):
+        fail(f"this node is {settings.better_auth_url} already, says BETTER_AUTH_URL of .env or the environment; "
+             "a node that others know keeps its URL, and another one gets a directory of its own")  # fmt: skip
+    own_url = wanted or settings.better_auth_url or DEFAULT_URL
+    wrote = _write_env(own_url)
     if not as_json:
         keys = f"wrote {ENV_FILE} with fresh keys for {own_url}; keep it secret"
         print_lines([keys if wrote else f"{ENV_FILE} exists and stays as it is"])
     settings = Settings.load()
+    settings.require_identity()
     file = sqlite_file(settings.database_url.get_secret_value())
-    # A file of no bytes is what any look at a database leaves that is not there: nobody's tables are in it.
-    is_new = file is not None and not (file.exists() and file.stat().st_size)
-    upgraded = upgrade(settings, host_tables=is_new)
+    upgraded = upgrade(settings, host_tables=file is not None and is_blank(file))
     if as_json:
-        print_json({"url": own_url if wrote else settings.better_auth_url, "wrote_env": wrote, **asdict(upgraded)})
+        print_json({"url": settings.better_auth_url, "wrote_env": wrote, **asdict(upgraded)})
         return
     print_lines([*upgraded.told(), "the database is ready; `federation run` starts the node"])
+
+
+def _origin(url: str) -> str:
+    from federation.protocol.urls import canonical_origin
+
+    origin = canonical_origin(url)
+    parts = urlsplit(url)
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        fail(f"{url} has a path; a node is known by scheme, host and port alone, as {origin}")
+    return origin
+
+
+def _write_env(own_url: str) -> bool:
+    """Whether a `.env` of a new node was written; one that is there stays as it is."""
+    from federation.base.settings import DEFAULT_DATABASE_URL, ENV_FILE, write_env_file
+    from federation.protocol.keys import generate_own_keys
+
+    values = {"BETTER_AUTH_URL": own_url, **generate_own_keys().to_env(), "DATABASE_URL": DEFAULT_DATABASE_URL}
+    if port := urlsplit(own_url).port:
+        values["FEDERATION_PORT"] = str(port)
+    try:
+        write_env_file(ENV_FILE.absolute(), values)
+    except FileExistsError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,36 +151,37 @@ async def _prepare(storage: SqlStorage) -> None:
     await storage.disconnect()
 
 
-def run_all(metrics_port: MetricsPort = None) -> None:
+def run_all(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Deliver and serve, in one process.
 
     Until SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=True, metrics_port=metrics_port)
+    _run(deliver=True, serve=True, metrics_port=metrics_port, as_json=as_json)
 
 
 @workers.command("run")
-def run_workers(metrics_port: MetricsPort = None) -> None:
+def run_workers(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Deliver until stopped.
 
     By SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=False, metrics_port=metrics_port)
+    _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=as_json)
 
 
 @node.command("serve")
-def serve() -> None:
+def serve(as_json: AsJson = False) -> None:
     """Serve until stopped.
 
     By SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=False, serve=True)
+    _run(deliver=False, serve=True, as_json=as_json)
 
 
-def _run(*, deliver: bool, serve: bool, metrics_port: int | None = None) -> None:
-    from federation.base.settings import Settings
+def _run(*, deliver: bool, serve: bool, as_json: bool, metrics_port: int | None = None) -> None:
     from federation.run import run
 
-    settings = Settings.load_node()
+    settings = load_settings(node=True)
     start_logging(LogLevel.INFO)
     asyncio.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port))
+    if as_json:
+        print_json({"stopped": True})

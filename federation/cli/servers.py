@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from db import Database
     from federation.admin.servers import LinkRow, Scorecard, ServerPage, ServerRow
     from federation.app import Federation
+    from federation.servers.registry import KnownServer
+
+MOST_TO_WAIT: Final = 8
+"""Seconds for a server that is asked while somebody waits; with start and end less than ten."""
 
 app = group("The servers we know: list, show, discover, probe, set, forget.")
 
@@ -132,8 +137,15 @@ def discover(url: ServerUrl, as_json: AsJson = False) -> None:
     from federation.servers.discovery import DiscoveryError
 
     name = servers.server_url(url)
+
+    async def ask(federation: Federation) -> KnownServer:
+        async with asyncio.timeout(MOST_TO_WAIT):
+            return await federation.discovery(name)
+
     try:
-        server = with_node(lambda federation: federation.discovery(name))
+        server = with_node(ask)
+    except TimeoutError:
+        fail(f"{name} did not answer within {MOST_TO_WAIT} s", status=NOT_FOUND)
     except (DiscoveryError, OutboundError) as error:
         fail(str(error), status=NOT_FOUND)
     if as_json:
@@ -172,6 +184,7 @@ def probe(url: ServerUrl, as_json: AsJson = False) -> None:
 def set_profile(
     url: ServerUrl,
     profile: Annotated[Profile, typer.Option("--profile", help="The implementation it runs; none: not known.")],
+    as_json: AsJson = False,
 ) -> None:
     """Say what a server is known to run."""
     from federation.admin import servers
@@ -179,24 +192,32 @@ def set_profile(
     name = servers.server_url(url)
     known = None if profile is Profile.NONE else profile.value
     with_node(lambda federation: federation.links.set_profile(name, known))
-    print_lines([f"{name} is known to run {known}" if known else f"it is not known what {name} runs"])
+    if as_json:
+        print_json({"url": name, "profile": known})
+    else:
+        print_lines([f"{name} is known to run {known}" if known else f"it is not known what {name} runs"])
 
 
 @app.command("forget")
-def forget(url: ServerUrl, yes: Yes = False) -> None:
+def forget(url: ServerUrl, yes: Yes = False, as_json: AsJson = False) -> None:
     """Forget a server, with its follows.
 
     It is discovered anew when something is to be delivered to it, or when it introduces itself. To keep it away,
     blacklist it instead.
     """
     from federation.admin import servers
+    from federation.admin.words import counted
 
     name = servers.server_url(url)
     follows = with_database(lambda database: servers.count_follows(database, name))
-    confirm(f"Forget {name}, and {follows} follows with it?", yes=yes)
+    told = counted(follows, "follow")
+    confirm(f"Forget {name}, and {told} with it?", yes=yes)
     if not with_database(lambda database: servers.forget(database, name)):
         fail(f"{name} is not in the registry", status=NOT_FOUND)
-    print_lines([f"{name} is forgotten, and {follows} follows with it"])
+    if as_json:
+        print_json({"url": name, "follows": follows})
+    else:
+        print_lines([f"{name} is forgotten, and {told} with it"])
 
 
 def why(url: ServerUrl, as_json: AsJson = False) -> None:

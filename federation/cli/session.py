@@ -7,9 +7,14 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
+import typer
+
+from federation.cli.problems import tell
+
 if TYPE_CHECKING:
     from db import Database
     from federation.app import Federation
+    from federation.base.settings import Settings
 
 T = TypeVar("T")
 
@@ -41,6 +46,22 @@ def start_logging(default: LogLevel) -> None:
     configure_logging(_Process.log_level or default)
 
 
+def load_settings(*, node: bool = False) -> Settings:
+    """This directory's settings, with `node` those of one that delivers or serves; stderr has what is misspelt of them.
+
+    Raises:
+        ConfigurationError: as `Settings.load` and `Settings.load_node`.
+    """
+    from federation.base.misspelt import misspelt, told
+    from federation.base.settings import Settings
+
+    try:
+        return Settings.load_node() if node else Settings.load()
+    finally:  # what is missing may be there, misspelt
+        for name, nearest in misspelt().items():
+            typer.echo(f"federation: {told(name, nearest)}", err=True)
+
+
 def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
     """What `work` returns, given this directory's node, whose database is up to date; it is closed afterwards.
 
@@ -49,18 +70,21 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
         Unreachable: the database does not answer.
     """
     from federation.app import Federation
-    from federation.base.settings import Settings
 
     start_logging(LogLevel.WARNING)
-    settings = Settings.load()
+    settings = load_settings()
+    settings.require_files()
 
     async def session() -> T:
+        from federation.base.errors import Unreachable
         from federation.base.reach import require_schema
 
         federation = Federation(settings)
         try:
             await require_schema(federation.database)
             return await work(federation)
+        except Unreachable as error:
+            tell(error)  # now: what does not answer may not let itself be closed soon
         finally:
             await federation.close()
 

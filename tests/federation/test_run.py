@@ -164,9 +164,12 @@ async def test_init_makes_a_node_and_a_second_one_leaves_it_alone(empty: Folder)
     assert secret.get_secret_value() not in stdout
 
     before = env.read_bytes()
-    status, stdout, _ = await empty.run("init", "--url", "http://other.example")
+    status, stdout, _ = await empty.run("init", "--url", "http://127.0.0.1:8123")
     assert status == 0
     assert ".env exists and stays as it is" in stdout
+    status, stdout, stderr = await empty.run("init", "--url", "http://other.example")
+    assert (status, stdout) == (2, "")
+    assert stderr.startswith("federation: this node is http://127.0.0.1:8123 already")
     assert env.read_bytes() == before
 
 
@@ -367,10 +370,20 @@ def test_an_unknown_command_shows_how_it_is_used(arguments: list[str], capsys: p
     assert capsys.readouterr().err.startswith("Usage: federation")
 
 
-def test_an_own_url_that_is_none_is_told(empty_environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("node.example", "scheme must be http or https"),
+        ("https://node.example/fediverse", "a node is known by scheme, host and port alone, as https://node.example"),
+        ("https://node.example/?a=b", "a node is known by scheme, host and port alone, as https://node.example"),
+    ],
+)
+def test_an_own_url_that_is_none_is_told(
+    empty_environment: Path, capsys: pytest.CaptureFixture[str], url: str, why: str
+) -> None:
     """And nothing is written."""
     with pytest.raises(SystemExit) as end:
-        main(["init", "--url", "node.example"])
+        main(["init", "--url", url])
     assert end.value.code == 2
-    assert "scheme must be http or https" in capsys.readouterr().err
+    assert why in capsys.readouterr().err
     assert list(empty_environment.iterdir()) == []

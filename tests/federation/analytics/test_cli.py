@@ -44,7 +44,7 @@ def test_no_other_command_imports_spark() -> None:
         pytest.param(["run", "--since", "2025-03-02", "--until", "2025-03-02"], "is not after --since", id="order"),
         pytest.param(["export", "--jdbc", "none.jar"], "there is no file none.jar", id="jar"),
         pytest.param(["export", "--database", "mysql://x/y"], "backend 'mysql' is not supported", id="backend"),
-        pytest.param(["export"], "there is no database federation.sqlite3", id="no-database"),
+        pytest.param(["export"], "no .env and no database here", id="no-database"),
         pytest.param(["export", "--since", "soon"], "'soon' is no day as 2025-01-31", id="day"),
     ],
 )

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("empty_environment")
 
 COMPLETE = {"BETTER_AUTH_URL": "https://a.example", **A.env}
 SECRETS = (A.env["FEDERATION_PRIVATE_KEY"], A.env["FEDERATION_ENCRYPTION_PRIVATE_KEY"])
-NOTHING_SET = "not set; `federation init` makes a set of keys"
+NOTHING_SET = "not set; `federation init`, or `keys generate FILE`, makes a set of keys"
 
 
 def problems_of(error: pytest.ExceptionInfo[ConfigurationError]) -> dict[str, str]:

@@ -86,8 +86,9 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
     }
 
 
-def test_an_empty_folder_lacks_everything(empty_environment: Path, command_anywhere: Command) -> None:
+def test_a_folder_without_settings_lacks_everything(empty_environment: Path, command_anywhere: Command) -> None:
     """Each missing setting is a failure of its own, and the status is 1."""
+    (empty_environment / ".env").touch()
     done = command_anywhere("doctor", "--json")
     assert done.status == 1
     assert isinstance(done.json, dict)
@@ -123,7 +124,7 @@ async def test_a_queue_that_is_down_and_tables_that_lack(monkeypatch: pytest.Mon
     monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
     findings = {each.check: each for each in await examine()}
     assert findings["queues"].verdict is findings["database"].verdict is Verdict.FAILURE
-    assert "federation upgrade" in findings["database"].found
+    assert "federation upgrade" in findings["database"].advice
     assert findings["/discover"].verdict is Verdict.NOTE
     assert worst([*findings.values()]) is Verdict.FAILURE
 

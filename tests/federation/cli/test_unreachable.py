@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,8 +19,10 @@ from db.url import parse_url
 from federation.cli.problems import explain
 from tests.federation.cli.conftest import Command
 from tests.federation.conftest import alter
+from tests.patience import PATIENCE_SECONDS
 from tests.servers import free_port
 
+ROOT = Path(__file__).parents[3]
 MIGRATIONS = Path(__file__).parents[3] / "db" / "migrations" / "versions"
 
 HEAD = max(file.name[1:5] for file in MIGRATIONS.glob("v*.py"))
@@ -57,6 +64,7 @@ def test_a_dead_redis_is_told(
 def test_a_database_not_upgraded_is_told_with_what_to_do(
     command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Path("new.sqlite3").touch()
     monkeypatch.setenv("DATABASE_URL", "sqlite:///new.sqlite3")
     assert "run `federation upgrade`" in one_line(command, arguments)
     check = command("db", "check", "--json")
@@ -110,3 +118,48 @@ def test_a_statement_that_is_refused_is_no_outage(database_url: str) -> None:
     (told,) = explain(dead.value)
     assert "server up" in told
     assert "s3cret" not in told
+
+
+@pytest.fixture
+def silence() -> Iterator[int]:
+    """The port of a server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "arguments"),
+    [
+        ("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["servers", "list"]),
+        ("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["upgrade"]),
+        ("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["doctor"]),
+        ("REDIS_URL", "redis://:s3cret@127.0.0.1:{}", ["queues", "stats"]),
+        ("REDIS_URL", "redis://:s3cret@127.0.0.1:{}", ["doctor"]),
+        ("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["queues", "stats"]),
+        ("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["upgrade"]),
+        ("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["doctor"]),
+    ],
+)
+def test_what_does_not_answer_is_told_within_ten_seconds(
+    node_environment: Mapping[str, str], silence: int, variable: str, url: str, arguments: list[str]
+) -> None:
+    """As a user waits for it: a process from its start to its end; more where the machine is slow."""
+
+    def run(port: int) -> tuple[subprocess.CompletedProcess[str], float]:
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "federation", *arguments],
+            env={**node_environment, "PYTHONPATH": str(ROOT), variable: url.format(port)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+        return done, time.monotonic() - started
+
+    _, unhindered = run(free_port())
+    done, took = run(silence)
+    assert took < 10 + 2 * unhindered
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+    assert "server up" in done.stdout + done.stderr or "cannot be reached" in done.stderr or "start it" in done.stdout

@@ -54,7 +54,7 @@ T = TypeVar("T")
 _PROMPT: Final = 3
 _PATIENT: Final = 2
 _SESSIONS: Final = 10
-_CONNECT_TIMEOUT: Final = timedelta(seconds=10)
+_CONNECT_TIMEOUT: Final = timedelta(seconds=6)
 _MIGRATION_LOCK: Final = 8_317_402_561  # any number nobody else locks
 
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")

@@ -161,8 +161,13 @@ def _undo(connection: DBAPIConnection, _record: ConnectionPoolEntry, _error: Bas
 
 
 def migrate(path: str, busy_timeout: timedelta, make_tables: Callable[[Connection], None]) -> None:
-    """The file exists and has the tables; processes that migrate at once do so one after another."""
+    """The file exists and has the tables; processes that migrate at once do so one after another.
+
+    One that is made here is its owner's alone (0600), and so is what SQLite puts beside it.
+    """
     name = f"SQLite database {path!r}"
+    with contextlib.suppress(OSError):  # it is there, or SQLite tells what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode=0o600))
     try:
         connection = open_writer(path, busy_timeout)
         try:

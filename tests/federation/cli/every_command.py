@@ -1,0 +1,57 @@
+"""Every command there is, found in the application itself, with arguments that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import typer
+
+from federation.cli.app import app
+from tests.federation.cli.elsewhere import PEER
+
+ARGUMENTS: Final = {
+    "servers show": [PEER],
+    "servers discover": [PEER],
+    "servers probe": [PEER],
+    "servers set": [PEER, "--profile", "original"],
+    "servers forget": [PEER, "--yes"],
+    "why": [PEER],
+    "deliveries show": ["1"],
+    "deliveries retry": ["--all"],
+    "deliveries drop": ["--all", "--yes"],
+    "deliveries hold": [PEER],
+    "deliveries release": [PEER],
+    "blacklist add": ["https://evil.example", "--reason", "spam"],
+    "blacklist remove": ["https://evil.example"],
+    "blacklist check": [PEER],
+    "blacklist import": ["rules.csv"],
+    "blacklist export": ["--output", "out.csv"],
+    "queues clean": ["--yes"],
+    "scheduler run": ["purge"],
+    "keys generate": ["keys.env"],
+    "users add": ["alice"],
+    "analytics run": ["--out", "analytics"],
+    "analytics export": ["--out", "analytics"],
+    "analytics report": ["--out", "analytics"],
+}
+"""Of the commands that need some."""
+
+
+def every_command() -> list[str]:
+    """As they are typed, such as `servers list`."""
+    return sorted([*_below(app, ""), "analytics run", "analytics export", "analytics report"])
+
+
+def typed(command: str) -> list[str]:
+    """The command with arguments that it takes."""
+    return [*command.split(), *ARGUMENTS.get(command, [])]
+
+
+def _below(group: typer.Typer, prefix: str) -> Iterator[str]:
+    for command in group.registered_commands:
+        if command.name != "analytics":  # it parses its own, see `every_command`
+            yield f"{prefix}{command.name}"
+    for each in group.registered_groups:
+        assert each.typer_instance is not None
+        yield from _below(each.typer_instance, f"{prefix}{each.name} ")

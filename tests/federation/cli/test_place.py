@@ -1,0 +1,186 @@
+"""Where a command finds itself: a directory without a node, and what it may make there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from db import Database
+from federation.base.settings import Settings
+from tests.federation.cli.conftest import Command
+from tests.federation.cli.elsewhere import on_the_node, owe
+from tests.federation.cli.every_command import every_command, typed
+from tests.patience import PATIENCE_SECONDS
+
+ROOT = Path(__file__).parents[3]
+
+MAKING = {"init", "upgrade", "db upgrade", "keys generate"}
+ABOUT_FILES = {"analytics report"}
+ELSEWHERE = [command for command in every_command() if command not in MAKING | ABOUT_FILES]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_directory_without_a_node_is_named_and_left_empty(
+    command_anywhere: Command, empty_environment: Path, name: str
+) -> None:
+    """By every command but those that make a node."""
+    done = command_anywhere(*typed(name))
+    assert done.status in (1, 2)
+    assert f"no .env and no database here, in {empty_environment}" in done.stdout + done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) <= 2
+    assert list(empty_environment.iterdir()) == []
+
+
+@pytest.mark.parametrize("variable", ["DATABASE_URL", "QUEUE_URL"])
+@pytest.mark.parametrize("name", ["servers list", "queues stats", "db check", "doctor", "workers run"])
+def test_a_database_that_is_not_there_is_not_made(
+    command: Command, name: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two the setting names."""
+    monkeypatch.setenv(variable, "sqlite:///absent.sqlite3")
+    done = command(*typed(name))
+    assert done.status in (1, 2)
+    assert str(Path.cwd() / "absent.sqlite3") in done.stdout + done.stderr
+    assert "`federation upgrade`" in done.stdout + done.stderr
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_what_init_makes_is_its_owners_alone(command_anywhere: Command, empty_environment: Path) -> None:
+    """`.env`, the database, and what SQLite puts beside it while it is open."""
+    assert command_anywhere("init").status == 0
+
+    async def modes() -> dict[str, int]:
+        database = Database(Settings.load().database_url.get_secret_value())
+        try:
+            async with database.transaction() as session:
+                await (await session.connection()).exec_driver_sql("DELETE FROM delivery_jobs")
+                return {name: stat.S_IMODE(os.stat(name).st_mode) for name in os.listdir()}
+        finally:
+            await database.close()
+
+    names = [".env", "federation.sqlite3", "federation.sqlite3-shm", "federation.sqlite3-wal"]
+    assert on_the_node(lambda _: modes()) == dict.fromkeys(names, 0o600)
+
+
+def test_a_database_of_queues_is_its_owners_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUEUE_URL", "sqlite:///queue.sqlite3")
+    assert command("upgrade").status == 0
+    assert stat.S_IMODE(Path("queue.sqlite3").stat().st_mode) == 0o600
+
+
+def test_a_database_that_is_there_keeps_its_mode(command: Command, database_file: Path) -> None:
+    """A host under another user may work with it."""
+    database_file.chmod(0o660)
+    on_the_node(lambda node: owe(node, 1))
+    assert command("upgrade").status == 0
+    assert stat.S_IMODE(database_file.stat().st_mode) == 0o660
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("FEDERATION_PORTT", "FEDERATION_PORT"),
+        ("FEDERATON_PORT", "FEDERATION_PORT"),
+        ("federation_release_rat", "FEDERATION_RELEASE_RATE"),
+    ],
+)
+@pytest.mark.parametrize("place", ["environment", ".env"])
+def test_a_misspelt_variable_is_named_with_the_nearest(
+    command: Command, written: str, meant: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On stderr by a command, and as a warning by the doctor; never with its value."""
+    if place == ".env":
+        Path(".env").write_text(f"{written}=s3cret\n")
+    else:
+        monkeypatch.setenv(written, "s3cret")
+    done = command("servers", "list", "--json")
+    assert done.status == 0
+    assert done.stderr == f"federation: {written} has no effect: there is no such setting; is {meant} meant?\n"
+    doctor = command("doctor", "--json").json
+    assert isinstance(doctor, dict)
+    assert doctor["findings"][0]["verdict"] == "warning"
+    assert f"{written} has no effect" in doctor["findings"][0]["found"]
+
+
+def test_a_variable_of_a_host_is_not_taken_for_a_setting(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins as ours do is named all the same; there is no other to name beside it."""
+    monkeypatch.setenv("DELIVERY_CONCURRENCY", "1")
+    assert command("servers", "list").stderr == ""
+    monkeypatch.setenv("FEDERATION_ZZZ", "1")
+    assert command("servers", "list").stderr.endswith("FEDERATION_ZZZ has no effect: there is no such setting\n")
+
+
+def test_init_says_what_a_foreign_env_file_lacks(command_anywhere: Command, empty_environment: Path) -> None:
+    """And makes no database for a node that could not run."""
+    Path(".env").write_text("SECRET_OF_THE_HOST=1\n")
+    done = command_anywhere("init")
+    assert (done.status, "FEDERATION_PRIVATE_KEY: not set" in done.stderr) == (2, True)
+    assert [file.name for file in empty_environment.iterdir()] == [".env"]
+
+
+INIT = [sys.executable, "-m", "federation", "init"]
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.mark.parametrize("room", [0, 100, 5_000, 100_000])
+def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, room: int) -> None:
+    """In one line; with room enough `init` does the rest, host tables and all."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    folder = tmp_path / "full"
+    folder.mkdir()
+    full = subprocess.run(
+        INIT, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, preexec_fn=limit, timeout=PATIENCE_SECONDS
+    )
+    assert full.returncode == 2
+    assert len(full.stderr.splitlines()) == 1
+    if room < 200:
+        assert list(folder.iterdir()) == []
+    else:
+        assert "disk" in full.stderr
+    done = subprocess.run(INIT, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, "made minimal host tables" in done.stdout) == (0, True)
+
+
+@pytest.fixture
+def read_only() -> Iterator[Path]:
+    """A directory whose parents anybody may pass through, unlike pytest's own."""
+    with TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        folder.chmod(0o555)
+        yield folder
+
+
+def test_a_directory_that_may_not_be_written_to_is_told(read_only: Path) -> None:
+    """In one line, by a user who is not allowed everything."""
+    tried = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(ROOT)],
+        cwd=read_only,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert (tried.returncode, tried.stdout) == (2, "")
+    assert tried.stderr == f"federation: [Errno 13] Permission denied: '{read_only}/.env'\n"
+    assert list(read_only.iterdir()) == []
+
+
+AS_NOBODY = """
+import os
+import federation.cli, federation.base.settings, federation.protocol.keys, federation.base.misspelt, db.migrate
+if os.geteuid() == 0:  # loaded before: nobody need not be able to read the code
+    os.setegid(65534)
+    os.seteuid(65534)
+federation.cli.main(["init"])
+"""
