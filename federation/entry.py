@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -29,8 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _end()
     except SystemExit as end:
         # Everything is told: no thread need be awaited that still tries to reach what does not answer.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # nobody listens any more
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else 1)
     finally:
         if minded:  # it is done; in the interpreter's last moments the signal would kill without a word

@@ -7,7 +7,6 @@ the queue cannot filter by name, a worker fails a task that it does not know.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -168,13 +167,13 @@ def declared_tasks(modules: Sequence[str]) -> Mapping[str, Handler]:
     """The application's tasks as handlers: those of `modules`, which are imported, and those declared before.
 
     Raises:
-        ConfigurationError: lists every module whose import fails; or none of them declares a task.
+        ConfigurationError: lists every module that cannot be imported; or none of them declares a task.
     """
     problems = []
     for name in modules:
         try:
             import_module(name)
-        except Exception as error:  # whatever the module does
+        except (ImportError, SyntaxError) as error:  # any other is the application's own, and has its traceback
             problems.append(f"FEDERATION_TASKS: {name} cannot be imported: {_told(error)}")
     handlers = _TASKS.handlers()
     if modules and not problems and not handlers:
@@ -186,12 +185,7 @@ def declared_tasks(modules: Sequence[str]) -> Mapping[str, Handler]:
     return handlers
 
 
-def _told(error: Exception) -> str:
-    """Why the import failed, and where if that is in a file; of an error of the module's own no word may leak."""
-    match error:
-        case ImportError():
-            return f"{error}; install the application, or add its directory to PYTHONPATH"
-        case SyntaxError():
-            return f"{error.msg} ({error.filename}, line {error.lineno})"
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} ({last.filename}, line {last.lineno})"
+def _told(error: ImportError | SyntaxError) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} ({error.filename}, line {error.lineno})"
+    return f"{error}; install the application, or add its directory to PYTHONPATH"

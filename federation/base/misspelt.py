@@ -39,4 +39,7 @@ def _is_meant_for_us(name: str, known: Iterable[str]) -> bool:
 
 
 def _in_env_file() -> Iterable[str]:
-    return dotenv_values(ENV_FILE, encoding="utf-8", interpolate=False) if ENV_FILE.is_file() else ()
+    try:
+        return dotenv_values(ENV_FILE, encoding="utf-8", interpolate=False) if ENV_FILE.is_file() else ()
+    except UnicodeDecodeError:  # which `Settings.load` tells
+        return ()

@@ -62,12 +62,14 @@ def expect(arguments: Sequence[str]) -> None:
 
 def asked_for_json() -> bool:
     """Whether errors are told to a program."""
+    if _Process.as_json is None:  # so early that no command has begun
+        expect(sys.argv[1:])
     return bool(_Process.as_json)
 
 
 def fail(*lines: str, status: int = USAGE_ERROR, kind: Kind | None = None) -> NoReturn:
     """The process ends with `status` and these lines on stderr; with `--json` as one document on stdout instead."""
-    if _Process.as_json:
+    if asked_for_json():
         message, *details = lines
         kind = kind or (Kind.NOT_DONE if status == NOT_FOUND else Kind.USAGE)
         error = {"kind": kind.value, "message": message.removesuffix(":"), "details": details}
@@ -88,7 +90,7 @@ def complete(action: Callable[[], object]) -> None:
             interrupted()
         if explain(error):
             tell(error)
-        if _Process.as_json:
+        if asked_for_json():
             with suppress(SystemExit):
                 fail(f"a bug of ours: {type(error).__name__}; its traceback is on stderr", kind=Kind.BUG)
         raise

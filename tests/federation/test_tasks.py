@@ -219,19 +219,15 @@ def test_a_module_that_cannot_be_imported_is_told(modules: Path) -> None:
     assert "'package_nobody_has'" in mine
 
 
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [("def f(:\n", "invalid syntax"), ("x = 1\nx / 0\n", "ZeroDivisionError"), ("1 < 's3cret'\n", "TypeError")],
-)
-def test_a_module_that_fails_is_told_with_the_line(modules: Path, source: str, why: str) -> None:
-    """In one line, and without the error's words where they are the module's own."""
-    (modules / "tasks_that_fail.py").write_text(source)
+def test_a_syntax_error_is_told_with_the_line(modules: Path) -> None:
+    """In one line, without a traceback."""
+    (modules / "tasks_that_fail.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(ConfigurationError) as error:
         declared_tasks(("tasks_that_fail",))
-    (problem,) = error.value.problems
-    assert problem.startswith(f"FEDERATION_TASKS: tasks_that_fail cannot be imported: {why}")
-    assert problem.endswith(f"({modules}/tasks_that_fail.py, line {source.count(chr(10))})")
-    assert "\n" not in problem
+    file = modules / "tasks_that_fail.py"
+    assert error.value.problems == (
+        f"FEDERATION_TASKS: tasks_that_fail cannot be imported: invalid syntax ({file}, line 2)",
+    )
 
 
 def test_the_modules_tasks_are_declared(modules: Path) -> None:

@@ -126,6 +126,13 @@ def test_init_says_what_a_foreign_env_file_lacks(command_anywhere: Command, empt
     assert [file.name for file in empty_environment.iterdir()] == [".env"]
 
 
+def test_an_env_file_that_is_no_text_is_told(command: Command) -> None:
+    """Once, by the settings themselves."""
+    Path(".env").write_bytes(b"FEDERATION_PORTT=\xff\n")
+    done = command("servers", "list")
+    assert (done.status, done.stderr) == (2, "federation: .env: not a text file in UTF-8\n")
+
+
 INIT = [sys.executable, "-m", "federation", "init"]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
