@@ -80,9 +80,10 @@ def backup(
     """
     from db.backup import BackupError, back_up
     from db.url import parse_url, sqlite_file
-    from federation.base.settings import Settings
 
-    url = Settings.load().database_url.get_secret_value()
+    settings = load_settings()
+    settings.require_files()
+    url = settings.database_url.get_secret_value()
     source = sqlite_file(url)
     if source is None:
         fail(f"this database is backed up by PostgreSQL's own tool: {_pg_dump(parse_url(url), file)}")
@@ -120,10 +121,10 @@ def copy(
     """
     from db.copying import CopyError, copy_database
     from federation.admin.copies import tasks_in
-    from federation.base.settings import Settings
 
     start_logging(LogLevel.WARNING)
-    settings = Settings.load()
+    settings = load_settings()
+    settings.require_files()
     try:
         copied = copy_database(source, settings.database_url.get_secret_value())
     except CopyError as error:

@@ -31,6 +31,8 @@ ARGUMENTS: Final = {
     "scheduler run": ["purge"],
     "keys generate": ["keys.env"],
     "users add": ["alice"],
+    "db backup": ["copy.sqlite3"],
+    "db copy": ["--from", "old.sqlite3"],
     "analytics run": ["--out", "analytics"],
     "analytics export": ["--out", "analytics"],
     "analytics report": ["--out", "analytics"],

@@ -24,7 +24,8 @@ COMMANDS: Final[dict[str, object]] = SCHEMA["commands"]
 LASTING = {"run", "workers run", "node serve"}
 WITH_SPARK = {"analytics run", "analytics export", "analytics report"}
 WITH_A_PEER = {"servers discover"}
-READING = [name for name in COMMANDS if name not in LASTING | WITH_SPARK | WITH_A_PEER]
+WITH_ANOTHER_DATABASE = {"db copy"}
+READING = [name for name in COMMANDS if name not in LASTING | WITH_SPARK | WITH_A_PEER | WITH_ANOTHER_DATABASE]
 
 
 def matches(value: object, shape: object) -> bool:
