@@ -20,6 +20,8 @@ from db.engines import migration_engine
 from db.migrate import _config, _location
 from db.url import parse_url
 from federation.base.jobs import POST_JOB
+from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_queue
+from federation.base.settings import Settings
 from federation.delivery.rows import delivery_job
 from federation.node.posts import POSTS_PATH
 from tests.acceptance.moves import application, arrivals, command, delivered_by, put_back
@@ -27,6 +29,7 @@ from tests.acceptance.site import OWN_URL, numbered, owe, post
 from tests.acceptance.worker_process import WorkerProcess
 from tests.peer import Peer, acquaint
 from workers import JobState
+from workers.storage.sql import SqlStorage
 
 HOLDS_SINCE: Final = "0008"
 """The migration from which on deliveries can be held."""
@@ -72,15 +75,18 @@ async def earlier(request: pytest.FixtureRequest, environment: dict[str, str], p
             names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
             connection.execute(text(f"INSERT INTO delivery_jobs ({names}) VALUES ({places})"), values)
     engine.dispose()
-    async with application(environment) as node:
-        await node.delivery_queue.storage.migrate()  # type: ignore[attr-defined] # an SqlStorage, in this environment
-        target = peer.url + POSTS_PATH
-        await node.delivery_queue.add_bulk(
-            [
-                delivery_job(POST_JOB, post_id, target_url=target, server_url=peer.url, payload_id=None)
-                for post_id in WITH_JOB
-            ]
-        )
+    storage = SqlStorage(environment["DATABASE_URL"], DELIVERY_QUEUE_NAME)
+    await storage.migrate()
+    # Not the queue of this version, whose jobs say more.
+    queue = delivery_queue(Settings.from_values(environment), storage)
+    target = peer.url + POSTS_PATH
+    await queue.add_bulk(
+        [
+            delivery_job(POST_JOB, post_id, target_url=target, server_url=peer.url, payload_id=None)
+            for post_id in WITH_JOB
+        ]
+    )
+    await queue.stop()
     return revision
 
 
