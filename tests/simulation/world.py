@@ -94,6 +94,7 @@ class _Needs:
         return {
             "tending-LinkProbes.tick": Need(lambda _: self._space.first_due(_PROBED), DAY),
             "tending-Releaser.tick": Need(lambda _: self._space.first_due(_RELEASED), DAY),
+            "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
             "sweep": Need(lambda _: self._space.first_due(_SWEPT), 12 * HOUR),
             "range": Need(lambda _: math.inf, 12 * HOUR),
             "purge": Need(lambda _: math.inf, 2 * DAY),
