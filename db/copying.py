@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import URL, Connection, Engine, Table, delete, exists, func, insert, literal, select
 from sqlalchemy.exc import DataError, IntegrityError
@@ -159,7 +159,7 @@ def _snapshot(engine: Engine) -> Iterator[Connection]:
             )
 
 
-def _version(connection: Connection) -> Any:
+def _version(connection: Connection) -> object:
     """Changes with every commit of another connection."""
     return connection.exec_driver_sql("PRAGMA data_version").scalar_one()
 
