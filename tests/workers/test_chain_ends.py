@@ -109,7 +109,7 @@ async def test_a_result_that_is_not_kept_is_missed(harness: Harness) -> None:
     async with serving(harness, {"first": add_one, "second": last}) as (queue, recorder):
         await queue.enqueue_many([JobSpec(payload=1, id="chain", name="first", keep_completed=DROP)])
         await recorder.seen(Kind.ACTIVE, 2)
-        storage, calls = counting(queue.storage)
+        storage, calls = counting(queue.storage, ended=True)
         async with Queue(storage) as client:
             waiter = asyncio.create_task(client.wait_for_job_chain_completion("chain"))
             await until(lambda: calls["status"] == 1)

@@ -120,15 +120,16 @@ class _Wrapped:
         return call
 
 
-def counting(storage: Storage) -> tuple[Storage, Counter[str]]:
-    """The same storage, and how many calls of each of its verbs have ended."""
+def counting(storage: Storage, *, ended: bool = False) -> tuple[Storage, Counter[str]]:
+    """The same storage, and how often each of its verbs was called through it; `ended`: how many calls have ended."""
     calls: Counter[str] = Counter()
 
     async def around(verb: str, call: Call) -> object:
+        calls[verb] += not ended
         try:
             return await call()
         finally:
-            calls[verb] += 1
+            calls[verb] += ended
 
     return cast("Storage", _Wrapped(storage, around)), calls
 
