@@ -25,6 +25,7 @@ from federation.delivery.producers import Content, PublishedPost, RequestedFollo
 from federation.process import background_node, close_background_node
 from workers import DeduplicationMode, Enqueued, Task
 from workers.background import background
+from workers.homes import ForkLock, keep_inherited
 
 T = TypeVar("T")
 
@@ -44,13 +45,24 @@ class _Plain:
 
 
 class _Process:
+    """Written under the lock."""
+
+    lock = ForkLock()
     plain: _Plain | None = None
 
 
 def _plain() -> _Plain:
     found = _Process.plain
-    if found is None or found.pid != os.getpid():
-        found = _Process.plain = _Plain(background_node())
+    if found is not None and found.pid == os.getpid():
+        return found
+    node = background_node()  # not under the lock: other threads' work in that loop may ask for it
+    with _Process.lock:
+        found = _Process.plain
+        if found is not None and found.pid != os.getpid():
+            keep_inherited(found)
+            found = None
+        if found is None:
+            found = _Process.plain = _Plain(node)
     return found
 
 
@@ -235,7 +247,8 @@ def enqueue_task(
 
 def close() -> None:
     """What this process has open for plain code is closed; the next call opens it anew."""
-    plain, _Process.plain = _Process.plain, None
+    with _Process.lock:
+        plain, _Process.plain = _Process.plain, None
     if plain is not None:
         plain.database.close()
     close_background_node()

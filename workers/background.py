@@ -2,7 +2,9 @@
 
 Theory of operation. A process has one, started by its first use, in a daemon thread. It dies with the process: the
 interpreter's end waits a bounded time for what was handed in, closes what registered, and joins the thread. A fork
-copies neither thread nor loop; the child begins with none, and makes its own when it needs one.
+copies neither thread nor loop; the child begins with none, and makes its own when it needs one. It does copy locks,
+those inside C libraries too, and nobody in the child would ever release one that another thread holds: SQLite's make it
+hang at its first call. So a fork waits, for a bounded time, until nothing is under way here.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ Work: TypeAlias = Callable[[], Coroutine[object, object, T]]
 ENDING_SECONDS: Final = 5.0
 """For what is under way when the interpreter ends, and as much again to close what is open."""
 
+FORK_SECONDS: Final = 10.0
+"""For what is under way when the process forks."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,7 +42,7 @@ class _Running:
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """Nobody waits for them but the end; touched in the loop alone."""
+    """Nobody waits for them but the end and a fork; touched in the loop alone."""
     closers: dict[object, Work[None]] = field(default_factory=dict)
     """Called at the end, the youngest first; touched in the loop alone."""
 
@@ -48,7 +53,7 @@ class Background:
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the rest
         self._running: _Running | None = None
-        self._calls = 0
+        self._under_way = 0
         self._ending = False
 
     def run(self, work: Work[T]) -> T:
@@ -71,10 +76,12 @@ class Background:
         """The coroutine that `work` makes will run; nobody waits for it but the interpreter's end, for a while."""
         running = self._running
         if running is not None and threading.current_thread() is running.thread:
-            _begin(running, work)
+            self._entered()
+            self._begin(running, work)
             return
         with self._call() as running:
-            running.loop.call_soon_threadsafe(_begin, running, work)
+            self._entered()
+            running.loop.call_soon_threadsafe(self._begin, running, work)
 
     def at_end(self, key: object, close: Work[None] | None) -> None:
         """`close` will be called when the interpreter ends, None: nothing for `key`; in the loop only."""
@@ -92,7 +99,7 @@ class Background:
     def end(self) -> None:
         """What was handed in is done, or had its time; what is open is closed. A later call begins anew."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._calls, ENDING_SECONDS)
+            self._changed.wait_for(lambda: not self._under_way, ENDING_SECONDS)
             running, self._ending = self._running, True
         try:
             if running is not None:
@@ -106,25 +113,49 @@ class Background:
                 self._running, self._ending = None, False
                 self._changed.notify_all()
 
+    def before_fork(self) -> None:
+        """What is under way has ended, or had its time, and nothing begins until `after_fork` or `forget`."""
+        self._changed.acquire()
+        running = self._running
+        if running is None or threading.current_thread() is not running.thread:
+            self._changed.wait_for(lambda: not self._under_way, FORK_SECONDS)
+
+    def after_fork(self) -> None:
+        """This is the parent: it goes on."""
+        self._changed.release()
+
     def forget(self) -> None:
         """This is a fork's child: what the parent runs is the parent's."""
         keep_inherited(self._running)
-        self._changed = threading.Condition()  # another thread may have held it at the fork
-        self._running, self._calls, self._ending = None, 0, False
+        self._changed = threading.Condition()
+        self._running, self._under_way, self._ending = None, 0, False
 
     @contextmanager
     def _call(self) -> Iterator[_Running]:
         with self._changed:
             self._changed.wait_for(lambda: not self._ending)
-            self._calls += 1
+            self._under_way += 1
             running = self._running = self._running or _start()
         try:
             yield running
         finally:
-            with self._changed:
-                self._calls -= 1
-                if not self._calls:
-                    self._changed.notify_all()
+            self._left()
+
+    def _begin(self, running: _Running, work: Work[None]) -> None:
+        task = running.loop.create_task(_logged(work))
+        running.tasks.add(task)
+        task.add_done_callback(running.tasks.discard)
+        task.add_done_callback(self._left)
+
+    def _entered(self) -> None:
+        with self._changed:
+            self._under_way += 1
+
+    def _left(self, _: object = None) -> None:
+        with self._changed:
+            self._under_way -= 1
+            if not self._under_way:
+                self._changed.notify_all()
 
 
 def _start() -> _Running:
@@ -153,12 +184,6 @@ async def _called(work: Work[T]) -> T:
     return await work()
 
 
-def _begin(running: _Running, work: Work[None]) -> None:
-    task = running.loop.create_task(_logged(work))
-    running.tasks.add(task)
-    task.add_done_callback(running.tasks.discard)
-
-
 async def _logged(work: Work[None]) -> None:
     try:
         await work()
@@ -178,7 +203,9 @@ async def _finish(running: _Running) -> None:
 background: Final = Background()
 """This process's."""
 
-os.register_at_fork(after_in_child=background.forget)
+os.register_at_fork(
+    before=background.before_fork, after_in_parent=background.after_fork, after_in_child=background.forget
+)
 # Before executors refuse work and threads are waited for; what those do meanwhile is ended by `atexit`, after them.
 atexit.register(background.end)
 threading._register_atexit(background.end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in the stubs

@@ -74,7 +74,7 @@ def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that is not there yet.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Write all of an SQLite database to a new file, while processes work.
+    """Copy an SQLite database to a file, while processes work.
 
     It is of one moment, checked, and on the disk; only you can read it. Of a PostgreSQL database pg_dump makes one.
     """

@@ -52,6 +52,27 @@ async def test_eight_threads_owe_side_by_side(node: dict[str, str], engine: Engi
     await until(all_queued)
 
 
+@pytest.mark.parametrize("place", ["bullmq-postgres"], indirect=True)
+def test_threads_that_begin_together_share_their_connections(place: dict[str, str]) -> None:
+    """What the first call opens is opened once, and closed by `close`: none is left to the garbage collector."""
+    gate = threading.Barrier(THREADS)
+
+    def owe() -> None:
+        gate.wait(PATIENCE_SECONDS)
+        with federation.sync.transaction() as session:
+            seen.add(session.get_bind())
+
+    for _ in range(10):
+        seen: set[object] = set()
+        threads = [threading.Thread(target=owe) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        assert len(seen) == 1
+        federation.sync.close()
+
+
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_a_task_is_queued_with_a_transaction_and_without(place: dict[str, str], engine: Engine) -> None:
     with federation.sync.transaction() as session:
