@@ -28,6 +28,7 @@ from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog
 from federation.delivery.database_watch import DatabaseWatch
 from federation.delivery.exchange import Exchange
+from federation.delivery.foreign import ForeignJobs
 from federation.delivery.holding import HeldDeliveries
 from federation.delivery.ledger import Ledger
 from federation.delivery.origin import OwnJobOrigin
@@ -251,8 +252,7 @@ class Federation:
             room=self.room,
             apart=self.apart,
             database_watch=self.database_watch,
-            origin=self.job_origin,
-            sightings=self.sightings,
+            foreign=ForeignJobs(self.job_origin, self.sightings, self.clock),
             clock=self.clock,
         )
 

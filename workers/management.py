@@ -30,6 +30,11 @@ class Management:
         await self._connect()
         await self._storage.resume()
 
+    async def is_paused(self) -> bool:
+        """Whether the queue waits for `resume`."""
+        await self._connect()
+        return await self._storage.is_paused()
+
     async def retry(self, ids: Iterable[str]) -> int:
         """Failed jobs among `ids` are queued again with fresh attempts; how many."""
         ids = _several(ids)

@@ -18,9 +18,10 @@ CLEAN_BATCH: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How many jobs of a queue are in each state."""
+    """How many jobs of a queue are in each state, and whether they wait for `resume`."""
 
     queue: str
+    paused: bool
     counts: dict[JobState, int]
 
 
@@ -69,7 +70,8 @@ async def stats(queues: Sequence[Queue]) -> list[QueueStats]:
     found = []
     for queue in queues:
         await connect(queue)
-        found.append(QueueStats(queue=queue.storage.queue, counts=await queue.counts()))
+        paused = await queue.manage.is_paused()
+        found.append(QueueStats(queue=queue.storage.queue, paused=paused, counts=await queue.counts()))
     return found
 
 

@@ -25,7 +25,8 @@ def doctor(as_json: AsJson = False) -> None:
     Settings, keys, database, queues, clocks, recurring work, backlog, and whether the node answers at its own URL.
     Says what to do where it is not, and changes nothing. Exit status 1 with a failure; a warning or a note is none.
     """
-    from federation.admin.doctor import Verdict, examine, worst
+    from federation.admin.checks import Verdict
+    from federation.admin.doctor import examine, worst
 
     start_logging(LogLevel.ERROR)
     findings = asyncio.run(examine())

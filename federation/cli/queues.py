@@ -39,7 +39,7 @@ class Ended(StrEnum):
 
 @app.command("stats")
 def stats(queue: QueueName = None, as_json: AsJson = False) -> None:
-    """Count the jobs in each state."""
+    """Count the jobs in each state; tell which queues are paused."""
     from federation.admin import queues
     from workers import JobState
 
@@ -48,7 +48,9 @@ def stats(queue: QueueName = None, as_json: AsJson = False) -> None:
         print_json(found)
         return
     columns = ("QUEUE", *(state.value.upper() for state in JobState))
-    print_table(columns, ((each.queue, *(each.counts[state] for state in JobState)) for each in found))
+    names = (f"{each.queue} (paused)" if each.paused else each.queue for each in found)
+    counts = ([each.counts[state] for state in JobState] for each in found)
+    print_table(columns, ((name, *numbers) for name, numbers in zip(names, counts, strict=True)))
 
 
 @app.command("pause")

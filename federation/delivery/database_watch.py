@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Final
@@ -12,10 +13,13 @@ from sqlalchemy import literal, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database
+from db.errors import is_outage
+from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)
 
 INTERVAL: Final = timedelta(seconds=1)
+REFUSALS_LOGGED_EVERY: Final = timedelta(minutes=1)
 
 
 class DatabaseWatch:
@@ -25,12 +29,22 @@ class DatabaseWatch:
         self._database = database
         self._interval = interval
         self._in_trouble = False
+        self._refusal_told_at = -math.inf
 
-    def note_trouble(self) -> None:
-        """The database did not answer."""
-        if not self._in_trouble:
-            log.error("database_away", then="no delivery is claimed until it answers")
-        self._in_trouble = True
+    def note_trouble(self, error: SQLAlchemyError) -> None:
+        """The database did not answer, or it answered and refused a statement, as where a table is missing.
+
+        One that refuses would not be found well by asking whether it answers, so claims go on.
+        """
+        if is_outage(error):
+            if not self._in_trouble:
+                log.error("database_away", then="no delivery is claimed until it answers")
+            self._in_trouble = True
+        elif monotonic() - self._refusal_told_at >= REFUSALS_LOGGED_EVERY.total_seconds():
+            self._refusal_told_at = monotonic()
+            log.error(
+                "database_refuses", error=type(error).__name__, advice="`federation doctor` names what is missing"
+            )
 
     def not_ready(self) -> Coroutine[object, object, None] | None:
         """None while the database answers, else what ends when it does again."""

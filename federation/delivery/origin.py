@@ -8,7 +8,6 @@ do, as keys are rotated.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import Connection, select
@@ -18,9 +17,6 @@ from db import Database, DatabaseIdentity
 from federation.base.jobs import FederationDeliveryJob
 
 _IDENTITY: Final = select(col(DatabaseIdentity.id))
-
-FIRST_PAUSE: Final = timedelta(minutes=1)
-LONGEST_PAUSE: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +66,3 @@ class OwnJobOrigin:
 
 def origin_of(job: FederationDeliveryJob) -> JobOrigin:
     return JobOrigin(node=job.node, database=job.database)
-
-
-def pause_for(age: timedelta) -> timedelta:
-    """How long a stranger's job of that age is left alone: 1, 2, 4 … 60 min, as it doubles its age each time."""
-    return min(max(age, timedelta(0)) + FIRST_PAUSE, LONGEST_PAUSE)

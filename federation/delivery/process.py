@@ -30,11 +30,10 @@ from federation.delivery.entries import Abandoned, Begin, Begun, Ended, NotBegun
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.exchange import Exchange, Report
 from federation.delivery.fates import HELD_FOR_SERVER, LONGEST_OWN_PAUSE, Fate, fails_alone, fate_of
+from federation.delivery.foreign import ForeignJobs
 from federation.delivery.ledger import Ledger
-from federation.delivery.origin import OwnJobOrigin, origin_of, pause_for
 from federation.delivery.payloads import Payloads
 from federation.delivery.room import Busy, Room
-from federation.delivery.sightings import Sightings
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 from federation.servers.link_rules import Hold
@@ -66,8 +65,8 @@ class DeliveryProcessor:
         PermanentFailure: the job fails now.
         RetryableFailure: it is tried again while attempts are left.
         Held, Superseded: the job ends and leaves nothing; the row says how the delivery goes on.
-        NotNow: the database did not answer, there is no room for a job without a row, or the job is another node's; it
-            comes back, uncounted.
+        NotNow: the database did not do its part, there is no room for a job without a row, or the job is another
+            node's; it comes back, uncounted.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class DeliveryProcessor:
         room: Room,
         apart: Apart,
         database_watch: DatabaseWatch,
-        origin: OwnJobOrigin,
-        sightings: Sightings,
+        foreign: ForeignJobs,
         clock: Clock | None = None,
     ) -> None:
         self._exchange = exchange
@@ -97,8 +95,7 @@ class DeliveryProcessor:
         self._room = room
         self._apart = apart
         self._database_watch = database_watch
-        self._origin = origin
-        self._sightings = sightings
+        self._foreign = foreign
         self._clock = clock or SystemClock()
 
     async def __call__(self, job: Job) -> None:
@@ -110,8 +107,8 @@ class DeliveryProcessor:
                 await self._abandon(job, trouble)
             raise trouble from None
         except SQLAlchemyError as error:  # the row's fate is not on disk, so the attempt is not over
-            self._database_watch.note_trouble()
-            raise NotNow(f"the database does not answer: {type(error).__name__}", DATABASE_PAUSE) from None
+            self._database_watch.note_trouble(error)
+            raise NotNow(f"the database did not do its part: {type(error).__name__}", DATABASE_PAUSE) from None
 
     async def _abandon(self, job: Job, trouble: RetryableFailure) -> None:
         """The row is held, if the database takes that: else the sweeper finds it ready and its job ended."""
@@ -125,7 +122,7 @@ class DeliveryProcessor:
 
     async def _run(self, job: Job) -> None:
         delivery = await self._parse(job)
-        await self._give_back_foreign(job, delivery)
+        await self._foreign.give_back(job, delivery)
         report = Report(delivery, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
         if await self._is_held(job, report):
             return
@@ -141,19 +138,6 @@ class DeliveryProcessor:
                     turn.answered, turn.waited = report.answered, report.waited
         except Busy as busy:
             await self._hold_busy(job, report, busy.pause)
-
-    async def _give_back_foreign(self, job: Job, delivery: FederationDeliveryJob) -> None:
-        """Nothing happens to a job of ours. By another's row nobody here could tell what to do.
-
-        Raises:
-            NotNow: it is another's.
-        """
-        ours, theirs = await self._origin.get(), origin_of(delivery)
-        if ours.has(theirs):
-            return
-        pause = pause_for(self._clock.now() - job.created_at)
-        self._sightings.stranger(theirs, ours, delivery_id=delivery.delivery_job_id, pause=pause)
-        raise NotNow(f"the job is of {theirs}, and this is {ours}", pause)
 
     async def _is_held(self, job: Job, report: Report) -> bool:
         """Whether there is nothing to send. Of a server that is away, only the canary sent to find out goes on.

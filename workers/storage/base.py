@@ -198,6 +198,9 @@ class Storage(Protocol):
     async def resume(self) -> None:
         """Jobs are claimed again."""
 
+    async def is_paused(self) -> bool:
+        """Whether the queue waits for `resume`."""
+
     async def retry(self, ids: Sequence[str]) -> int:
         """Failed jobs among `ids` are queued again with fresh attempts; how many."""
 

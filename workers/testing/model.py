@@ -331,6 +331,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def pause_or_resume(self, paused: bool) -> None:
         self.run(self.storage.pause() if paused else self.storage.resume())
+        assert self.run(self.storage.is_paused()) is paused
         self.expected.paused = paused
 
     def let_time_pass(self, by: timedelta) -> None:

@@ -19,7 +19,8 @@ from sqlalchemy import make_url
 
 from db import DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.migrate import upgrade
-from federation.admin.doctor import Finding, Verdict, examine, worst
+from federation.admin.checks import Verdict
+from federation.admin.doctor import Finding, examine, worst
 from federation.app import Federation
 from federation.base.settings import Settings
 from tests.federation.cli.conftest import Command
@@ -150,6 +151,32 @@ def test_a_table_or_column_that_is_gone_is_a_failure(
     assert (check.status, check.json["up_to_date"], check.json["missing"]) == (1, False, [name])
     upgraded = command("db", "upgrade")
     assert (upgraded.status, upgraded.stdout, f"lacks {name}," in upgraded.stderr) == (2, "", True)
+
+
+def test_a_queue_that_is_not_whole_or_paused_is_a_finding(
+    command: Command, monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    """The queues of this node are in its database."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("BETTER_AUTH_URL", f"http://127.0.0.1:{free_port()}")
+    upgrade(database_url, host_tables=True)
+
+    def of_queues() -> dict[str, str]:
+        done = command("doctor", "--json")
+        assert isinstance(done.json, dict)
+        (found,) = [each for each in done.json["findings"] if each["check"] == "queues"]
+        return dict(found)
+
+    assert of_queues()["verdict"] == "ok"
+    assert command("queues", "pause", "delivery").status == 0
+    paused = of_queues()
+    assert (paused["verdict"], paused["found"]) == ("warning", "federation-delivery is paused")
+    assert "federation-delivery (paused)" in command("queues", "stats").stdout
+    assert command("queues", "resume").status == 0
+    assert of_queues()["verdict"] == "ok"
+    alter(database_url, "DROP TABLE workers_payloads")
+    damaged = of_queues()
+    assert (damaged["verdict"], "lack workers_payloads" in damaged["found"]) == ("failure", True)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from federation.app import Federation
 from federation.base.jobs import POST_JOB, FederationDeliveryJob
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_backoff
 from federation.delivery.exchange import DELIVERY_TIMEOUT, Exchange
+from federation.delivery.foreign import ForeignJobs
 from federation.delivery.process import DeliveryProcessor
 from federation.delivery.room import Room
 from federation.health.checks import health_check_id
@@ -95,8 +96,7 @@ class Site:
             room=room or federation.room,
             apart=federation.apart,
             database_watch=federation.database_watch,
-            origin=federation.job_origin,
-            sightings=federation.sightings,
+            foreign=ForeignJobs(federation.job_origin, federation.sightings),
         )
         self.storage = federation.worker_storage(DELIVERY_QUEUE_NAME)
         self.events: list[WorkerEvent] = []

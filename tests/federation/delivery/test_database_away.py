@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from structlog.testing import capture_logs
 
 from db import DeliveryJob
@@ -89,3 +89,24 @@ async def test_a_release_goes_on_when_the_database_is_back(
 async def owed(federation: Federation) -> int:
     async with federation.database.read() as session:
         return (await session.execute(select(func.count()).select_from(DeliveryJob))).scalar_one()
+
+
+async def test_a_table_that_is_gone_is_no_outage(federation: Federation, peer: Peer) -> None:
+    """The log says that the database refuses; deliveries wait, and arrive when the table is there again."""
+    await acquaint(federation, peer)
+    async with Site(federation) as site:
+        delivery = await site.owe_post(peer)
+        await rename(federation, "server_links", "links_gone")
+        with capture_logs() as logs:
+            site.start()
+            await until(lambda: site.failing)
+        assert [entry["event"] for entry in logs if entry["event"].startswith("database_")] == ["database_refuses"]
+        assert peer.deliveries == []
+        await rename(federation, "links_gone", "server_links")
+        await site.ended(delivery)
+        assert (await site.fate(delivery)).row is None
+
+
+async def rename(federation: Federation, table: str, name: str) -> None:
+    async with federation.database.transaction() as session:
+        await session.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))

@@ -20,7 +20,8 @@ from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.base.settings import Settings
 from federation.base.storages import queue_place
-from federation.delivery.origin import JobOrigin, pause_for
+from federation.delivery.foreign import pause_for
+from federation.delivery.origin import JobOrigin
 from federation.delivery.sightings import MOST_ORIGINS, Sightings, places, strangers
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.federation.conftest import MakeSettings

@@ -168,6 +168,10 @@ class Inspector:
         while whole((await self._ask([self._lua.resume()]))[0]):
             pass
 
+    async def is_paused(self) -> bool:
+        """See `Storage.is_paused`."""
+        return bool((await self._ask([("HEXISTS", self._lua["meta"], "paused")]))[0])
+
     async def drain(self) -> int:
         """See `Storage.drain`."""
         held: list[Command] = [("LLEN", self._lua[name]) for name in ("wait", "paused")]

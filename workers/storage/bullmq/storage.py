@@ -181,6 +181,9 @@ class BullMQStorage:
     async def resume(self) -> None:
         await self._inspector.resume()
 
+    async def is_paused(self) -> bool:
+        return await self._inspector.is_paused()
+
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._jobs.retry(ids)
 

@@ -251,6 +251,9 @@ class FileStorage:
     async def resume(self) -> None:
         await self._write(lambda state, now: state.pause(False))
 
+    async def is_paused(self) -> bool:
+        return await self._read(lambda state, now: state.paused)
+
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._write(lambda state, now: state.retry(ids, now))
 

@@ -127,6 +127,9 @@ class MemoryStorage:
     async def resume(self) -> None:
         self._queue.pause(False)
 
+    async def is_paused(self) -> bool:
+        return self._queue.paused
+
     async def retry(self, ids: Sequence[str]) -> int:
         return self._queue.retry(ids, self._now())
 

@@ -129,6 +129,9 @@ class ScriptedStorage(ABC):
     async def resume(self) -> None:
         await self._run("pause", 0)
 
+    async def is_paused(self) -> bool:
+        return bool(await self._run("paused"))
+
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._each("retry", ids)
 

@@ -11,7 +11,7 @@ from workers.storage.on_redis.server import Reply, Server
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "recover", "retry", "remove", "promote"), ()),
-    **dict.fromkeys(("complete", "drain", "clean", "pause", "keep", "progress"), ()),
+    **dict.fromkeys(("complete", "drain", "clean", "pause", "paused", "keep", "progress"), ()),
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "settle": ("add",),

@@ -70,6 +70,7 @@ _OLD = locking(
     " AND finished_at <= :before ORDER BY expires_at LIMIT :limit",
     SKIP,
 )
+_IS_PAUSED = text("SELECT paused FROM workers_queues WHERE id = :queue")
 _PAUSE = text("UPDATE workers_queues SET paused = :paused WHERE id = :queue")
 _KEEP = text("UPDATE workers_jobs SET expires_at = :expires_at WHERE seq = :seq")
 
@@ -212,6 +213,11 @@ def set_paused(transaction: Transaction, paused: bool) -> None:
     """Whether claims find nothing."""
     transaction.connection.execute(_PAUSE, {"queue": transaction.queue, "paused": int(paused)})
     transaction.wake = not paused
+
+
+def is_paused(transaction: Transaction) -> bool:
+    """Whether claims find nothing."""
+    return bool(transaction.connection.execute(_IS_PAUSED, {"queue": transaction.queue}).scalar())
 
 
 def keep(transaction: Transaction, job_id: str, ttl: timedelta) -> bool:

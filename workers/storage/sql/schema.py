@@ -192,10 +192,10 @@ def migrate(connection: Connection) -> None:
 
 
 def check(connection: Connection) -> None:
-    """Nothing is changed; the tables are there, at this version.
+    """Nothing is changed; the tables are there, at this version, and whole.
 
     Raises:
-        StorageError: they are missing, older or newer.
+        StorageError: they are missing, older or newer, or somebody dropped some, or columns of them.
     """
     found = _version(connection)
     if found > VERSION:
@@ -205,14 +205,34 @@ def check(connection: Connection) -> None:
             f"the database has no workers_* tables of version {VERSION}; run `await storage.migrate()` once,"
             " as part of the application's upgrade"
         )
+    if lacking := _lacking(connection):
+        raise StorageError(
+            f"the workers_* tables of version {VERSION} lack {', '.join(lacking)}; restore the database from a backup"
+        )
+
+
+def _lacking(connection: Connection) -> list[str]:
+    """`table`, or `table.column`, that this version has and the database has not."""
+    tables = _tables(connection)
+    found = inspect(connection).get_multi_columns(filter_names=[table.name for table in tables])
+    columns = {name: {column["name"] for column in each} for (_, name), each in found.items()}
+    lacking = []
+    for table in tables:
+        if table.name not in columns:
+            lacking.append(table.name)
+        else:
+            lacking += [f"{table.name}.{each.name}" for each in table.columns if each.name not in columns[table.name]]
+    return lacking
+
+
+def _tables(connection: Connection) -> list[Table]:
+    postgres = connection.dialect.name == "postgresql"
+    return [table for table in metadata.sorted_tables if not (postgres and table.name in _ONLY_SQLITE)]
 
 
 def _create(connection: Connection) -> None:
     # Not create_all: it makes a table's indexes in a random order, and between equals SQLite's planner goes by that.
-    postgres = connection.dialect.name == "postgresql"
-    for table in metadata.sorted_tables:
-        if postgres and table.name in _ONLY_SQLITE:
-            continue
+    for table in _tables(connection):
         _create_table(connection, table)
 
 

@@ -278,6 +278,9 @@ class SqlStorage:
     async def resume(self) -> None:
         await self._write(partial(manage.set_paused, paused=False))
 
+    async def is_paused(self) -> bool:
+        return await self._read(manage.is_paused)
+
     async def retry(self, ids: Sequence[str]) -> int:
         return await self._write(partial(manage.retry, ids=ids))
 

@@ -168,9 +168,12 @@ async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
     """A worker asleep gets what `resume`, `promote` and `retry` make claimable."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
+    assert not await storage.is_paused()
     await other.pause()
+    assert await storage.is_paused()
     await enqueue(other, job("held up"))
     held = await _wakes(storage, "held up", other.resume)
+    assert not await storage.is_paused()
     await apply(storage, completed(held))
     await enqueue(other, job("promoted", delay=HOUR))
     held = await _wakes(storage, "promoted", lambda: other.promote(["promoted"]))

@@ -61,6 +61,23 @@ async def test_missing_tables_say_what_to_do(empty_url: str, outsider: Engine) -
         await SqlStorage(empty_url).connect()
 
 
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        ("DROP TABLE workers_payloads", "workers_payloads"),
+        ("ALTER TABLE workers_jobs DROP COLUMN stalls", "workers_jobs.stalls"),
+    ],
+)
+async def test_tables_that_are_not_whole_are_named(url: str, outsider: Engine, damage: str, name: str) -> None:
+    """Their version alone says nothing."""
+    async with connected(SqlStorage(url)):
+        pass
+    with outsider.begin() as connection:
+        connection.execute(text(damage))
+    with pytest.raises(StorageError, match=f"lack {name};.*backup"):
+        await SqlStorage(url).connect()
+
+
 async def test_anybody_may_migrate_at_once(empty_url: str, outsider: Engine) -> None:
     """Processes and threads that start together all find the tables made, once, and jobs in them stay."""
     async with child("migrate", empty_url) as one, child("migrate", empty_url) as other:

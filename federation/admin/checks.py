@@ -1,0 +1,300 @@
+"""What the doctor looks at: each check stands for itself, changes nothing, and says what it found and what to do.
+
+A `note` is what cannot be known now and need not be wrong, as that a node that nobody started does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+from urllib.parse import urlsplit
+
+from sqlalchemy import delete, exists, false, func, or_, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import col
+
+from db import FederationTable, HoldReason, RunOutcome, Server, ServerLink
+from db.catalog import denied
+from db.url import absent_file
+from federation.admin import deliveries
+from federation.admin import queues as queue_admin
+from federation.admin.deliveries import Selection
+from federation.admin.words import ago, counted
+from federation.app import Federation
+from federation.base.reach import HOST_ADVICE, PATIENCE, enumerated, host_lacks, missing_host_tables, schema_of
+from federation.delivery.sightings import ADVICE, PLACES_ADVICE, places, strangers
+from federation.http.client import FederationClient
+from federation.http.errors import NetworkError, OutboundError
+from federation.http.guard import AddressGuard
+from federation.http.threat_policy import NetworkErrorCode
+from federation.http.transport import pooled_transport
+from federation.process import descriptors
+from federation.protocol.discovery import parse_discover_document
+from federation.protocol.errors import ProtocolError
+from federation.recurring_jobs import recurring_jobs
+from federation.scheduler.leases import last_runs
+
+CLOCK_WARNING: Final = timedelta(seconds=2)
+CLOCK_FAILURE: Final = timedelta(minutes=1)
+OLD_BACKLOG: Final = timedelta(hours=1)
+MISSED_RUNS: Final = 3
+NEVER_WRITTEN: Final = frozenset({"blacklist_revision", "database_identity", "relay_candidates", "server_scorecards"})
+"""By a node: triggers write the first, with their owner's rights, and the analytics the others."""
+
+
+class Verdict(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def ok(found: str) -> Found:
+    return Found(verdict=Verdict.OK, found=found)
+
+
+def note(found: str) -> Found:
+    return Found(verdict=Verdict.NOTE, found=found)
+
+
+def warning(found: str, advice: str) -> Found:
+    return Found(verdict=Verdict.WARNING, found=found, advice=advice)
+
+
+def failure(found: str, advice: str) -> Found:
+    return Found(verdict=Verdict.FAILURE, found=found, advice=advice)
+
+
+def queue_setting(federation: Federation) -> str:
+    if federation.settings.queue_url is not None:
+        return "QUEUE_URL"
+    return "DATABASE_URL" if federation.queues_join_database else "REDIS_URL"
+
+
+async def database(federation: Federation) -> Found:
+    if file := absent_file(federation.settings.database_url.get_secret_value()):
+        return failure(f"there is no file {file}", "`federation upgrade` makes it; or mend DATABASE_URL")
+    schema = await schema_of(federation.database)
+    if schema.problem is not None:
+        advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
+        return failure(schema.problem, advice)
+    if await _knows_us_as_another(federation):
+        text = f"{federation.database!r} has this node in its registry, as one of the others"
+        return warning(text, "is that another node's database? See DATABASE_URL; or `federation servers forget` it")
+    return ok(f"{federation.database!r} is at migration {schema.version.current}, and no table or column is missing")
+
+
+async def _knows_us_as_another(federation: Federation) -> bool:
+    """No node registers itself: by its URL or its key it is found with its peers alone."""
+    assert federation.keys is not None  # or the settings had been refused
+    is_us = or_(col(Server.url) == federation.own_url, col(Server.public_key) == federation.keys.signing.public_text)
+    async with federation.database.read() as session:
+        return bool((await session.execute(select(exists().where(is_us)))).scalar_one())
+
+
+async def writes(federation: Federation) -> Found:
+    """Whether it takes what we write: a statement that changes no row needs the rights and the lock all the same."""
+    tables = FederationTable.metadata.tables.keys() - NEVER_WRITTEN
+    async with federation.database.read() as session:
+        lacking = await (await session.connection()).run_sync(denied, tables)
+    if lacking:
+        return failure(f"the database's user may not {enumerated(lacking)}", "grant it that, or see DATABASE_URL")
+    try:
+        async with federation.database.transaction() as session:
+            await session.execute(delete(ServerLink).where(false()))
+    except SQLAlchemyError as error:
+        kind = type(error.__cause__ or error).__name__
+        return failure(f"the database takes no writes: {kind}", "is it, or its file, read-only, or a standby?")
+    return ok("the database takes writes")
+
+
+async def host(federation: Federation) -> Found:
+    names = await missing_host_tables(federation.database)
+    if names:
+        return failure(host_lacks(names), HOST_ADVICE)
+    return ok("user, posts and blocks have what we use of them")
+
+
+async def queues(federation: Federation) -> Found:
+    settings = federation.settings
+    if federation.queues_join_database and absent_file(settings.database_url.get_secret_value()):
+        return failure("they lie in the database, which is not there", "`federation upgrade` makes it")
+    if settings.queue_url and (file := absent_file(settings.queue_url.get_secret_value())):
+        return failure(f"there is no file {file}", "`federation upgrade` makes it; or mend QUEUE_URL")
+    stats = await queue_admin.stats(queue_admin.all_queues(federation))
+    if paused := [each.queue for each in stats if each.paused]:
+        return warning(
+            f"{enumerated(paused)} {'is' if len(paused) == 1 else 'are'} paused", "`federation queues resume`"
+        )
+    jobs = sum(sum(each.counts.values()) for each in stats)
+    return ok(f"{len(stats)} queues answer, with {counted(jobs, 'job')}")
+
+
+async def sharing(federation: Federation) -> Found:
+    now, here = federation.clock.now(), federation.sightings.place
+    theirs = await strangers(federation.database, now)
+    if theirs:
+        return failure(
+            f"jobs of another node are in our delivery queue: {enumerated(theirs)}",
+            ADVICE,
+        )
+    elsewhere = [place for place in await places(federation.database, now) if place != here]
+    if elsewhere:
+        return warning(
+            f"our queues are in {here}, and those of another process of this node in {enumerated(elsewhere)}",
+            PLACES_ADVICE,
+        )
+    return ok(f"our queues are in {here}, where no worker found jobs of another node")
+
+
+async def open_files(federation: Federation) -> Found:
+    found = descriptors(federation.settings)
+    if found.advice is not None:
+        text = (
+            f"{found.needed} are needed where all servers are slow, and a process started here may have {found.allowed}"
+        )
+        return warning(text, found.advice)
+    return ok(f"a process started here may have the {found.needed} that are needed where all servers are slow")
+
+
+async def clock(federation: Federation) -> Found:
+    skews = {"the database's": await _database_skew(federation)}
+    if federation.redis is not None:
+        from redis.exceptions import RedisError  # here, because a node without a Redis need not have the package
+
+        try:
+            before = datetime.now(UTC)
+            seconds, micros = await federation.redis.time()
+        except (RedisError, OSError) as error:
+            text = f"Redis did not tell the time: {type(error).__name__}"
+            return failure(text, f"is {queue_setting(federation)} right, and the server up?")
+        skews["Redis'"] = datetime.fromtimestamp(seconds + micros / 1e6, UTC) - _middle(before)
+    whose, skew = max(skews.items(), key=lambda each: abs(each[1]))
+    text = f"{whose} clock differs from ours by {abs(skew.total_seconds()):.1f} s"
+    if abs(skew) >= CLOCK_FAILURE:
+        return failure(text, "set the clocks by NTP: delays, leases and purges go by them")
+    if abs(skew) >= CLOCK_WARNING:
+        return warning(text, "set the clocks by NTP")
+    return ok(text)
+
+
+async def _database_skew(federation: Federation) -> timedelta:
+    async with federation.database.read() as session:
+        connection = await session.connection()
+        if connection.dialect.name != "postgresql":
+            return timedelta(0)  # this machine's
+        before = datetime.now(UTC)
+        now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
+        return now.astimezone(UTC) - _middle(before)
+
+
+def _middle(before: datetime) -> datetime:
+    """When the server that was asked at `before` and has answered by now most likely looked at its clock."""
+    return before + (datetime.now(UTC) - before) / 2
+
+
+async def scheduler(federation: Federation) -> Found:
+    runs = {run.name: run for run in await last_runs(federation.database)}
+    if not runs:
+        return note("no recurring job has run yet; the first `federation run` begins with them")
+    now = datetime.now(UTC)
+    failed, late = [], []
+    for job in recurring_jobs(federation):
+        run = runs.get(job.name)
+        if run is None or run.started_at is None or now - run.started_at > MISSED_RUNS * job.interval + job.timeout:
+            late.append(job.name)
+        elif run.outcome is RunOutcome.FAILED:
+            failed.append(f"{job.name} ({_error_of(run.detail)})")
+    if failed:
+        return warning(f"failed at their last run: {', '.join(failed)}", "`federation scheduler run NAME`")
+    if late:
+        return warning(f"not run for long: {', '.join(late)}", "does `federation workers run` run?")
+    return ok("every recurring job ran when it was due, and well")
+
+
+def _error_of(detail: str | None) -> str:
+    try:
+        return str(json.loads(detail or "{}").get("error", "?"))
+    except (ValueError, AttributeError):
+        return "?"
+
+
+async def backlog(federation: Federation) -> Found:
+    found = await deliveries.stats(federation.database, Selection(), servers=0)
+    now = datetime.now(UTC)
+    told = []
+    if found.oldest_ready is not None:
+        told.append(f"{_are(found.ready, 'to be sent')}, the oldest for {ago(now - found.oldest_ready)}")
+    if found.oldest_held is not None:
+        reasons = ", ".join(f"{number} {reason.value}" for reason, number in found.held_by_reason.items())
+        servers = counted(found.held_servers, "server")
+        age = ago(now - found.oldest_held)
+        told.append(f"{_are(found.held, 'held')} for {servers} ({reasons}), the oldest for {age}")
+    if found.expired:
+        told.append(f"{found.expired} expired: held until too old")
+    told.append(f"{found.failed} failed {'one is' if found.failed == 1 else 'ones are'} kept")
+    text = "; ".join(told if found.open or found.expired else ["nothing is owed", *told])
+    if found.oldest_ready is not None and now - found.oldest_ready > OLD_BACKLOG:
+        return warning(text, "`federation deliveries stats` says to whom; do workers run?")
+    if found.open and not await last_runs(federation.database):
+        return warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
+    if found.expired:
+        return warning(text, "`federation deliveries list --state expired`; `retry --state expired` owes them again")
+    if found.held_by_reason.keys() & _HELD_BY_TROUBLE:
+        return warning(text, "`federation deliveries stats --state held` says for whom, `federation why URL` why")
+    return note(text) if found.held else ok(text)
+
+
+_HELD_BY_TROUBLE: Final = frozenset({HoldReason.SERVER, HoldReason.OURS})
+"""The other reasons pass by themselves, and soon."""
+
+
+def _are(number: int, how: str) -> str:
+    return f"{counted(number)} {'is' if number == 1 else 'are'} {how}"
+
+
+async def discover(federation: Federation) -> Found:
+    assert federation.own_url is not None  # or the settings had been refused
+    assert federation.keys is not None
+    host = urlsplit(federation.own_url).hostname or ""
+    # Our own address may well be a private one; only this one client may ask it.
+    guard = AddressGuard(federation.settings.dev_allowed_hostnames | {host})
+    start = f"start the node, or mend BETTER_AUTH_URL ({federation.own_url}), DNS or the proxy before it"
+    try:
+        async with FederationClient(guard, pooled_transport(guard)) as client:
+            response = await client.fetch(f"{federation.own_url}/discover", timeout=PATIENCE)
+        if not response.ok:
+            return warning(f"answered with status {response.status}", start)
+        shown = parse_discover_document(response.body)
+    except NetworkError as error:
+        if error.code == NetworkErrorCode.CONN_REFUSED:
+            return note(f"nothing listens at {federation.own_url}: the node is not running here")
+        return warning(str(error), _DISCOVER_ADVICE.get(error.code, start))
+    except OutboundError as error:
+        return warning(str(error), start)
+    except ProtocolError as error:
+        return failure(f"another program answers at {federation.own_url}: {error}", start)
+    if shown.public_key != federation.keys.signing.public_text:
+        return failure("shows another key than ours", "another node runs there, or the node runs with an older .env")
+    if shown.origin != federation.own_url:
+        return failure(f"names itself {shown.origin}", "BETTER_AUTH_URL of the running node is another")
+    return ok("answers with our name and key")
+
+
+_DISCOVER_ADVICE: Final = {
+    NetworkErrorCode.DNS_BLOCKED: "give the name of BETTER_AUTH_URL an address in DNS, or mend BETTER_AUTH_URL",
+    NetworkErrorCode.TLS_ERROR: "mend the certificate of the proxy before the node, or the scheme in BETTER_AUTH_URL",
+    NetworkErrorCode.TIMEOUT: "is the node overloaded, or does a firewall lie between here and BETTER_AUTH_URL?",
+}

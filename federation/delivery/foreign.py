@@ -1,0 +1,44 @@
+"""Jobs of other nodes that a wrong setting brings to our queue: they go back unharmed, until somebody mends it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from federation.base.jobs import FederationDeliveryJob
+from federation.delivery.errors import NotNow
+from federation.delivery.origin import OwnJobOrigin, origin_of
+from federation.delivery.sightings import Sightings
+from workers import Job
+from workers.clock import Clock, SystemClock
+
+FIRST_PAUSE: Final = timedelta(minutes=1)
+LONGEST_PAUSE: Final = timedelta(hours=1)
+
+
+class ForeignJobs:
+    """Tells them from ours, as far as jobs say whose they are, and notes each in `sightings`."""
+
+    def __init__(self, origin: OwnJobOrigin, sightings: Sightings, clock: Clock | None = None) -> None:
+        self._origin = origin
+        self._sightings = sightings
+        self._clock = clock or SystemClock()
+
+    async def give_back(self, job: Job, delivery: FederationDeliveryJob) -> None:
+        """Nothing happens to a job of ours. By another's row nobody here could tell what to do.
+
+        Raises:
+            NotNow: it is another's.
+            SQLAlchemyError: as `OwnJobOrigin.get`.
+        """
+        ours, theirs = await self._origin.get(), origin_of(delivery)
+        if ours.has(theirs):
+            return
+        pause = pause_for(self._clock.now() - job.created_at)
+        self._sightings.stranger(theirs, ours, delivery_id=delivery.delivery_job_id, pause=pause)
+        raise NotNow(f"the job is of {theirs}, and this is {ours}", pause)
+
+
+def pause_for(age: timedelta) -> timedelta:
+    """How long a stranger's job of that age is left alone: 1, 2, 4 … 60 min, as it doubles its age each time."""
+    return min(max(age, timedelta(0)) + FIRST_PAUSE, LONGEST_PAUSE)

@@ -1,0 +1,1 @@
+return redis.call('EXISTS', META_PAUSED)

@@ -1,0 +1,1 @@
+return redis.call('HEXISTS', META, 'paused')
