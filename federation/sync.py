@@ -149,17 +149,15 @@ def request_follow(
     producers = plain.node.producers
     met = background.run(lambda: producers.meet(server_url))
 
-    def owe(inside: Session) -> RequestedFollow:
-        return producers.follow(
-            inside,
-            plain.outbox.plan,
-            met,
-            follower_id=follower_id,
-            following_id=following_id,
-            requester_signature=requester_signature,
-        )
-
-    return plain.outbox.within(session, owe, "request_follow")
+    follow = partial(
+        producers.follow,
+        plan=plain.outbox.plan,
+        met=met,
+        follower_id=follower_id,
+        following_id=following_id,
+        requester_signature=requester_signature,
+    )
+    return plain.outbox.within(session, follow, "request_follow")
 
 
 def request_unfollow(session: Caller, *, follower_id: str, following_id: str, server_url: str) -> str | None:

@@ -6,10 +6,11 @@ thread; everything else is done by one background loop per process, for which th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 from weakref import finalize
 
 from workers.background import background
@@ -20,6 +21,8 @@ from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec
 from workers.storage.base import Storage
 
 __all__ = ["Queue"]
+
+T = TypeVar("T")
 
 
 class Queue:
@@ -68,14 +71,9 @@ class Queue:
         if connection is not None:
             return self._queue.enqueue_on(connection, specs)
         chosen = list(specs)
-
-        async def enqueue() -> list[Enqueued]:
-            self._closed_at_end()
-            if len(chosen) == 1:  # concurrent calls share a round trip
-                return [await self._queue.enqueue_spec(chosen[0])]
-            return await self._queue.enqueue_many(chosen)
-
-        return background.run(enqueue)
+        if len(chosen) == 1:  # concurrent calls share a round trip
+            return [self._run(lambda queue: queue.enqueue_spec(chosen[0]))]
+        return self._run(lambda queue: queue.enqueue_many(chosen))
 
     def enqueue_and_wait(
         self,
@@ -86,58 +84,27 @@ class Queue:
         **options: Unpack[JobOptions],
     ) -> object:
         """See `workers.Queue.enqueue_and_wait`."""
-
-        async def ask() -> object:
-            self._closed_at_end()
-            return await self._queue.enqueue_and_wait(payload, timeout=timeout, name=name, **options)
-
-        return background.run(ask)
+        return self._run(lambda queue: queue.enqueue_and_wait(payload, timeout=timeout, name=name, **options))
 
     def get_status(self, job_id: str) -> JobStatus | None:
         """See `workers.Queue.get_status`."""
-
-        async def ask() -> JobStatus | None:
-            self._closed_at_end()
-            return await self._queue.get_status(job_id)
-
-        return background.run(ask)
+        return self._run(lambda queue: queue.get_status(job_id))
 
     def get_result(self, job_id: str) -> object:
         """See `workers.Queue.get_result`."""
-
-        async def ask() -> object:
-            self._closed_at_end()
-            return await self._queue.get_result(job_id)
-
-        return background.run(ask)
+        return self._run(lambda queue: queue.get_result(job_id))
 
     def counts(self) -> dict[JobState, int]:
         """See `workers.Queue.counts`."""
-
-        async def ask() -> dict[JobState, int]:
-            self._closed_at_end()
-            return await self._queue.counts()
-
-        return background.run(ask)
+        return self._run(lambda queue: queue.counts())
 
     def cancel(self, job_id: str) -> CancelResult:
         """See `workers.Queue.cancel`."""
-
-        async def ask() -> CancelResult:
-            self._closed_at_end()
-            return await self._queue.cancel(job_id)
-
-        return background.run(ask)
+        return self._run(lambda queue: queue.cancel(job_id))
 
     def close(self) -> None:
         """The storage is disconnected; a second call does nothing, and a later use connects it again."""
-        queue = self._queue
-
-        async def stop() -> None:
-            background.at_end(id(queue), None)
-            await queue.stop()
-
-        background.run(stop)
+        background.run(partial(_stop, self._queue))
 
     def __enter__(self) -> Self:
         return self
@@ -147,13 +114,20 @@ class Queue:
     ) -> None:
         self.close()
 
-    def _closed_at_end(self) -> None:
-        background.at_end(id(self._queue), self._queue.stop)
+    def _run(self, work: Callable[[AsyncQueue], Coroutine[object, object, T]]) -> T:
+        queue = self._queue
+
+        async def run() -> T:
+            background.at_end(id(queue), queue.stop)
+            return await work(queue)
+
+        return background.run(run)
+
+
+async def _stop(queue: AsyncQueue) -> None:
+    background.at_end(id(queue), None)
+    await queue.stop()
 
 
 def _let_go(queue: AsyncQueue) -> None:
-    async def stop() -> None:
-        background.at_end(id(queue), None)
-        await queue.stop()
-
-    background.soon(stop)
+    background.soon(partial(_stop, queue))

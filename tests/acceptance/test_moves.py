@@ -6,6 +6,8 @@ import asyncio
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,31 @@ def environment(embedded: dict[str, str]) -> dict[str, str]:
     return embedded
 
 
+async def owing(settings: dict[str, str], worker: WorkerProcess, peer: Peer) -> list[str]:
+    """The node knows the peer, and owes it posts, which the worker will find there."""
+    worker.environment = settings
+    sent = numbered("post", OWED)
+    async with application(settings) as node:
+        await acquaint(node, peer)
+        await owe(node, peer, sent)
+    return sent
+
+
+async def saved_at_work(
+    settings: dict[str, str], worker: WorkerProcess, peer: Peer, save: Callable[[], Awaitable[object]]
+) -> list[str]:
+    """The database was saved while the worker delivered, which went on, and was killed; what was owed."""
+    sent = await owing(settings, worker, peer)
+    turnstile = Turnstile(peer)
+    await worker.start()
+    await turnstile.let(DELIVERED)
+    await save()
+    await turnstile.let(DELIVERED)
+    worker.kill()
+    await turnstile.remove()
+    return sent
+
+
 @pytest.mark.parametrize("queue", ["embedded", "bullmq", "bullmq that lost everything"])
 @pytest.mark.timeout(600)
 async def test_a_backup_of_the_database_has_all_that_is_owed(
@@ -78,18 +105,9 @@ async def test_a_backup_of_the_database_has_all_that_is_owed(
     The queue is the file's own; or one elsewhere, which remembers what the database has forgotten; or an empty one.
     """
     settings = embedded if queue == "embedded" else on_bullmq
-    worker.environment = settings
-    sent, backup = numbered("post", OWED), tmp_path / "backup.sqlite3"
-    async with application(settings) as node:
-        await acquaint(node, peer)
-        await owe(node, peer, sent)
-    turnstile = Turnstile(peer)
-    await worker.start()
-    await turnstile.let(DELIVERED)
-    await command(settings, tmp_path, "db", "backup", str(backup))
-    await turnstile.let(DELIVERED)
-    worker.kill()
-    await turnstile.remove()
+    backup = tmp_path / "backup.sqlite3"
+    save = partial(command, settings, tmp_path, "db", "backup", str(backup))
+    sent = await saved_at_work(settings, worker, peer, save)
     put_back(backup, database_file)
     if queue == "bullmq that lost everything":
         settings = {**settings, "FEDERATION_QUEUE_PREFIX": f"{settings['FEDERATION_QUEUE_PREFIX']}:empty"}
@@ -110,18 +128,8 @@ async def test_a_dump_of_postgresql_has_all_that_is_owed(
 ) -> None:
     """The same by PostgreSQL's own tools, of which `federation db backup` names the one to run."""
     old, new = {**embedded, "DATABASE_URL": migrated_postgres_url}, {**embedded, "DATABASE_URL": postgres_url}
-    worker.environment = old
-    sent, backup = numbered("post", OWED), tmp_path / "backup"
-    async with application(old) as node:
-        await acquaint(node, peer)
-        await owe(node, peer, sent)
-    turnstile = Turnstile(peer)
-    await worker.start()
-    await turnstile.let(DELIVERED)
-    await dump_as_told(old, backup)
-    await turnstile.let(DELIVERED)
-    worker.kill()
-    await turnstile.remove()
+    backup = tmp_path / "backup"
+    sent = await saved_at_work(old, worker, peer, partial(dump_as_told, old, backup))
     target = postgres_url.replace("postgresql+psycopg", "postgresql")
     await run(POSTGRES_PROGRAMS / "pg_restore", "--exit-on-error", f"--dbname={target}", str(backup))
     await delivered_by(worker, new)
@@ -145,11 +153,7 @@ async def test_a_node_moves_from_sqlite_to_postgresql(
     """In the middle of its work, between an orderly stop and a start: each delivery arrives, and none twice."""
     old = embedded if queue == "embedded" else on_bullmq
     new = {**old, "DATABASE_URL": postgres_url}
-    worker.environment = old
-    sent = numbered("post", OWED)
-    async with application(old) as node:
-        await acquaint(node, peer)
-        await owe(node, peer, sent)
+    sent = await owing(old, worker, peer)
     await stopped_after(worker, peer, DELIVERED)
     await command(new, tmp_path, "upgrade", "--host-tables")
     copied = await command(new, tmp_path, "db", "copy", "--from", str(database_file))

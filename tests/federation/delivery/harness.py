@@ -105,7 +105,7 @@ class Site:
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, *, grace: timedelta = _GRACE) -> None:
         """A worker runs on the queue; nothing happens if one does."""
         if self._worker is not None:
             return
@@ -117,7 +117,7 @@ class Site:
             overtime=settings.federation_overtime,
             not_ready=self.federation.database_watch.not_ready,
             lease=settings.federation_lease,
-            grace=_GRACE,
+            grace=grace,
             retry=delivery_backoff(settings),
             observers=[log_event, self._observe],
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import Exchange, Received, hang
-from tests.patience import until
+from tests.patience import PATIENCE_SECONDS, until
 from tests.peer import Peer
 from workers import JobState
 
@@ -50,7 +51,7 @@ async def test_a_delivery_that_ends_within_the_grace_completes(site: Site, peer:
 
     peer.server.upcoming += [slow]
     delivery = await site.owe_post(peer)
-    site.start()
+    site.start(grace=timedelta(seconds=PATIENCE_SECONDS))
     await until(lambda: peer.deliveries)
     stopping = asyncio.create_task(site.stop())
     await asyncio.sleep(0)

@@ -64,7 +64,8 @@ async def test_storages_without_transactions_say_so(url: str) -> None:
     async with worked(storage, handler) as recorder:
         failing = await recorder.seen(WorkerEventKind.FAILING)
     assert isinstance(failing.error, Unsupported)
-    bare = Job(id="a", name="n", payload=None, attempt=1, max_attempts=1, created_at=failing.claim.created_at)  # type: ignore[union-attr]  # there
+    assert failing.claim is not None
+    bare = Job(id="a", name="n", payload=None, attempt=1, max_attempts=1, created_at=failing.claim.created_at)
     with pytest.raises(Unsupported):
         bare.transaction()
 
