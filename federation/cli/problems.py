@@ -144,7 +144,6 @@ def explain(error: BaseException) -> list[str]:
 
 def _kind(error: BaseException) -> Kind:
     """Of an error that `explain` explains; of an exception group that of its first."""
-    from alembic.util import CommandError
     from sqlalchemy.exc import SQLAlchemyError
 
     from db.errors import is_outage
@@ -165,9 +164,15 @@ def _kind(error: BaseException) -> Kind:
         ((Unreachable, StorageUnavailable), Kind.UNREACHABLE),
         ((UrlError, DatabaseUrlError), Kind.USAGE),
         ((ModuleNotFoundError,), Kind.MISSING_PACKAGE),
-        ((HostTablesError, WorkersError, CommandError, AnalyticsError, OSError, SQLAlchemyError), Kind.REFUSED),
+        ((HostTablesError, WorkersError, *_alembics(), AnalyticsError, OSError, SQLAlchemyError), Kind.REFUSED),
     ]
     return next((kind for types, kind in kinds if isinstance(error, types)), Kind.BUG)
+
+
+def _alembics() -> tuple[type[BaseException], ...]:
+    """Alembic's error, where it was imported: it takes long to, and nobody else raises it."""
+    alembic = sys.modules.get("alembic.util")
+    return () if alembic is None else (alembic.CommandError,)
 
 
 def _database_problem(error: SQLAlchemyError) -> str:

@@ -89,6 +89,7 @@ async def saved_at_work(
     return sent
 
 
+@pytest.mark.spread("queue")
 @pytest.mark.parametrize("queue", ["embedded", "bullmq", "bullmq that lost everything"])
 @pytest.mark.timeout(600)
 async def test_a_backup_of_the_database_has_all_that_is_owed(
@@ -138,6 +139,7 @@ async def test_a_dump_of_postgresql_has_all_that_is_owed(
     assert peer.refused == []
 
 
+@pytest.mark.spread("queue")
 @pytest.mark.parametrize("queue", ["embedded", "bullmq"])
 @pytest.mark.timeout(600)
 async def test_a_node_moves_from_sqlite_to_postgresql(

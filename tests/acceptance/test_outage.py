@@ -89,6 +89,7 @@ async def test_an_outage_loses_nothing(federation: Federation, worker: WorkerPro
     assert {state for state, number in states.items() if number} == {JobState.COMPLETED}
 
 
+@pytest.mark.spread("place")
 @pytest.mark.timeout(600)
 async def test_another_key_holds_what_is_owed(federation: Federation, worker: WorkerProcess, peer: Peer) -> None:
     """A server whose name somebody else has now gets nothing, and loses nothing: it waits for its own keys."""

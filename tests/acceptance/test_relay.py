@@ -127,6 +127,7 @@ async def rows(site: Federation, model: type[Follow] | type[Server]) -> list[Fol
         return list((await session.execute(select(model))).scalars())
 
 
+@pytest.mark.spread("shared")
 async def test_a_follow_reaches_a_server_whose_name_only_the_relay_resolves(
     network: Network, shared: dict[str, str]
 ) -> None:

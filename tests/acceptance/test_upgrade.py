@@ -125,6 +125,7 @@ async def test_an_upgrade_loses_no_delivery(
     assert peer.refused == []
 
 
+@pytest.mark.spread("earlier")
 @pytest.mark.timeout(600)
 async def test_the_backup_made_before_an_upgrade_is_the_way_back(
     earlier: str, environment: dict[str, str], worker: WorkerProcess, peer: Peer, database_file: Path, tmp_path: Path

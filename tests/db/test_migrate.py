@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
+import db
 from db import Database, DeliveryJob, FederationTable, Follow, Server, create_host_tables
 from db.engines import migration_engine
 from db.migrate import schema_version, upgrade
@@ -234,6 +236,17 @@ def test_processes_that_upgrade_at_once_all_succeed(database_url: str) -> None:
         version = schema_version(connection)
         assert (version.current, version.is_behind) == (version.expected, False)
         assert connection.exec_driver_sql("SELECT count(*) FROM federation_alembic_version").scalar_one() == 1
+
+
+def test_the_expected_version_is_alembics_head(database_url: str) -> None:
+    """It is told without Alembic, which every process would have to import for it."""
+    script = ScriptDirectory(str(Path(db.__file__).parent / "migrations"))
+    with engine_on(database_url) as engine, engine.begin() as connection:
+        version = schema_version(connection)
+        assert (version.current, version.is_behind) == (None, True)
+        assert [version.expected] == script.get_heads()
+    asked = "import sys, federation.node_workers, federation.cli; print('alembic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout == "False\n"
 
 
 async def test_an_upgrade_waits_for_a_writer_of_a_file_not_yet_in_wal_mode(sqlite_url: str) -> None:

@@ -131,12 +131,12 @@ def silence() -> Iterator[int]:
     ("variable", "url", "arguments"),
     [
         ("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["servers", "list"]),
-        ("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["upgrade"]),
-        ("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["doctor"]),
+        pytest.param("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["upgrade"], marks=pytest.mark.full),
+        pytest.param("DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["doctor"], marks=pytest.mark.full),
         ("REDIS_URL", "redis://:s3cret@127.0.0.1:{}", ["queues", "stats"]),
-        ("REDIS_URL", "redis://:s3cret@127.0.0.1:{}", ["doctor"]),
-        ("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["queues", "stats"]),
-        ("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["upgrade"]),
+        pytest.param("REDIS_URL", "redis://:s3cret@127.0.0.1:{}", ["doctor"], marks=pytest.mark.full),
+        pytest.param("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["queues", "stats"], marks=pytest.mark.full),
+        pytest.param("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["upgrade"], marks=pytest.mark.full),
         ("QUEUE_URL", "postgresql://u:s3cret@127.0.0.1:{}/x", ["doctor"]),
     ],
 )

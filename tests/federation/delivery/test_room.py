@@ -257,6 +257,7 @@ async def test_what_is_remembered_is_bounded() -> None:
     assert len(room._servers) == MAX_REMEMBERED
 
 
+@pytest.mark.spread("queue_settings")
 @pytest.mark.usefixtures("queue_settings")
 async def test_hanging_servers_hold_up_nobody_else(
     make_settings: MakeSettings, peer: Peer, queue_settings: dict[str, object]

@@ -23,7 +23,10 @@ from tests.servers import free_port
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "docs" / "examples"
 
-pytestmark = pytest.mark.parametrize("place", ["sqlite", "bullmq-postgres"], indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("place", ["sqlite", "bullmq-postgres"], indirect=True),
+    pytest.mark.spread("place"),
+]
 
 
 @contextlib.asynccontextmanager

@@ -111,6 +111,7 @@ sys.exit(max(ended))
 """
 
 
+@pytest.mark.spread("place")
 async def test_children_of_a_fork_owe_and_the_end_waits_for_jobs(node: dict[str, str], engine: Engine) -> None:
     """Parent and children end by themselves and in silence; every delivery has its job without a sweep."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
