@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import URL, Connection, column, func, inspect, select, table, text
+from sqlalchemy import URL, Connection, String, column, func, inspect, select, table, text
 from sqlalchemy.exc import DBAPIError
 
 from db.engines import migration_engine, reading_engine
@@ -34,7 +34,7 @@ VERSION_TABLE = "federation_alembic_version"
 """A host application may keep its own Alembic history in the same database."""
 
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
-_CURRENT: Final = select(func.max(column("version_num"))).select_from(table(VERSION_TABLE))
+_CURRENT: Final = select(func.max(column("version_num", String))).select_from(table(VERSION_TABLE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
