@@ -21,6 +21,9 @@ from db.url import parse_url
 SEEDED: Final = frozenset({"blacklist_revision", "database_identity"})
 """Tables that have rows as soon as a migration has made them; in a copy the source's take their place."""
 
+LEFT: Final = frozenset({"queue_sightings"})
+"""Tables of what processes of the source saw, and where: of a copy, none of it would be true."""
+
 BATCH: Final = 200
 """Rows in memory; a text may have hundreds of kilobytes."""
 
@@ -40,9 +43,10 @@ class Copied:
 def copy_database(source: Path, url: str) -> Copied:
     """Put every row of our tables in the SQLite file `source` into the database of `url`, unchanged, or none.
 
-    Both are at this version's migration. `user`, `posts` and `blocks` are copied, too, where both have no more of them
-    than our minimal tables. Sequences go on after the highest number. The source is read as of one moment, and only
-    read. Blocking; to be called when no process works on either database.
+    What processes saw of each other (`LEFT`) is no part of it. Both are at this version's migration. `user`, `posts`
+    and `blocks` are copied, too, where both have no more of them than our minimal tables. Sequences go on after the
+    highest number. The source is read as of one moment, and only read. Blocking; to be called when no process works on
+    either database.
 
     Raises:
         CopyError: a database lacks tables, the target has rows, or the source was written to meanwhile.
@@ -69,7 +73,7 @@ def _copy(old: Connection, new: Connection) -> Copied:
     host, left = _host_tables(old, new)
     plain = [table for table in FederationTable.metadata.sorted_tables if table.name not in SEEDED]
     _require_empty(new, [*plain, *host])
-    counts = {table.name: _copy_rows(old, new, table) for table in [*plain, *host]}
+    counts = {table.name: _copy_rows(old, new, table) for table in [*plain, *host] if table.name not in LEFT}
     # Last: triggers of the other tables write to some of them.
     for table in FederationTable.metadata.sorted_tables:
         if table.name in SEEDED:

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import federation.interrupts  # noqa: F401 - acts as it is imported, and first: what follows takes a while
+
+# isort: split
 from importlib import import_module
 from typing import TYPE_CHECKING
 

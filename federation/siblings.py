@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os.path
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from typing import Final
+
+from federation.interrupts import is_command
 
 _MARKS: Final = {"db": ("deliveries", "follows", "scheduling"), "workers": ("kv", "middlewares", "storage")}
 """What our packages contain, and a stranger's does not contain all of.
@@ -30,7 +31,7 @@ def refuse_foreign() -> None:
         f"{found}, in the place of federation's own package of that name: rename what the application calls so, or owe "
         "deliveries from a process of its own that does not have it on sys.path"
     )
-    if _is_command():
+    if is_command():
         from federation.cli.problems import fail  # here, because an application that is refused has no use for it
 
         fail(problem)
@@ -60,11 +61,3 @@ def _find(name: str, path: Iterable[str] | None = None) -> ModuleSpec | None:
         if spec is not None:
             return spec
     return None
-
-
-def _is_command() -> bool:
-    """Whether this process is `federation` or `python -m federation...`: nobody else is to be ended."""
-    program = sys.argv[0] if sys.argv else ""
-    if program == "-m":  # as long as Python looks for the module, and imports the packages around it
-        return sys.orig_argv[-len(sys.argv)].partition(".")[0] == "federation"
-    return os.path.splitext(os.path.basename(program))[0] == "federation"

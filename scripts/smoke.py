@@ -3,8 +3,9 @@
     scripts/smoke
 
 The wheel holds every file of the three packages, is installed with its extra `node` into an environment of its own, and
-a node from there is set up, answers, is examined and stops in order. Each step is one line; the first that goes wrong
-ends this with 1 and the reason. Needs Python alone, with its venv module. Leaves nothing behind.
+a node from there is set up, answers, is examined and stops in order. Then `scripts/manual.py` runs the manual, with
+the extras that its programs use. Each step is one line; the first that goes wrong ends this with 1 and the reason.
+Needs Python alone, with its venv module. Leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ URL: Final = "https://node.example"
 PIP_SECONDS: Final = 300
 START_SECONDS: Final = 90
 COMMAND_SECONDS: Final = 120
+MANUAL_SECONDS: Final = 480
 QUOTED_LINES: Final = 20
 
 
@@ -69,6 +71,10 @@ def smoke(folder: Path) -> None:
     node = folder / "node"
     node.mkdir()
     run_node(python.parent / "federation", node)
+    pip(python, folder, "install", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[metrics,otel,redis]")
+    told = command([str(python), str(ROOT / "scripts" / "manual.py")], folder, within=MANUAL_SECONDS)
+    print(told, end="")
+    say("all of the manual runs as it stands")
 
 
 def build(python: Path, folder: Path) -> Path:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         AnalyticsError, ConfigurationError, DatabaseUrlError: what was asked for is wrong, or cannot be done; says why.
     """
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     options.command(options)
 
 
@@ -43,11 +43,12 @@ class _Parser(argparse.ArgumentParser):
         raise AnalyticsError(f"{message}; see `{self.prog} --help`")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def make_parser() -> argparse.ArgumentParser:
+    """Make that of the three commands; it raises `AnalyticsError` for what they do not take."""
+    made = _Parser(
         prog="federation analytics", description="Scorecards and reports of the servers we know, with Spark."
     )
-    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    parsers = made.add_subparsers(required=True, metavar="COMMAND")
 
     run = parsers.add_parser(
         "run",
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_output(report, "results and report")
     _add_spark(report)
     report.set_defaults(command=_report)
-    return parser
+    return made
 
 
 def tell(text: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from federation import interrupts
 from federation.cli.options import AsJson, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import NOT_FOUND, fail
@@ -58,7 +58,7 @@ def check(as_json: AsJson = False) -> None:
         finally:
             await database.close()
 
-    schema = asyncio.run(look())
+    schema = interrupts.run(look())
     version = schema.version
     if as_json:
         versions = {"current": version.current, "expected": version.expected}
@@ -129,7 +129,7 @@ def copy(
         copied = copy_database(source, settings.database_url.get_secret_value())
     except CopyError as error:
         fail(str(error), status=NOT_FOUND)
-    tasks = asyncio.run(tasks_in(source))
+    tasks = interrupts.run(tasks_in(source))
     if as_json:
         print_json({"rows": copied.rows, "left_to_host": copied.left_to_host, "tasks_left": tasks})
     else:

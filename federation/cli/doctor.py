@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import TYPE_CHECKING, Final
 
 import typer
 
+from federation import interrupts
 from federation.cli.options import AsJson
 from federation.cli.output import print_json, shown
 from federation.cli.problems import NOT_FOUND
@@ -29,7 +29,7 @@ def doctor(as_json: AsJson = False) -> None:
     from federation.admin.doctor import examine, worst
 
     start_logging(LogLevel.ERROR)
-    findings = asyncio.run(examine())
+    findings = interrupts.run(examine())
     if as_json:
         print_json({"verdict": worst(findings), "findings": findings})
     else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
 
+from federation import interrupts
 from federation.cli.options import AsJson, MetricsPort, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import fail
@@ -127,8 +127,8 @@ def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
     for queue in QUEUE_NAMES:
         storage = open_storage(settings, queue)
         if isinstance(storage, SqlStorage):
-            asyncio.run(_prepare(storage))
-    return Upgraded(host_tables_made=made, host_missing=asyncio.run(_confirm(url)))
+            interrupts.run(_prepare(storage))
+    return Upgraded(host_tables_made=made, host_missing=interrupts.run(_confirm(url)))
 
 
 async def _confirm(url: str) -> tuple[str, ...]:
@@ -182,6 +182,6 @@ def _run(*, deliver: bool, serve: bool, as_json: bool, metrics_port: int | None 
 
     settings = load_settings(node=True)
     start_logging(LogLevel.INFO)
-    asyncio.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port))
+    interrupts.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port))
     if as_json:
         print_json({"stopped": True})

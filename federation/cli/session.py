@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from federation import interrupts
 from federation.cli.problems import tell
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
         finally:
             await federation.close()
 
-    return asyncio.run(session())
+    return interrupts.run(session())
 
 
 def with_database(work: Callable[[Database], Awaitable[T]]) -> T:

@@ -199,6 +199,7 @@ def _not_plain(caller: object, call: str) -> TypeError:
 class DjangoConnection(Protocol):
     """What is asked of `django.db.connection`."""
 
+    alias: str
     connection: DbApiConnection
     in_atomic_block: bool
 
@@ -217,7 +218,10 @@ def django_connection(caller: object) -> DjangoConnection | None:
         return None
     found = cast(DjangoConnection, caller)
     if not found.in_atomic_block:
-        raise ValueError("Django's connection is in autocommit; owe deliveries in a `with transaction.atomic():` block")
+        raise ValueError(
+            f"Django's connection {found.alias!r} is in autocommit; owe deliveries in a block of that very one:"
+            f" `with transaction.atomic(using={found.alias!r}):`"
+        )
     if not is_dbapi_connection(found.connection):
         driver = type(found.connection).__module__
         raise ValueError(f"Django's connection is one of {driver}; deliveries are owed through sqlite3 or psycopg 3")

@@ -165,6 +165,18 @@ async def test_a_node_moves_from_sqlite_to_postgresql(
 
 
 @pytest.mark.timeout(600)
+async def test_a_node_on_postgresql_moves_to_bullmq(
+    embedded: dict[str, str], on_bullmq: dict[str, str], worker: WorkerProcess, peer: Peer, migrated_postgres_url: str
+) -> None:
+    """Its queues were in that database, and in the middle of their work: each delivery arrives, and none twice."""
+    old, new = ({**each, "DATABASE_URL": migrated_postgres_url} for each in (embedded, on_bullmq))
+    sent = await owing(old, worker, peer)
+    await stopped_after(worker, peer, DELIVERED)
+    await delivered_by(worker, new)
+    assert arrivals(peer) == Counter(sent)
+
+
+@pytest.mark.timeout(600)
 async def test_a_node_moves_to_bullmq_and_back(
     embedded: dict[str, str], on_bullmq: dict[str, str], worker: WorkerProcess, peer: Peer
 ) -> None:

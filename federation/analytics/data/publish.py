@@ -12,7 +12,6 @@ A publication that dies half-way leaves old and new rows, each true as of its `a
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass
 from datetime import date
@@ -25,6 +24,7 @@ from sqlalchemy import Connection, Insert, Table, delete, func, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from db import Database, FederationTable, RelayCandidate, ServerScorecard
+from federation import interrupts
 from federation.analytics.data.results import RELAY_CANDIDATES, SERVER_SCORECARD, read_dated
 from federation.analytics.days import instant
 from federation.analytics.errors import AnalyticsError
@@ -72,7 +72,7 @@ def require_publishable(database_url: str) -> None:
         NotPublishable: it lacks the tables.
         DatabaseUrlError, SQLAlchemyError: it cannot be opened.
     """
-    asyncio.run(_with_database(database_url, _newest))
+    interrupts.run(_with_database(database_url, _newest))
 
 
 def publish(spark: SparkSession, out: Path, as_of: date, *, database_url: str) -> Published:
@@ -97,7 +97,7 @@ def publish(spark: SparkSession, out: Path, as_of: date, *, database_url: str) -
         ranked, unranked = await _replace(database, _RELAYS, relays)
         return Published(scorecards=written, relay_candidates=ranked, removed=vanished + unranked)
 
-    return asyncio.run(_with_database(database_url, write))
+    return interrupts.run(_with_database(database_url, write))
 
 
 async def _with_database(url: str, work: Callable[[Database], Awaitable[T]]) -> T:

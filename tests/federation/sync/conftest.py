@@ -127,12 +127,42 @@ def configure_django() -> None:
 
 @contextmanager
 def _django(engine: Engine) -> Iterator[Caller]:
-    configure_django()
-    from django.db import connection, connections, transaction
+    with django_databases(default=engine):
+        from django.db import connection, transaction
 
+        with transaction.atomic():
+            yield connection
+
+
+@contextmanager
+def django_databases(**engines: Engine) -> Iterator[None]:
+    """Django has these databases for the block, by their aliases; a `default` among them."""
+    configure_django()
+    from django.db import connections
+
+    before = dict(connections.databases)
+    named = {alias: django_database(engine) for alias, engine in engines.items()}
+    connections.databases.update(connections.configure_settings(named))
+    for alias in engines:
+        with suppress(AttributeError):  # one that another test has used, on a database of its own
+            del connections[alias]
+    try:
+        yield
+    finally:
+        connections.close_all()
+        for alias in engines:
+            with suppress(AttributeError):
+                del connections[alias]
+        connections.databases.clear()
+        connections.databases.update(before)
+
+
+def django_database(engine: Engine) -> dict[str, object]:
+    """The engine's database in a setting of Django's."""
     url = make_url(engine.url)
-    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": url.database}
-    post = {
+    if url.get_backend_name() == "sqlite":
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": url.database}
+    return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": url.database,
         "USER": url.username or "",
@@ -140,16 +170,6 @@ def _django(engine: Engine) -> Iterator[Caller]:
         "HOST": url.host or url.query.get("host", ""),
         "PORT": url.port or "",
     }
-    chosen = lite if url.get_backend_name() == "sqlite" else post
-    connections.databases["default"] = connections.configure_settings({"default": chosen})["default"]
-    with suppress(AttributeError):  # one that another test has used, on a database of its own
-        del connections["default"]
-    try:
-        with transaction.atomic():
-            yield connection
-    finally:
-        connections.close_all()
-        del connections["default"]
 
 
 def owed(engine: Engine) -> set[str]:

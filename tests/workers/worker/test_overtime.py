@@ -249,6 +249,7 @@ async def test_the_grace_waits_for_those_in_overtime() -> None:
     worker = Worker(storage, {"work": leaver}, concurrency=1, overtime=1, grace=HOUR, lease=LEASE)
     async with run_to_the_end(worker) as task:
         await until(lambda: leaver.told == [True])
+        await until(lambda: calls["wait"])  # for a job for the slot that was left: no claim is on its way
         worker.stop()
         await steps.enqueue(storage, steps.job("too late"))
         renewed = calls["renew"]

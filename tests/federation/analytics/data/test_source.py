@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from federation.analytics.data.source import FederationSource
 from federation.analytics.data.tables import TABLES, Part, TableReader
 from federation.analytics.source import read_table, register
 from tests.federation.analytics.history import SERVERS, attempt, attempts, execute, fill, moment
+from tests.workers.manual import ROOT, examples
 
 ATTEMPTS = "delivery_attempts"
 
@@ -38,6 +40,18 @@ def test_every_table_arrives_with_its_values(spark: SparkSession, database_url: 
     assert read_table(spark, database_url, "blacklisted_servers").first()["reason"] == "spam"
     events = read_table(spark, database_url, "server_health_events").orderBy("at").collect()
     assert [event.to_state for event in events] == ["unhealthy", "healthy"]
+
+
+def test_the_program_of_the_manual_runs(
+    spark: SparkSession, sqlite_only: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands but for the database, which Spark, at work elsewhere already, has to be told by its whole path."""
+    fill(sqlite_only, [attempt(1, moment(0, 1.5))])
+    shown = examples(ROOT / "federation" / "analytics" / "README.md")["The data source `federation`"]
+    relative = "sqlite:///federation.sqlite3"
+    assert relative in shown
+    exec(compile(shown.replace(relative, sqlite_only), "README.md", "exec"), {})
+    assert re.search(r"\|delivered\|\s*1\|", capsys.readouterr().out)
 
 
 def test_an_empty_table_is_read_as_nothing(spark: SparkSession, database_url: str) -> None:

@@ -1,0 +1,270 @@
+"""Run the manual, as a reader would who types what it shows.
+
+    python scripts/manual.py [PAGE ...]
+
+Every block of Python of a README runs as it stands, in the order of its page, in a process that ends with 0 and says
+nothing on stderr; a page of questions and answers is asked. What `federation/README.md` has for a shell is typed there,
+its operator's day on other ports. Each page has a folder of its own, with a node in it where its programs need one.
+Needs what the pages use: the extras `metrics`, `node`, `otel` and `redis`. What needs Spark is left out:
+`tests/federation/analytics` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FOLDERS: Final = ("db", "docs", "federation", "workers")
+SPARK: Final = "federation/analytics/README.md"
+DAY: Final = "federation/README.md"
+NODES: Final = ("README.md", DAY)
+"""Pages whose programs are a node's."""
+ARGUMENTS: Final = {"README.md": ("alice", "hello, fediverse")}
+"""What a page's program is called with, as its first line says."""
+PORTS: Final = ("8451", "8452")
+"""The node's of the operator's day, and its peer's, where nobody listens."""
+CERTAIN: Final = ("federation init ", "federation users add ")
+"""What prints the same on every fresh node."""
+WORKERS: Final = 3
+"""Of a node without tasks of an application's own; by then it listens."""
+SECONDS: Final = 120
+
+HEADING_OR_FENCE: Final = re.compile(
+    r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```$|^(?P<indented>(?:    [^\n]*\n+)+)", re.S | re.M
+)
+
+
+class Untrue(Exception):
+    """The manual shows what is not so; the message says where, and what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a page shows to be typed. An indented block is of the shell, and has no language."""
+
+    page: str
+    title: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def main() -> None:
+    """Run the pages; ends with 1 and one reason at the first block that does not do what is shown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "page", nargs="*", default=readmes(), help="by its path in the repository (default: every README)"
+    )
+    try:
+        for page in parser.parse_args().page:
+            with tempfile.TemporaryDirectory(prefix="federation-manual-") as folder:
+                run(page, Path(folder))
+    except Untrue as untrue:
+        sys.exit(f"manual: {untrue}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def pages() -> list[str]:
+    """Every page there is, by its path in the repository."""
+    found = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+def readmes() -> list[str]:
+    """Those that are shown to be run; the others have tests of their own, of what their programs print."""
+    return [page for page in pages() if page.endswith("README.md")]
+
+
+def blocks(page: str) -> list[Block]:
+    """What the page shows, in its order."""
+    text, title, found = (ROOT / page).read_text(), "", list[Block]()
+    for match in HEADING_OR_FENCE.finditer(text):
+        title = match["title"] or title
+        shown = match["code"] or match["indented"]
+        if shown:
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page, title, line, match["language"] or "", shown))
+    return found
+
+
+def run(page: str, folder: Path) -> None:
+    """Run what the page shows, from `folder` on."""
+    shown = [block for block in blocks(page) if block.language == "python" or (page == DAY and of_a_shell(block))]
+    if page == SPARK:
+        say(f"{page} is left out, as it needs Spark")
+    elif any(block.text.startswith(">>> ") for block in shown):
+        command([sys.executable, "-m", "doctest", str(ROOT / page)], folder, page)
+        say(f"{page}: {len(shown)} blocks of questions and answers")
+    elif shown:
+        with Reader(make_node(folder / "node") if page in NODES else folder) as reader:
+            for block in shown:
+                (reader.type if of_a_shell(block) else reader.program)(block)
+        say(f"{page}: {len(shown)} blocks")
+
+
+def of_a_shell(block: Block) -> bool:
+    return not block.language and "federation " in block.text
+
+
+def make_node(node: Path) -> Path:
+    """Make a node with a user, as the README does."""
+    node.mkdir()
+    command(["federation", "init", "--url", f"http://127.0.0.1:{PORTS[0]}"], node, "init")
+    command(["federation", "users", "add", "alice"], node, "users add")
+    return node
+
+
+class Reader:
+    """Does in a folder what a page shows; what it started there has ended with its block."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._instead = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | {"/var/backups": "."}
+        self._running: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running:
+            end(process)
+
+    def program(self, block: Block) -> None:
+        """Run it in a process of its own, from the file that its first line names, if one does."""
+        named = re.match(r"# (\w+\.py)\n", block.text)
+        if named:
+            (self._folder / named[1]).write_text(block.text)
+        code = [named[1]] if named else ["-c", block.text]
+        arguments = [sys.executable, "-W", "error", *code, *ARGUMENTS.get(block.page, ())]
+        told = command(arguments, self._folder, str(block))
+        if told.stderr and "basicConfig" not in block.text:  # one is about what is logged there
+            raise Untrue(f"{block} says on stderr{quoted(told.stderr)}")
+
+    def type(self, block: Block) -> None:
+        """Type each command. It ends well, or finds nothing to do: what is told of other servers is not here."""
+        for line, shown in self._transcript(block.text):
+            if line.startswith("federation init"):
+                self._folder = self._folder.with_name("fresh")
+                self._folder.mkdir()
+            if line.endswith(("run", " &")):
+                self._start(line)
+                continue
+            told = command(["sh", "-c", line], self._folder, f"{block}, `{line}`,", statuses=(0, 1))
+            if line.startswith(CERTAIN):
+                compare(block, shown, told.stdout + told.stderr)
+            elif line == "federation doctor":
+                compare(block, sights(shown), sights(told.stdout))
+
+    def _transcript(self, text: str) -> Iterator[tuple[str, str]]:
+        """Each command with what it printed: all lines are commands where none comes after a `$`."""
+        for shown, instead in self._instead.items():
+            text = text.replace(shown, instead)
+        plain = re.sub("^    ", "", text, flags=re.M).strip()
+        for part in plain.removeprefix("$ ").split("\n$ ") if plain.startswith("$ ") else plain.splitlines():
+            line, _, told = part.partition("\n")
+            yield line, told + "\n"
+
+    def _start(self, line: str) -> None:
+        """In the foreground until it works, in the background for as long as there is more to type."""
+        log = self._folder / "log"
+        with log.open("w") as file:
+            process = begin(["sh", "-c", f"exec env {line.removesuffix(' &')}"], self._folder, stderr=file)
+        self._running.append(process)
+        deadline = time.monotonic() + SECONDS
+        while (told := log.read_text()).count('"worker_ready"') < WORKERS:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Untrue(f"`{line}` does not work{quoted(told)}")
+            time.sleep(0.1)
+        if not line.endswith(" &"):
+            process.terminate()
+            if process.wait(SECONDS):
+                raise Untrue(f"`{line}` ends with status {process.returncode}{quoted(log.read_text())}")
+
+
+def sights(told: str) -> str:
+    """What the doctor looked at, without what it thinks of it: recurring jobs have not run yet.
+
+    And without the open files, of which it speaks where this machine allows few.
+    """
+    lines = [line.split() for line in told.splitlines() if not line.startswith(" ")]
+    return "".join(f"{words[1]}\n" for words in lines if words[1] != "open")
+
+
+def compare(block: Block, shown: str, told: str) -> None:
+    if shown != told:
+        raise Untrue(f"{block} shows{quoted(shown)}\nand that is{quoted(told)}")
+
+
+def command(
+    arguments: Sequence[str], folder: Path, what: str, *, statuses: Sequence[int] = (0,)
+) -> subprocess.CompletedProcess[str]:
+    """Run it until it ends, with one of these statuses."""
+    process = begin(arguments, folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        stdout, stderr = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Untrue(f"{what} does not end within {SECONDS} s") from None
+    finally:
+        end(process)
+    if process.returncode not in statuses:
+        raise Untrue(f"{what} ends with status {process.returncode}{quoted(stdout + stderr)}")
+    return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+
+def begin(arguments: Sequence[str], folder: Path, **streams: int) -> subprocess.Popen[str]:
+    """Start it where nothing of this machine's settings is: the `federation` beside this Python, and the PYTHONPATH."""
+    kept = {name: os.environ[name] for name in ("PYTHONPATH", "JAVA_HOME") if name in os.environ}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.Popen(
+        arguments,
+        cwd=folder,
+        env={**kept, "PATH": path, "LANG": "C.UTF-8", "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+        **streams,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Let neither it nor what it started run on."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(SECONDS)
+
+
+def free_ports(count: int) -> list[str]:
+    """Ports on which nobody listens, all of them different."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [str(server.getsockname()[1]) for server in servers]
+    for server in servers:
+        server.close()
+    return ports
+
+
+def quoted(text: str) -> str:
+    return "".join(f"\n  {line}" for line in text.splitlines()[-30:])
+
+
+def say(what: str) -> None:
+    print(f"manual: {what}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
