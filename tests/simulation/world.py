@@ -228,12 +228,15 @@ class _Run:
                     public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text
                 )
                 known.append(server)
+        senders = {
+            url: Sender(
+                public_key=server.keys.signing.public_text, encryption_public_key=server.keys.encryption.public_text
+            )
+            for url, server in self._world.servers.items()
+        }
         for server in self._world.servers.values():
-            server.reaches.update({other.url: other for other in self._world.servers.values()})
-            for other in self._world.servers.values():
-                other.senders[server.url] = Sender(
-                    public_key=server.keys.signing.public_text, encryption_public_key=server.keys.encryption.public_text
-                )
+            server.reaches.update(self._world.servers)
+            server.senders.update(senders)
         now = START.strftime("%Y-%m-%d %H:%M:%S.%f")
         self._world.space.keeper.executemany(
             "INSERT INTO server_registry (id, url, public_key, encryption_public_key, last_seen, created_at,"
