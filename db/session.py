@@ -26,7 +26,8 @@ T = TypeVar("T")
 class Database:
     """Pooled sessions on an SQLite file or a PostgreSQL database; connections are opened on first use.
 
-    `engines` are a writer and a reader of the same database in place of its own, see `async_engines`.
+    `engines` are a writer and a reader of the same database in place of its own, see `async_engines`; `steps` are what
+    `transact` and `rows` go through then, and end with it.
     Objects stay readable after their session ends: nothing is expired on commit.
 
     Raises:
@@ -34,12 +35,14 @@ class Database:
         RuntimeError: (of each method but `close`) it is closed.
     """
 
-    def __init__(self, url: str, *, engines: tuple[AsyncEngine, AsyncEngine] | None = None) -> None:
+    def __init__(
+        self, url: str, *, engines: tuple[AsyncEngine, AsyncEngine] | None = None, steps: Steps | None = None
+    ) -> None:
         self._url = parse_url(url)
         self._writer, self._reader = engines or async_engines(self._url)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
-        self._steps: Steps = (
+        self._steps: Steps = steps or (
             SqliteThreads(self._url, turns=self._writer)
             if engines is None and self._url.get_backend_name() == "sqlite"
             else Greenlets(self._writer, self._reader)

@@ -20,9 +20,8 @@ from typing import Final
 
 import structlog
 from sqlalchemy import Connection, bindparam, or_, select, update
-from sqlmodel import col
 
-from db import Database, DeliveryJob, DeliveryState
+from db import Database, DeliveryState
 from federation.base.bull_queue import BullQueue
 from federation.delivery.attempts import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
@@ -92,31 +91,19 @@ class OutboxSweeper:
         return Swept(rows=rows, added=added, complete=complete)
 
     async def _page(self, now: datetime) -> Sequence[_Ready]:
-        query = (
-            select(*(getattr(DeliveryJob, name) for name in _OWED), col(DeliveryJob.first_attempted_at))
-            .where(
-                col(DeliveryJob.state) == DeliveryState.READY,
-                col(DeliveryJob.settled_at).is_(None),
-                col(DeliveryJob.job_name).is_not(None),
-                col(DeliveryJob.created_at) < now - self._min_age,
-                # A time to come was written before the clock was set back.
-                or_(
-                    col(DeliveryJob.queued_at).is_(None),
-                    col(DeliveryJob.queued_at) < max(now - ASK_AGAIN, self._began),
-                    col(DeliveryJob.queued_at) > now + ASK_AGAIN,
-                ),
+        values = {
+            "made_before": now - self._min_age,
+            "asked_before": max(now - ASK_AGAIN, self._began),
+            "latest": now + ASK_AGAIN,
+            "most": PAGE,
+        }
+        return [
+            _Ready(
+                row=OwedRow(**{name: found._mapping[name] for name in _OWED}),
+                attempted=found.first_attempted_at is not None,
             )
-            .order_by(col(DeliveryJob.created_at))
-            .limit(PAGE)
-        )
-        async with self._database.read() as session:
-            return [
-                _Ready(
-                    row=OwedRow(**{name: found._mapping[name] for name in _OWED}),
-                    attempted=found.first_attempted_at is not None,
-                )
-                for found in await session.execute(query)
-            ]
+            for found in await self._database.rows(_READY, values)
+        ]
 
     async def _add_missing(self, page: Sequence[_Ready]) -> int:
         jobs = await self._queue.storage.status([series_job_id(each.row.id, each.row.series) for each in page])
@@ -143,8 +130,7 @@ class OutboxSweeper:
 
     async def _note_queued(self, page: Sequence[_Ready], now: datetime) -> None:
         ids = [each.row.id for each in page]
-        async with self._database.transaction() as session:
-            await session.execute(update(DeliveryJob).where(col(DeliveryJob.id).in_(ids)).values(queued_at=now))
+        await self._database.transact(lambda connection: connection.execute(_QUEUED, {"rows": ids, "now": now}))
 
 
 def _has_ended(job: JobStatus | None) -> bool:
@@ -160,6 +146,24 @@ def _renewal(row: OwedRow) -> dict[str, object]:
     }
 
 
+_READY = (
+    select(*(TABLE.c[name] for name in _OWED), TABLE.c.first_attempted_at)
+    .where(
+        TABLE.c.state == DeliveryState.READY,
+        TABLE.c.settled_at.is_(None),
+        TABLE.c.job_name.is_not(None),
+        TABLE.c.created_at < bindparam("made_before"),
+        # A time to come was written before the clock was set back.
+        or_(
+            TABLE.c.queued_at.is_(None),
+            TABLE.c.queued_at < bindparam("asked_before"),
+            TABLE.c.queued_at > bindparam("latest"),
+        ),
+    )
+    .order_by(TABLE.c.created_at)
+    .limit(bindparam("most"))
+)
+_QUEUED = update(TABLE).where(TABLE.c.id.in_(bindparam("rows", expanding=True))).values(queued_at=bindparam("now"))
 _SENDING = select(TABLE).where(TABLE.c.id.in_(bindparam("rows", expanding=True)), TABLE.c.sending.is_not(None))
 _RENEWED = (
     update(TABLE)

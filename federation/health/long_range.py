@@ -15,8 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import select
-from sqlmodel import col
+from sqlalchemy import bindparam, select
 
 from db import Database, Server
 from federation.health.probe import Probe
@@ -110,16 +109,15 @@ class LongRangeProbes:
             after = page[-1][0].url
 
     async def _page(self, after: str) -> list[tuple[KnownServer, datetime]]:
-        query = (
-            select(Server)
-            .where(col(Server.is_healthy).is_(False), col(Server.url) > after)
-            .order_by(col(Server.url))
-            .limit(PAGE)
-        )
-        async with self._database.read() as session:
-            rows = (await session.execute(query)).scalars().all()
-        return [(_known(row), row.updated_at) for row in rows]
+        rows = await self._database.rows(_SICK, {"after": after, "most": PAGE})
+        return [(KnownServer(**{name: row._mapping[name] for name in _KNOWN}), row.updated_at) for row in rows]
 
 
-def _known(row: Server) -> KnownServer:
-    return KnownServer(**{column.name: getattr(row, column.name) for column in fields(KnownServer)})
+_KNOWN: Final = tuple(field.name for field in fields(KnownServer))
+_TABLE = Server.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
+_SICK = (
+    select(*(_TABLE.c[name] for name in _KNOWN), _TABLE.c.updated_at)
+    .where(_TABLE.c.is_healthy.is_(False), _TABLE.c.url > bindparam("after"))
+    .order_by(_TABLE.c.url)
+    .limit(bindparam("most"))
+)

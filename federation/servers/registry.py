@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 import structlog
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -164,16 +164,13 @@ class Registry:
 
     async def count_failed_probe(self, url: str) -> int | None:
         """One more failed probe is counted, atomically; the new count, None if the server is gone or healthy."""
-        failed = (
-            update(Server)
-            .where(col(Server.url) == url, col(Server.is_healthy).is_(False))
-            .values(health_check_attempts=col(Server.health_check_attempts) + 1, updated_at=self._clock.now())
-            .returning(col(Server.health_check_attempts))
-        )
+        values = {"server": url, "now": self._clock.now()}
+
+        def count(connection: Connection) -> int | None:
+            return connection.execute(_PROBE_FAILED, values).scalar_one_or_none()
+
         try:
-            async with self._database.transaction() as session:
-                count: int | None = (await session.execute(failed)).scalar_one_or_none()
-                return count
+            return await self._database.transact(count)
         finally:
             self._servers.drop(url)
 
@@ -181,25 +178,22 @@ class Registry:
         self, url: str, values: Mapping[str, object], state: ServerHealth, reason: str, now: datetime
     ) -> bool | None:
         """Write `values`, and an event if the state changed; whether it did, None if there is no such server."""
+
+        def change(connection: Connection) -> bool | None:
+            was_healthy = connection.execute(_LOCKED_HEALTH, {"server": url}).scalar_one_or_none()
+            if was_healthy is None:
+                return None
+            connection.execute(_CHANGED, {"server": url, **values})
+            before = ServerHealth.HEALTHY if was_healthy else ServerHealth.UNHEALTHY
+            if before is not state:
+                event = {"server_url": url, "from_state": before, "to_state": state, "reason": reason, "at": now}
+                connection.execute(_EVENT, event)
+            return before is not state
+
         try:
-            async with self._database.transaction() as session:
-                was_healthy = await self._locked_health(session, url)
-                if was_healthy is None:
-                    return None
-                await session.execute(update(Server).where(col(Server.url) == url).values(values))
-                before = ServerHealth.HEALTHY if was_healthy else ServerHealth.UNHEALTHY
-                if before is not state:
-                    session.add(
-                        ServerHealthEvent(server_url=url, from_state=before, to_state=state, reason=reason, at=now)
-                    )
-                return before is not state
+            return await self._database.transact(change)
         finally:
             self._servers.drop(url)
-
-    async def _locked_health(self, session: AsyncSession, url: str) -> bool | None:
-        query = select(col(Server.is_healthy)).where(col(Server.url) == url).with_for_update()
-        healthy: bool | None = (await session.execute(query)).scalar_one_or_none()
-        return healthy
 
     async def _load(self, urls: Sequence[str]) -> list[KnownServer | None]:
         found = {row.url: KnownServer(**row._mapping) for row in await self._database.rows(_KNOWN, {"urls": urls})}
@@ -234,6 +228,15 @@ def _note_seen(session: Session, url: str, now: datetime) -> bool:
     return (session.execute(seen)).first() is not None
 
 
+_TABLE = Server.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
+_LOCKED_HEALTH = select(_TABLE.c.is_healthy).where(_TABLE.c.url == bindparam("server")).with_for_update()
+_CHANGED = update(_TABLE).where(_TABLE.c.url == bindparam("server"))
+_EVENT = insert(ServerHealthEvent.__table__)  # type: ignore[attr-defined] # SQLModel adds it at run time
+_PROBE_FAILED = (
+    _CHANGED.where(_TABLE.c.is_healthy.is_(False))
+    .values(health_check_attempts=_TABLE.c.health_check_attempts + 1, updated_at=bindparam("now"))
+    .returning(_TABLE.c.health_check_attempts)
+)
 _KNOWN = select(*(col(getattr(Server, field.name)) for field in fields(KnownServer))).where(
     col(Server.url).in_(bindparam("urls", expanding=True))
 )

@@ -3,6 +3,7 @@
 Theory of operation. SQLAlchemy's dialect for aiosqlite is given a driver whose calls are done when they return, so
 nothing waits and nothing depends on threads. Engines, which keep compiled statements, are made once and lent to one
 simulated process after another; what their connections open, and whether that answers, is looked up when they connect.
+Sessions go through them; what needs none, which is most, goes to connections of its own, see `statements`.
 A database of a seed is a copy of a migrated one.
 """
 
@@ -27,6 +28,7 @@ from db.engines import async_engines
 from db.migrate import upgrade
 from db.url import parse_url
 from tests.simulation.loop import seconds_of
+from tests.simulation.statements import Compiling, Direct
 
 AWAY: Final = "connection closed: the database is away"
 
@@ -137,13 +139,15 @@ class Lent:
         driver.connect = self._connect
         driver.has_stop = True
         self._engines: tuple[AsyncEngine, AsyncEngine] = async_engines(parse_url(url), sqlite_driver=driver)
+        self._compiling = Compiling(self._engines[0].dialect)
 
-    def database(self, space: Space, line: Line) -> Database:
+    def database(self, space: Space, line: Line, *, on_engines: bool) -> Database:
         """The space, as long as the line is not cut. The one before is closed."""
         self._target = space, line
-        return Database(self.url, engines=self._engines)
+        steps = None if on_engines else Direct(self._connect, self._compiling)
+        return Database(self.url, engines=self._engines, steps=steps)
 
-    def _connect(self, _path: str, **_options: object) -> _Connection:
+    def _connect(self, _path: str = "", **_options: object) -> _Connection:
         assert self._target is not None
         space, line = self._target
         if line.is_cut():

@@ -14,7 +14,7 @@ from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.delivery.codes import STALLED
 from federation.delivery.purge import KEEP_SETTLED_ROWS
 from federation.delivery.rows import series_job_id
-from tests.simulation.plan import END, MINUTE, TAKES_DELIVERIES
+from tests.simulation.plan import MINUTE, TAKES_DELIVERIES
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
@@ -70,7 +70,7 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
         yield f"{_named(owed)} was never applied, though its server is well since {moment(_well_since(server))}: {row}"
     elif row is None:
         yield f"{_named(owed)} is gone, and its server never had it"
-    elif row.state != "held" and not (row.state == "expired" and END - owed.at > MAX_AGE):
+    elif row.state != "held" and not (row.state == "expired" and world.plan.end - owed.at > MAX_AGE):
         yield f"{_named(owed)} is not held for its server, which is away: {row}"
 
 
@@ -78,7 +78,7 @@ def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
     if _is_away(server):
         return
-    if row is None and END - owed.at > KEEP_SETTLED_ROWS.total_seconds():
+    if row is None and world.plan.end - owed.at > KEEP_SETTLED_ROWS.total_seconds():
         return  # it may have been found out long ago, and purged
     if row is None or row.state != "failed" or row.code != STALLED:
         yield f"{_named(owed)} crashes workers, and was not found out: {row}"

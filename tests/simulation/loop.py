@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import selectors
 from collections.abc import Callable, Mapping
 from contextvars import Context
@@ -63,29 +64,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def jump(self, seconds: float | None) -> None:
         """Time passes until something is to be done; the next ordinary timer is `seconds` off, None: there is none."""
-        ordinary = None if seconds is None else self._virtual + seconds
-        chosen = min((when for when in map(self._lazy_due, self._lazy) if when is not None), default=None)
-        if ordinary is None and chosen is None:
-            raise Deadlock("nobody waits for anything that could happen")
-        if ordinary is not None and (chosen is None or ordinary <= chosen):
-            self._virtual = ordinary
-            return
-        assert chosen is not None
-        self._virtual = max(self._virtual, chosen)
+        ordinary = math.inf if seconds is None else self._virtual + seconds
+        chosen, earliest = None, ordinary
         for kind in self._lazy:
-            due = self._lazy_due(kind)
-            if due is not None and due <= self._virtual:
-                self._fire(kind)
-                return
+            due = self._lazy_due(kind, earliest)
+            if due < earliest:
+                chosen, earliest = kind, due
+        if earliest == math.inf:
+            raise Deadlock("nobody waits for anything that could happen")
+        self._virtual = max(self._virtual, earliest)
+        if chosen is not None:
+            self._fire(chosen)
 
-    def _lazy_due(self, kind: str) -> float | None:
-        """When timers of this kind are to fire."""
+    def _lazy_due(self, kind: str, limit: float) -> float:
+        """When timers of this kind are to fire; infinite if there are none, or none before `limit`."""
         waiting = self._lazy[kind]
         while waiting and waiting[0].cancelled():
             heapq.heappop(waiting)
-        if not waiting:
-            return None
-        first = waiting[0].when()
+        if not waiting or (first := waiting[0].when()) >= limit:
+            return math.inf
         need = self._needs[kind]
         return min(max(first, need.first(self._virtual)), first + need.patience)
 

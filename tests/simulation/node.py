@@ -38,11 +38,14 @@ _LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
 class Surroundings:
     """What processes of one world share, and what is away for now."""
 
-    def __init__(self, *, settings: Settings, clock: Clock, space: Space, queues: Queues) -> None:
+    def __init__(
+        self, *, settings: Settings, clock: Clock, space: Space, queues: Queues, on_engines: bool = False
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.space = space
         self.queues = queues
+        self.on_engines = on_engines
         self.servers: dict[str, SimulatedServer] = {}
         self.database_away = 0
         self.queue_away = 0
@@ -79,7 +82,7 @@ class Process:
             around.settings,
             client=self._client(),
             clock=around.clock,
-            database=lent_engines(self.number).database(around.space, database_line),
+            database=lent_engines(self.number).database(around.space, database_line, on_engines=around.on_engines),
             storage=lambda name: around.queues.storage(name, queue_line),
             new_id=around.new_id,
         )

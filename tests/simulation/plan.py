@@ -16,10 +16,11 @@ QUIET: Final = 26 * HOUR
 END: Final = WEEK + QUIET
 RUSH: Final = 10 * MINUTE
 """When everybody is written to at once; before that all have answered once."""
-TO_SICK: Final = 40
-"""Within `FALLING` seconds, the time that links need to go down: twice as many as there are slots."""
-TO_HEALTHY: Final = 50
+TO_SICK: Final = 24
+"""Within `FALLING` seconds, the time that links need to go down: more than twice as many as there are slots."""
+TO_HEALTHY: Final = 40
 FALLING: Final = 20.0
+SILENCE: Final = 5 * MINUTE
 
 
 class Trouble(StrEnum):
@@ -110,10 +111,11 @@ class Plan:
     outages: tuple[Outage, ...] = ()
     kills: tuple[Kill, ...] = ()
     processes: int = 2
+    end: float = END
     sick: frozenset[int] = field(default_factory=frozenset)
 
     def rush(self) -> Plan:
-        """The world's servers when all its sick ones fall silent while everybody is written to."""
+        """The world's servers when all its sick ones fall silent while everybody is written to, by one process."""
         chance = random.Random(f"{self.seed} {len(self.servers)} rush")
         sick = sorted(self.sick)
         healthy = [server.number for server in self.servers if not server.is_sick]
@@ -122,13 +124,15 @@ class Plan:
         sent = [
             PlannedDelivery(RUSH + chance.uniform(0, 2 * FALLING), (each,)) for each in _in_turn(healthy, TO_HEALTHY)
         ]
-        silence = Phase(RUSH, RUSH + 5 * MINUTE, Trouble.HANGS)
+        silence = Phase(RUSH, RUSH + SILENCE, Trouble.HANGS)
         return replace(
             self,
             servers=tuple(replace(each, phases=(silence,)) if each.is_sick else each for each in self.servers),
             deliveries=tuple(sorted((*greetings, *lost, *sent), key=lambda each: each.at)),
             outages=(),
             kills=(),
+            processes=1,
+            end=RUSH + SILENCE + QUIET,
         )
 
     def without_sick(self) -> Plan:

@@ -29,12 +29,15 @@ class Verdict:
         return f"seed {self.seed} of {self.servers} servers:\n{found}\n\nWhat happened:\n{told}"
 
 
-def run_seed(seed: int, servers: int = 20, *, rush: bool = True, tell: bool = False) -> Verdict:
+def run_seed(
+    seed: int, servers: int = 20, *, rush: bool = True, tell: bool = False, on_engines: bool = False
+) -> Verdict:
     """The world of a seed, judged; with `rush` also a while in which all are written to and the sick ones hang, against
-    the same while without them. `tell` its story, too, if nothing is wrong.
+    the same while without them. `tell` its story, too, if nothing is wrong. `on_engines` all statements go through
+    SQLAlchemy's engines.
     """
     plan = make_plan(seed, servers)
-    world = run_world(plan, look=look, judge=judge)
+    world = run_world(plan, look=look, judge=judge, on_engines=on_engines)
     findings = list(dict.fromkeys(world.findings))
     if rush:
         busy = plan.rush()

@@ -32,3 +32,8 @@ def test_what_is_owed_is_delivered_whatever_happens(first: int, full: bool) -> N
 def test_a_seed_tells_the_same_story_again() -> None:
     """Nothing but the seed decides, so that a failure can be looked at as often as needed."""
     assert run_seed(1, rush=False).digest == run_seed(1, rush=False).digest
+
+
+def test_the_short_way_of_a_statement_is_the_same_story_as_the_long_one() -> None:
+    """What `statements` leaves out changes nothing that happens."""
+    assert run_seed(3, rush=False).digest == run_seed(3, rush=False, on_engines=True).digest

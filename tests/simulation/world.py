@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -19,7 +21,7 @@ from tests.peer import POSTS_PATH, Sender
 from tests.simulation.database import Space, lent_engines
 from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
 from tests.simulation.node import Process, Surroundings, is_running, make_settings, make_task
-from tests.simulation.plan import DAY, END, HOUR, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.plan import DAY, HOUR, Kill, Outage, Plan, PlannedDelivery
 from tests.simulation.queue import Queues
 from tests.simulation.servers import SimulatedServer, server_keys, server_url
 from tests.simulation.story import Story
@@ -30,6 +32,8 @@ OWN_URL = "https://own.example"
 OWN_NUMBER = 999_999
 OWES_AGAIN_AFTER = 20.0
 """Seconds of virtual time until the application owes again what its database or queue did not take."""
+COLLECTS_EACH = 25
+"""Virtual hours."""
 CRASH_SECONDS = 5.0
 """How long a crashed process takes to be started again, in virtual seconds."""
 
@@ -64,9 +68,27 @@ class World:
 Judge = Callable[[World, float], Iterable[str]]
 
 
-def run_world(plan: Plan, *, look: Judge, judge: Judge) -> World:
+def run_world(plan: Plan, *, look: Judge, judge: Judge, on_engines: bool = False) -> World:
     """The world as it is at its end; `look` is asked each time that nobody is at work, `judge` at the end."""
     random.seed(plan.seed)  # jitter of the shipped code
+    with _collections_by_the_clock():
+        return _run(plan, look, judge, on_engines)
+
+
+@contextmanager
+def _collections_by_the_clock() -> Iterator[None]:
+    """Garbage is collected before and where the world says: the end of an asynchronous generator is an event in it."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _run(plan: Plan, look: Judge, judge: Judge, on_engines: bool) -> World:
     space = Space.open(f"world-{id(plan)}")
     needs = _Needs(space)
     loop = VirtualLoop(needs.all())
@@ -76,7 +98,7 @@ def run_world(plan: Plan, *, look: Judge, judge: Judge) -> World:
         needs.queues = queues
         world = World(plan=plan, story=Story(loop.time, is_heard=is_running), space=space, queues=queues)
         with world.story.logs():
-            loop.run_until_complete(_Run(world, loop, look, judge).run())
+            loop.run_until_complete(_Run(world, loop, look, judge, on_engines=on_engines).run())
         return world
     finally:
         loop.close()
@@ -95,8 +117,8 @@ class _Needs:
             "tending-LinkProbes.tick": Need(lambda _: self._space.first_due(_PROBED), DAY),
             "tending-Releaser.tick": Need(lambda _: self._space.first_due(_RELEASED), DAY),
             "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
-            "sweep": Need(lambda _: self._space.first_due(_SWEPT), 12 * HOUR),
-            "range": Need(lambda _: math.inf, 12 * HOUR),
+            "sweep": Need(lambda _: self._space.first_due(_SWEPT), DAY),
+            "range": Need(lambda _: math.inf, DAY),
             "purge": Need(lambda _: math.inf, 2 * DAY),
             "reap": Need(lambda _: math.inf if self.queues is None else self.queues.first_lease_end(), DAY),
             "renew": Need(self._renewal, DAY),
@@ -126,7 +148,7 @@ SELECT min(moment) FROM (
 
 
 class _Run:
-    def __init__(self, world: World, loop: VirtualLoop, look: Judge, judge: Judge) -> None:
+    def __init__(self, world: World, loop: VirtualLoop, look: Judge, judge: Judge, *, on_engines: bool) -> None:
         self._world = world
         self._loop = loop
         self._look = look
@@ -138,6 +160,7 @@ class _Run:
             clock=LoopClock(loop),
             space=world.space,
             queues=world.queues,
+            on_engines=on_engines,
         )
         self._app = Process(0, self._around, works=False, crashed=self._crashed)
         self._workers = [
@@ -159,15 +182,17 @@ class _Run:
             running.append(asyncio.ensure_future(call()))
             await asyncio.sleep(0)
         await asyncio.gather(*running)
-        await self._until(END)
+        await self._until(self._world.plan.end)
         self._world.findings += self._judge(self._world, self._loop.time())
         for process in (*self._workers, self._app):
             await process.kill()
 
     async def _look_around(self) -> None:
         """Each hour or so, a while after the last event."""
-        for hour in range(1, int(END // HOUR), 5):
+        for hour in range(1, int(self._world.plan.end // HOUR), 5):
             await self._until(hour * HOUR)
+            if hour % COLLECTS_EACH == 1:
+                gc.collect()
             self._world.findings += self._look(self._world, self._loop.time())
 
     async def _until(self, at: float) -> None:
@@ -203,12 +228,15 @@ class _Run:
                     public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text
                 )
                 known.append(server)
+        senders = {
+            url: Sender(
+                public_key=server.keys.signing.public_text, encryption_public_key=server.keys.encryption.public_text
+            )
+            for url, server in self._world.servers.items()
+        }
         for server in self._world.servers.values():
-            server.reaches.update({other.url: other for other in self._world.servers.values()})
-            for other in self._world.servers.values():
-                other.senders[server.url] = Sender(
-                    public_key=server.keys.signing.public_text, encryption_public_key=server.keys.encryption.public_text
-                )
+            server.reaches.update(self._world.servers)
+            server.senders.update(senders)
         now = START.strftime("%Y-%m-%d %H:%M:%S.%f")
         self._world.space.keeper.executemany(
             "INSERT INTO server_registry (id, url, public_key, encryption_public_key, last_seen, created_at,"
