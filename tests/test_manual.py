@@ -120,6 +120,19 @@ def test_a_program_that_is_wrong_is_named(tmp_path: Path, text: str, told: str) 
         reader.program(block)
 
 
+@pytest.mark.parametrize("app", ["django", "fastapi", "flask"])
+def test_an_example_is_asked_as_shown(app: str) -> None:
+    """Where it listens unless it is told otherwise, for what it reads."""
+    (block,) = manual.blocks("docs/examples/README.md")
+    program, *fields, url = [word for word in shlex.split(block.text) if word != "-d"]
+    origin, _, path = url.rpartition("/")
+    assert (program, origin) == ("curl", "http://127.0.0.1:5000")
+    text = (ROOT / "docs" / "examples" / f"{app}_app.py").read_text()
+    assert re.search(rf'["/]{path}"', text)
+    assert '"PORT", "5000"' in text
+    assert [field for field, _, _ in (each.partition("=") for each in fields) if f'["{field}"]' not in text] == []
+
+
 def test_the_manual_is_read() -> None:
     """Commands that nobody finds are taken by everybody; and a page without programs has none to run."""
     assert len(commands()) > 80
