@@ -24,7 +24,7 @@ from federation.delivery.attempts import AttemptRecord
 from federation.delivery.entries import Abandoned, Begin, Begun, Ended, Entry, FollowAnswer, Gone, NotBegun
 from federation.delivery.group import Group
 from federation.delivery.rows import OwedRow, PlannedJob
-from workers.clock import Clock, SystemClock, monotonic
+from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
 
@@ -33,8 +33,6 @@ MAX_ERROR_CHARACTERS: Final = 1_000
 LINGER_SECONDS: Final = 0.015
 """How long a group is waited for under load: a commit costs as much as several entries, and what ends together is
 settled together, whose slots are filled together."""
-LULL_SECONDS: Final = 0.005
-"""Once so long nothing has come, nothing is waited for any more: all attempts under way may be in the group."""
 CROWD: Final = 4
 """More entries in a group than so many are load."""
 
@@ -98,21 +96,13 @@ class Ledger:
     async def _write_groups(self) -> None:
         try:
             while self._waiting:
-                await self._linger()
+                # A lone attempt is joined only by those of this same turn of the loop.
+                await asyncio.sleep(LINGER_SECONDS if self._crowded else 0)
                 group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
                 self._crowded = len(group) > CROWD
                 await self._write_group(group)
         finally:
             self._writer = None
-
-    async def _linger(self) -> None:
-        if not self._crowded:
-            await asyncio.sleep(0)  # a lone attempt is joined only by those of this same turn of the loop
-            return
-        end, before = monotonic() + LINGER_SECONDS, 0
-        while before < len(self._waiting) < MAX_GROUP and monotonic() < end:
-            before = len(self._waiting)
-            await asyncio.sleep(LULL_SECONDS)
 
     async def _write_group(self, group: Sequence[tuple[Entry, asyncio.Future[object]]]) -> None:
         now = self._clock.now()

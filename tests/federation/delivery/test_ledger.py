@@ -66,7 +66,7 @@ async def test_under_load_a_group_is_waited_for(
     ledger: Ledger, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a large group, what comes a few turns of the loop later shares the next transaction."""
-    monkeypatch.setattr("federation.delivery.ledger.LULL_SECONDS", 0.5)
+    monkeypatch.setattr("federation.delivery.ledger.LINGER_SECONDS", 0.5)
     await add_rows(database, *(f"row-{n}" for n in range(CROWD + 3)))
     await asyncio.gather(*(ledger.gone(f"row-{n}") for n in range(CROWD + 1)))
 
@@ -77,19 +77,6 @@ async def test_under_load_a_group_is_waited_for(
         await asyncio.gather(first, ledger.gone(f"row-{CROWD + 2}"))
 
     assert len(commits) == 1
-    assert await rows(database) == {}
-
-
-async def test_where_nothing_more_comes_nothing_is_waited_for(
-    ledger: Ledger, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The attempts under way may all be in the group: a lull ends the wait for others."""
-    monkeypatch.setattr("federation.delivery.ledger.LINGER_SECONDS", 86_400)
-    await add_rows(database, *(f"row-{n}" for n in range(CROWD + 2)))
-    await asyncio.gather(*(ledger.gone(f"row-{n}") for n in range(CROWD + 1)))
-
-    assert await ledger.gone(f"row-{CROWD + 1}")
-
     assert await rows(database) == {}
 
 
