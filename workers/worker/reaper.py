@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 
-from workers.errors import StorageUnavailable
+from workers.errors import StorageError, StorageUnavailable
 from workers.storage.base import Storage
 from workers.worker.events import Emitter, Observer, WorkerEventKind
 
@@ -38,11 +38,14 @@ class Reaper:
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
 
     async def run(self) -> None:
-        """Reap until cancelled; a storage that does not answer is reported and asked again next time."""
+        """Reap until cancelled; a storage that does not answer, or answers with an error, is asked again next time.
+
+        What it raised is reported.
+        """
         while True:
             try:
                 await self.reap()
-            except StorageUnavailable as error:
+            except (StorageUnavailable, StorageError) as error:  # an error may be about one job among thousands
                 self._events.report(error)
             # Jittered, so that many reapers do not come at the same moment.
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
