@@ -10,6 +10,7 @@ from datetime import timedelta
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.base import Storage
 from workers.worker.events import Emitter, Observer, WorkerEventKind
+from workers.worker.news import News
 
 BATCH = 1_000
 """Leases recovered per call; a pass goes on until a call comes back short."""
@@ -36,6 +37,7 @@ class Reaper:
         self._interval = interval.total_seconds()
         self._max_stalls = max_stalls
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
+        self._news = News(storage, self._events)
 
     async def run(self) -> None:
         """Reap until cancelled; a storage that does not answer, or answers with an error, is asked again next time.
@@ -57,7 +59,10 @@ class Reaper:
         are recovered every `interval` all the same.
         """
         clock = asyncio.get_running_loop().time
-        await self._recover()
+        try:
+            await self._recover()
+        finally:
+            self._news.tell()
         recovered = started = clock()
         while await self._storage.sweep(SWEPT_AT_ONCE) >= SWEPT_AT_ONCE:
             await asyncio.sleep(clock() - started)

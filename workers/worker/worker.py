@@ -35,6 +35,7 @@ from workers.worker.cancels import CancelListener
 from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
+from workers.worker.news import News
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.settler import Settler
@@ -97,6 +98,7 @@ class Worker:
         self._grace = grace
         watching = tuple(observers)
         self._events = Emitter(watching, queue=storage.queue, worker_id=self.worker_id)
+        self._news = News(storage, self._events)
         self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
         self._progress = ProgressReporter(storage, report=self._events.report)
         self._runner = Runner(
@@ -233,6 +235,7 @@ class Worker:
             self._start_all(claims, asked_at)
             return claims
         finally:
+            self._news.tell()
             self._cancels.claimed()
 
     async def _ask_for_claims(self, limit: int) -> list[Claim]:
