@@ -27,7 +27,20 @@ from workers.errors import (
     Unsupported,
     WorkersError,
 )
-from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, ErrorInfo, JobOutcome, JobState, JobStatus, NewJob
+from workers.jobs import (
+    DROP,
+    CancelResult,
+    Claim,
+    EnqueueStatus,
+    ErrorInfo,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    Repaired,
+    RepairOutcome,
+    SetAside,
+)
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.management import Management
 from workers.queue import Queue, content_id
@@ -88,9 +101,12 @@ __all__ = [
     "Queue",
     "QueueTasks",
     "Reaper",
+    "RepairOutcome",
+    "Repaired",
     "Retry",
     "RetryPolicy",
     "Serde",
+    "SetAside",
     "Signal",
     "SignalReason",
     "StalledError",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.storage.bullmq.steps import ERROR, LEASES
 from workers import StorageError
-from workers.errors import LossReason
+from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import (
     Claim,
     Completed,
@@ -159,7 +159,7 @@ async def test_a_settlement_into_what_is_no_record_of_the_queue(storage: BullMQS
     await storage.enqueue([job("a"), job("b")])
     first, second = await storage.claim("w", leases=LEASES, limit=2)
     await client.set(f"bull:{storage.queue}:failed", "foreign")
-    settlements = [Failed(claim=first, error=ERROR), Completed(claim=second, result=b"1")]
+    settlements: list[Settlement] = [Failed(claim=first, error=ERROR), Completed(claim=second, result=b"1")]
     with pytest.raises(StorageUnavailable, match="failed is a string, not a zset"):
         await storage.settle(settlements)
     await client.delete(f"bull:{storage.queue}:failed")
