@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from federation.base.reach import connect
-from workers import JobState, Queue, RepairOutcome
+from workers import JobState, Queue, RepairOutcome, SetAside
 
 if TYPE_CHECKING:
     from federation.app import Federation
@@ -112,6 +112,15 @@ class Repair:
     id: str
     reason: str
     outcome: RepairOutcome
+
+
+async def quarantined(queues: Sequence[Queue]) -> list[SetAside]:
+    """What other programs left in these queues that no worker can run."""
+    found = []
+    for queue in queues:
+        await connect(queue)
+        found += await queue.manage.quarantine()
+    return found
 
 
 async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:

@@ -133,7 +133,7 @@ def repair(
             ("QUEUE", "ID", "REASON", "NOW"), ((each.queue, each.id, each.reason, each.outcome) for each in found)
         )
     else:
-        print_lines(["nothing was set aside, and nothing is in the way"])
+        print_lines(["nothing was set aside"])
 
 
 def list_workers(as_json: AsJson = False) -> None:
