@@ -277,7 +277,14 @@ _LEVELS: Final = {
     WorkerEventKind.FAILED: "error",
     WorkerEventKind.LEASE_LOST: "warning",
     WorkerEventKind.ERROR: "error",
+    WorkerEventKind.SET_ASIDE: "error",
 }
+
+
+def _log_set_aside(event: WorkerEvent, fields: Mapping[str, object]) -> None:
+    reason = None if event.error is None else _message(event.error)
+    advice = "`federation queues repair` queues it again; who produced it?"
+    log.error("job_set_aside", job_ids=event.job_ids, reason=reason, advice=advice, **fields)
 
 
 def log_event(event: WorkerEvent) -> None:
@@ -287,6 +294,9 @@ def log_event(event: WorkerEvent) -> None:
     if level is None or isinstance(event.error, Held | Superseded):
         return
     fields: dict[str, object] = {"queue": event.queue, "worker_id": event.worker_id}
+    if event.kind is WorkerEventKind.SET_ASIDE:
+        _log_set_aside(event, fields)
+        return
     if event.claim is not None:
         fields |= {
             "job_id": event.claim.job_id,

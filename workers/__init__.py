@@ -18,6 +18,7 @@ from workers.errors import (
     MaxRetriesError,
     Retry,
     StalledError,
+    StorageDamaged,
     StorageError,
     StorageUnavailable,
     TransactionError,
@@ -26,7 +27,20 @@ from workers.errors import (
     Unsupported,
     WorkersError,
 )
-from workers.jobs import DROP, CancelResult, Claim, EnqueueStatus, ErrorInfo, JobOutcome, JobState, JobStatus, NewJob
+from workers.jobs import (
+    DROP,
+    CancelResult,
+    Claim,
+    EnqueueStatus,
+    ErrorInfo,
+    JobOutcome,
+    JobState,
+    JobStatus,
+    NewJob,
+    Repaired,
+    RepairOutcome,
+    SetAside,
+)
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.management import Management
 from workers.queue import Queue, content_id
@@ -87,13 +101,17 @@ __all__ = [
     "Queue",
     "QueueTasks",
     "Reaper",
+    "RepairOutcome",
+    "Repaired",
     "Retry",
     "RetryPolicy",
     "Serde",
+    "SetAside",
     "Signal",
     "SignalReason",
     "StalledError",
     "Storage",
+    "StorageDamaged",
     "StorageError",
     "StorageUnavailable",
     "SystemClock",

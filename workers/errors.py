@@ -30,6 +30,13 @@ class StorageError(WorkersError):
     """The storage answered that it cannot do this: wrong server, foreign data, missing tables. Retrying won't help."""
 
 
+class StorageDamaged(StorageError):
+    """A key of the queue, which the message names, holds what no queue has there; nothing was changed.
+
+    What answers so works again once that key is gone: see `Management.repair`.
+    """
+
+
 class TransactionError(WorkersError):
     """A second write was tried on a storage whose caller holds its transaction open; pass `connection=`."""
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 from itertools import islice
 from typing import Final
 
-from workers.jobs import JobState, JobStatus, Page, WorkerInfo
-from workers.storage.base import Storage
+from workers.jobs import JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
+from workers.storage.base import Repairable, Storage
 
 BATCH: Final = 1_000
 
@@ -83,6 +83,20 @@ class Management:
         """The workers seen lately, in all processes."""
         await self._connect()
         return await self._storage.workers()
+
+    async def quarantine(self) -> list[SetAside]:
+        """What no worker can run, and nobody will until `repair`; the oldest first."""
+        await self._connect()
+        return await self._storage.quarantine() if isinstance(self._storage, Repairable) else []
+
+    async def repair(self, *, drop: bool = False) -> list[Repaired]:
+        """Jobs in quarantine are queued again, as new ones; keys in the way of the queue are set aside.
+
+        What is no job, or has the id of one that is there, stays in quarantine, or goes with `drop`. Returns what came
+        of each.
+        """
+        await self._connect()
+        return await self._storage.repair(drop=drop) if isinstance(self._storage, Repairable) else []
 
     async def _failed(self) -> list[JobStatus]:
         page = await self.list(JobState.FAILED, limit=BATCH)

@@ -138,6 +138,9 @@ async def queues(federation: Federation) -> Found:
         return warning(
             f"{enumerated(paused)} {'is' if len(paused) == 1 else 'are'} paused", "`federation queues resume`"
         )
+    if aside := await queue_admin.quarantined(queue_admin.all_queues(federation)):
+        text = f"{counted(len(aside), 'job')} set aside, as {aside[0].id!r}: {aside[0].reason}"
+        return warning(text, "`federation queues repair`; who produces such jobs?")
     jobs = sum(sum(each.counts.values()) for each in stats)
     return ok(f"{len(stats)} queues answer, with {counted(jobs, 'job')}")
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from federation.base.reach import connect
-from workers import JobState, Queue
+from workers import JobState, Queue, RepairOutcome, SetAside
 
 if TYPE_CHECKING:
     from federation.app import Federation
@@ -102,6 +102,37 @@ async def clean(queues: Sequence[Queue], state: JobState, *, older_than: timedel
             total += gone
         removed[queue.storage.queue] = total
     return removed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """What became of a job that had been set aside, or of a key that was in the way of a queue."""
+
+    queue: str
+    id: str
+    reason: str
+    outcome: RepairOutcome
+
+
+async def quarantined(queues: Sequence[Queue]) -> list[SetAside]:
+    """What other programs left in these queues that no worker can run."""
+    found = []
+    for queue in queues:
+        await connect(queue)
+        found += await queue.manage.quarantine()
+    return found
+
+
+async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:
+    """Jobs that were set aside are queued again, keys in the way of a queue set aside; with *drop* the rest is gone."""
+    found = []
+    for queue in queues:
+        await connect(queue)
+        found += [
+            Repair(queue=queue.storage.queue, id=each.id, reason=each.reason, outcome=each.outcome)
+            for each in await queue.manage.repair(drop=drop)
+        ]
+    return found
 
 
 async def workers(queues: Sequence[Queue]) -> list[RunningWorker]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from federation.app import Federation
     from workers import Queue
 
-app = group("The queues: stats, pause, resume, clean.")
+app = group("The queues: stats, pause, resume, clean, repair.")
 
 QueueName: TypeAlias = Annotated[
     str | None,
@@ -106,6 +106,34 @@ def clean(
         print_json(removed)
     else:
         print_table(("QUEUE", "REMOVED"), removed.items())
+
+
+@app.command("repair")
+def repair(
+    queue: QueueName = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove what cannot be queued again.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Queue again what was set aside; set aside what is in the way of a queue.
+
+    Other programs that write to the queues' Redis may leave jobs there that no worker can run, and keys where the queue
+    has its own: the log tells of them as `job_set_aside` and `worker_error`. Jobs come back as new ones. What is none
+    is kept, where `--drop` does not remove it.
+    """
+    from federation.admin import queues
+
+    if drop:
+        confirm("Remove what was set aside and cannot be queued again?", yes=yes)
+    found = with_node(lambda federation: queues.repair(_chosen(federation, queue), drop=drop))
+    if as_json:
+        print_json(found)
+    elif found:
+        print_table(
+            ("QUEUE", "ID", "REASON", "NOW"), ((each.queue, each.id, each.reason, each.outcome) for each in found)
+        )
+    else:
+        print_lines(["nothing was set aside"])
 
 
 def list_workers(as_json: AsJson = False) -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, text
 from sqlmodel import col
 from structlog.testing import capture_logs
 
@@ -265,13 +265,11 @@ async def test_a_delivery_whose_text_is_gone_is_over(
     assert peer.deliveries == []
 
 
-async def test_a_worker_that_fails_brings_the_other_to_a_stop(
-    make_settings: MakeSettings, redis_url: str, queue_prefix: str
-) -> None:
+async def test_a_worker_that_fails_brings_the_other_to_a_stop(make_settings: MakeSettings) -> None:
     """Whoever waits learns what ended it; the log has it for those who do not."""
-    federation = Federation(make_settings(redis_url=redis_url, federation_queue_prefix=queue_prefix))
-    async with Redis.from_url(redis_url) as redis:
-        await redis.set(f"{queue_prefix}:federation-health-check:wait", "somebody else's")
+    federation = Federation(make_settings())
+    async with federation.database.transaction() as session:
+        await session.execute(text("DROP TABLE workers_payloads"))
     workers = FederationWorkers(federation)
     with capture_logs() as logs:
         pair = workers.start()
@@ -280,8 +278,35 @@ async def test_a_worker_that_fails_brings_the_other_to_a_stop(
                 await workers.wait()
     assert error.group_contains(StorageError)
     assert all(running.task.done() for running in pair)
-    (line,) = of(logs, "worker_died")
-    assert line["error_type"] == "StorageError"
+    assert {line["error_type"] for line in of(logs, "worker_died")} == {"StorageError"}
+    await federation.close()
+
+
+async def test_a_key_of_the_wrong_type_ends_nothing(
+    make_settings: MakeSettings, redis_url: str, queue_prefix: str, peer: Peer
+) -> None:
+    """It is named in the log, again and again; the other queues are served, and its own once the key is gone."""
+    federation = Federation(make_settings(redis_url=redis_url, federation_queue_prefix=queue_prefix))
+    key = f"{queue_prefix}:federation-health-check:wait"
+    async with Redis.from_url(redis_url) as redis:
+        await redis.set(key, "somebody else's")
+        workers = FederationWorkers(federation)
+        with capture_logs() as logs:
+            workers.start()
+            await acquaint(federation, peer)
+            await owe(federation, peer)
+            await until(lambda: len(peer.deliveries) == 1)
+            (line, *_) = await until_logged(logs, "worker_error")
+            await redis.delete(key)
+            job = await federation.health_check_queue.add("unknown", {})
+
+            async def has_failed() -> bool:
+                status = await federation.health_check_queue.get_status(job.id)
+                return status is not None and status.state is JobState.FAILED
+
+            await until(has_failed)
+        await workers.stop()
+    assert key in str(line["error"])
     await federation.close()
 
 

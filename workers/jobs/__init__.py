@@ -2,6 +2,7 @@
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
 from workers.jobs.job import Claim, JobState, NewJob
+from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
     TERMINAL_EVENTS,
     CancelResult,
@@ -58,8 +59,11 @@ __all__ = [
     "Recovery",
     "Released",
     "Renewal",
+    "RepairOutcome",
+    "Repaired",
     "Retention",
     "Retried",
+    "SetAside",
     "SettleOutcome",
     "SettleStatus",
     "Settlement",

@@ -22,7 +22,9 @@ from workers.jobs import (
     ProgressReport,
     Recovery,
     Renewal,
+    Repaired,
     Retention,
+    SetAside,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -95,6 +97,26 @@ class OfOneLoop(Protocol):
 
     def forget_loop(self) -> None:
         """The loop is gone, and its connections with it: it is as if it had never been connected."""
+
+
+@runtime_checkable
+class Repairable(Protocol):
+    """A storage on structures that other programs write to as well, which may hold what no worker can run.
+
+    Such a job is out of the way of all others from the moment it is met, and nobody runs it until `repair`.
+    """
+
+    def news(self) -> list[SetAside]:
+        """What this storage has set aside since it was last asked, by claims and recoveries: each is told once."""
+
+    async def quarantine(self) -> list[SetAside]:
+        """Everything that is set aside, the oldest first."""
+
+    async def repair(self, *, drop: bool = False) -> list[Repaired]:
+        """Jobs that were set aside are queued again, as new ones; a key in the way of the queue is set aside.
+
+        What is no job, or has the id of one that is there, stays in quarantine, or goes with `drop`.
+        """
 
 
 class Storage(Protocol):

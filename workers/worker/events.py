@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 class WorkerEventKind(StrEnum):
     """`continued`: an attempt succeeded, and the job goes on as the next link of its chain; `failing`: one failed and
     will be repeated; `failed`: the job failed for good; `drained`: the last claim left nothing, and all jobs claimed
-    have ended; `error`: the storage failed a call, which says nothing about any job.
+    have ended; `error`: the storage failed a call, which says nothing about any job; `set_aside`: one that another
+    program wrote cannot be run, and waits for `Management.repair`.
     """
 
     READY = "ready"
@@ -29,6 +30,7 @@ class WorkerEventKind(StrEnum):
     STALLED = "stalled"
     RELEASED = "released"
     LEASE_LOST = "lease_lost"
+    SET_ASIDE = "set_aside"
     ERROR = "error"
     DRAINED = "drained"
     STOPPED = "stopped"
@@ -37,7 +39,8 @@ class WorkerEventKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEvent:
     """One event. Events of an attempt carry its `claim`. Those of the reaper carry `job_ids` instead: `stalled` jobs
-    are back in the queue, `failed` ones had stalled too often or with their last attempt.
+    are back in the queue, `failed` ones had stalled too often or with their last attempt. So does `set_aside`, of one
+    job, whose `error` says why.
 
     `delay` is the time until the next attempt, `duration` how long the handler ran.
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 
 from workers.clock import monotonic
-from workers.errors import LossReason, StorageUnavailable
+from workers.errors import LossReason, StorageError, StorageUnavailable
 from workers.jobs import Claim
 from workers.storage.base import Storage
 
@@ -16,8 +16,8 @@ from workers.storage.base import Storage
 class LeaseKeeper:
     """Renews all claims it holds every `interval`; tells which were lost and which shall be cancelled.
 
-    While the storage does not answer, a claim is kept until its lease must have ended (counted on the event
-    loop's clock from before the last successful call); then it is lost with reason `error`.
+    While the storage does not answer, or answers with errors, a claim is kept until its lease must have ended (counted
+    on the event loop's clock from before the last successful call); then it is lost with reason `error`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LeaseKeeper:
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
             try:
                 await self.renew_jobs(None)
-            except StorageUnavailable as error:
+            except (StorageUnavailable, StorageError) as error:
                 self._report(error)
 
     async def renew_jobs(self, ids: Collection[str] | None) -> None:
@@ -66,6 +66,7 @@ class LeaseKeeper:
 
         Raises:
             StorageUnavailable: nothing was learned; claims whose lease must have ended are lost.
+            StorageError: as well.
         """
         claims = [claim for claim in self._held.values() if ids is None or claim.job_id in ids]
         if claims:
@@ -75,7 +76,7 @@ class LeaseKeeper:
         asked_at = monotonic()
         try:
             renewal = await self._storage.renew(claims)
-        except StorageUnavailable:
+        except (StorageUnavailable, StorageError):
             self._lose_expired(claims)
             raise
         for claim in claims:

@@ -7,9 +7,10 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 
-from workers.errors import StorageUnavailable
+from workers.errors import StorageError, StorageUnavailable
 from workers.storage.base import Storage
 from workers.worker.events import Emitter, Observer, WorkerEventKind
+from workers.worker.news import News
 
 BATCH = 1_000
 """Leases recovered per call; a pass goes on until a call comes back short."""
@@ -36,13 +37,17 @@ class Reaper:
         self._interval = interval.total_seconds()
         self._max_stalls = max_stalls
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
+        self._news = News(storage, self._events)
 
     async def run(self) -> None:
-        """Reap until cancelled; a storage that does not answer is reported and asked again next time."""
+        """Reap until cancelled; a storage that does not answer, or answers with an error, is asked again next time.
+
+        What it raised is reported.
+        """
         while True:
             try:
                 await self.reap()
-            except StorageUnavailable as error:
+            except (StorageUnavailable, StorageError) as error:  # an error may be about one job among thousands
                 self._events.report(error)
             # Jittered, so that many reapers do not come at the same moment.
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
@@ -54,7 +59,10 @@ class Reaper:
         are recovered every `interval` all the same.
         """
         clock = asyncio.get_running_loop().time
-        await self._recover()
+        try:
+            await self._recover()
+        finally:
+            self._news.tell()
         recovered = started = clock()
         while await self._storage.sweep(SWEPT_AT_ONCE) >= SWEPT_AT_ONCE:
             await asyncio.sleep(clock() - started)

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from workers.checks import check_text, new_id
 from workers.clock import monotonic
-from workers.errors import LossReason, StorageUnavailable, UnrecoverableError
+from workers.errors import LossReason, StorageError, StorageUnavailable, UnrecoverableError
 from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, SettleOutcome, SettleStatus
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
@@ -35,6 +35,7 @@ from workers.worker.cancels import CancelListener
 from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
+from workers.worker.news import News
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.settler import Settler
@@ -97,6 +98,7 @@ class Worker:
         self._grace = grace
         watching = tuple(observers)
         self._events = Emitter(watching, queue=storage.queue, worker_id=self.worker_id)
+        self._news = News(storage, self._events)
         self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
         self._progress = ProgressReporter(storage, report=self._events.report)
         self._runner = Runner(
@@ -139,11 +141,11 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`, then let jobs finish for *grace* and give back the rest, uncounted.
 
-        A storage that cannot be reached is reported and tried again for as long as it takes. Cancelling this call stops
-        without grace. A worker runs once.
+        A storage that cannot be reached, or that answers with errors once the worker has begun, is reported and tried
+        again for as long as it takes. Cancelling this call stops without grace. A worker runs once.
 
         Raises:
-            StorageError: the storage is not fit for use, as with missing tables.
+            StorageError: the storage is not fit for use from the start, as with missing tables.
         """
         self._stop.listen()
         try:
@@ -211,7 +213,8 @@ class Worker:
                     self._note_drained()
                     await self._wait_for_work()
                 pause = FIRST_PAUSE_SECONDS
-            except StorageUnavailable as error:
+            # An error may be about one job or key that somebody else wrote: no reason to leave all the others.
+            except (StorageUnavailable, StorageError) as error:
                 self._events.report(error)
                 await self._pause(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
@@ -232,6 +235,7 @@ class Worker:
             self._start_all(claims, asked_at)
             return claims
         finally:
+            self._news.tell()
             self._cancels.claimed()
 
     async def _ask_for_claims(self, limit: int) -> list[Claim]:

@@ -28,6 +28,7 @@ ARGUMENTS: Final = {
     "blacklist import": ["rules.csv"],
     "blacklist export": ["--output", "out.csv"],
     "queues clean": ["--yes"],
+    "queues repair": ["--drop", "--yes"],
     "scheduler run": ["purge"],
     "keys generate": ["keys.env"],
     "users add": ["alice"],

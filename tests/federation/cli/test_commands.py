@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
+import redis
 
 from federation.app import Federation
 from tests.federation.cli.conftest import Command
@@ -83,6 +85,24 @@ def test_queues_are_paused_resumed_and_cleaned(command: Command) -> None:
     )
     unknown = command("queues", "pause", "mail")
     assert (unknown.status, "federation-tasks" in unknown.stderr) == (2, True)
+
+
+def test_queues_are_repaired(command: Command, monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
+    """A key in the way is set aside and told; what is no job stays until it is dropped, and doctor finds it."""
+    prefix = f"cli-{uuid.uuid4().hex}"
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("FEDERATION_QUEUE_PREFIX", prefix)
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(f"{prefix}:federation-delivery:wait", "no queue's")
+    reason = f"{prefix}:federation-delivery:wait is a string, not a list"
+    moved = {"queue": "federation-delivery", "id": "wait", "reason": reason, "outcome": "moved"}
+    assert command("queues", "repair", "delivery", "--json").json == [moved]
+    assert "1 job set aside, as 'wait'" in " ".join(command("doctor").stdout.split())
+    kept = command("queues", "repair")
+    assert kept.status == 0
+    assert "kept" in kept.stdout
+    assert command("queues", "repair", "--drop", "--yes", "--json").json == [{**moved, "outcome": "dropped"}]
+    assert command("queues", "repair").stdout == "nothing was set aside\n"
 
 
 async def claimed(node: Federation) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, broken, done, forever, outcome, running
 from workers.errors import StorageError
-from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Recovery
+from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Recovery, Renewal
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
@@ -237,38 +237,67 @@ async def test_a_storage_not_fit_for_use_ends_the_worker(tmp_path: Path) -> None
     assert recorder.story() == [Kind.STOPPED]
 
 
-async def test_a_storage_that_breaks_ends_the_worker_after_its_jobs() -> None:
-    """A claim that answers with `StorageError` ends `run` with exactly that error, once running jobs have finished."""
+async def test_a_claim_that_is_refused_is_tried_again() -> None:
+    """Claims that answer with `StorageError` are reported; what runs goes on, and so does the worker afterwards."""
 
     class Breaks(MemoryStorage):
         broken = False
 
         async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
             if self.broken:
-                raise StorageError("somebody dropped our tables") from OSError("the cause")
+                raise StorageError("a key of the wrong type")
             return await super().claim(worker_id, leases=leases, limit=limit)
 
     storage, crowd, recorder = Breaks(), Crowd(), Recorder()
     await steps.enqueue(storage, steps.job("running"))
-    task = asyncio.create_task(Worker(storage, {"work": crowd}, observers=[recorder]).run())
-    await recorder.seen(Kind.ACTIVE)
-    storage.broken = True
-    await steps.enqueue(storage, steps.job("next"))
-    crowd.open.set()
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(StorageError, match="dropped our tables") as caught:
-            await task
-    assert isinstance(caught.value.__cause__, OSError)
-    assert await steps.state(storage, "running") is JobState.COMPLETED
+    async with running(Worker(storage, {"work": crowd}, observers=[recorder])):
+        await recorder.seen(Kind.ACTIVE)
+        storage.broken = True
+        await steps.enqueue(storage, steps.job("next"))
+        assert isinstance((await recorder.seen(Kind.ERROR, 2)).error, StorageError)
+        crowd.open.set()
+        assert (await outcome(storage, "running")).kind is OutcomeKind.COMPLETED
+        storage.broken = False
+        assert (await outcome(storage, "next")).kind is OutcomeKind.COMPLETED
+
+
+@pytest.mark.parametrize("verb", ["recover", "sweep", "renew"])
+async def test_what_the_storage_refuses_beside_claims_is_tried_again(verb: str) -> None:
+    """A pass or a renewal that answers with `StorageError` is reported; the worker goes on and asks again."""
+
+    class Breaks(MemoryStorage):
+        async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+            refuse("recover")
+            return await super().recover(limit, max_stalls=max_stalls)
+
+        async def sweep(self, limit: int) -> int:
+            refuse("sweep")
+            return await super().sweep(limit)
+
+        async def renew(self, claims: Sequence[Claim]) -> Renewal:
+            refuse("renew")
+            return await super().renew(claims)
+
+    def refuse(called: str) -> None:
+        if called == verb:
+            raise StorageError("no such function")
+
+    storage, recorder = Breaks(), Recorder()
+    await steps.enqueue(storage, steps.job("held"))
+    worker = Worker(storage, {"work": forever, "next": done}, lease=timedelta(milliseconds=300), observers=[recorder])
+    async with running(worker):
+        assert isinstance((await recorder.seen(Kind.ERROR, 2)).error, StorageError)
+        await steps.enqueue(storage, steps.job("next", name="next"))
+        assert (await outcome(storage, "next")).kind is OutcomeKind.COMPLETED
 
 
 async def test_a_side_task_that_fails_ends_the_worker() -> None:
-    """A recovery that answers with `StorageError` ends `run` with exactly that error; jobs are given back."""
+    """A bug in a recovery ends `run` with exactly that error; jobs are given back."""
 
     class Breaks(MemoryStorage):
         async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
             await crowd_inside.wait()
-            raise StorageError("no such function")
+            raise LookupError("a bug")
 
     crowd_inside = asyncio.Event()
 
@@ -279,7 +308,7 @@ async def test_a_side_task_that_fails_ends_the_worker() -> None:
     storage = Breaks()
     await steps.enqueue(storage, steps.job("running"))
     async with asyncio.timeout(PATIENCE):
-        with pytest.raises(StorageError, match="no such function"):
+        with pytest.raises(LookupError, match="a bug"):
             await Worker(storage, {"work": hang}, grace=timedelta(0)).run()
     assert await steps.state(storage, "running") is JobState.QUEUED
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from workers.errors import LossReason, StorageError, WorkersError
+from workers.errors import LossReason, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.jobs import (
     DROP,
     Claim,
@@ -46,6 +46,7 @@ from workers.storage.bullmq.codec import (
     link_fields,
 )
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
+from workers.storage.bullmq.quarantine import Quarantine
 from workers.storage.bullmq.record import (
     BullMQClaim,
     Record,
@@ -92,8 +93,11 @@ ASKED_BLINDLY: Final = 1_000
 class Claims:
     """The part of a BullMQ storage that workers and reapers use."""
 
-    def __init__(self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]]) -> None:
+    def __init__(
+        self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]], quarantine: Quarantine
+    ) -> None:
         self._queue = queue
+        self._quarantine = quarantine
         self._enqueue = enqueue
         self._lua = queue.lua
         self._plentiful = False
@@ -130,12 +134,14 @@ class Claims:
         tokens = [f"{worker_id}:{nonce}{number:x}" for number in range(count)]
         commands = [self._lua.claim(token, longest, now_ms) for token in tokens]
         counts: list[Command] = [("LLEN", self._lua["wait"]), ("ZCARD", self._lua["prioritized"])]
-        replies = await self._queue.server.run(commands + counts + self._queue.seen(worker_id))
+        looked, *replies = await self._queue.server.run(
+            [self._quarantine.look(count), *commands, *counts, *self._queue.seen(worker_id)]
+        )
         claims: list[BullMQClaim] = []
-        failure: StorageError | None = None
+        failure = self._quarantine.heed(looked)
         for token, reply in zip(tokens, replies, strict=False):
             if isinstance(reply, StorageError):
-                failure = reply
+                failure = failure or reply
             elif isinstance(reply[0], list):
                 claims.append(make_claim(reply, token, worker_id, leases))
         if failure is not None and not claims:
@@ -238,14 +244,28 @@ class Claims:
         outcomes: list[SettleOutcome | None] = [None] * len(settlements)
         await self._continue(settlements)
         ended = [at for at, settlement in enumerate(settlements) if not isinstance(settlement, Released)]
-        for at, code in zip(ended, await self._end([settlements[at] for at in ended]), strict=True):
+        codes: list[Reply] = await self._end([settlements[at] for at in ended])
+        for at, code in zip(ended, codes, strict=True):
             outcomes[at] = code_outcome(code)
         released = [at for at, settlement in enumerate(settlements) if isinstance(settlement, Released)]
         claims = [settlements[at].claim for at in released]
         units = [self._lua.release(_raw(claim), claim.token) for claim in claims]
         for at, (code, _) in zip(released, await self._queue.server.run_atomic(units), strict=True):
+            codes.append(code)
             outcomes[at] = code_outcome(code)
+        await self._stand_by([code for code in codes if isinstance(code, StorageDamaged)])
         return outcomes
+
+    async def _stand_by(self, damages: Sequence[StorageDamaged]) -> None:
+        """Nothing is damaged. What is now is no fault of a job: it is settled once that is mended.
+
+        Raises:
+            StorageUnavailable: a key was, or is, in the way; some may have been settled.
+        """
+        if damages:
+            with contextlib.suppress(StorageDamaged):
+                await self._quarantine.mend()
+            raise StorageUnavailable(str(damages[0])) from damages[0]
 
     async def _continue(self, settlements: Sequence[Settlement]) -> None:
         """Continuations of completions whose claim holds its lock are in the queue."""
@@ -329,6 +349,7 @@ class Claims:
 
         Jobs that stalled too often are requeued too: they fail at their next claim.
         """
+        await self._quarantine.mend()
         [replies] = await self._queue.server.run_atomic([self._lua.recover(max_stalls, self._queue.now_ms())])
         for reply in replies:
             if isinstance(reply, StorageError):

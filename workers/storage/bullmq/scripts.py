@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -31,6 +32,15 @@ SCRIPTS: Final = (
     *("cleanJobsInSet", "updateProgress"),
 )
 
+FRONTS: Final = {
+    "moveToActive": "before_claiming",
+    "moveToFinished": "before_finishing",
+    "moveToDelayed": "before_delaying",
+    "moveJobFromActiveToWait": "before_releasing",
+    "moveStalledJobsToWait": "before_recovering",
+    "extendLocks": "before_renewing",
+}
+"""What stands in front of a script of BullMQ's, so that it does not begin what it cannot end."""
 
 BEFORE_CONTINUING: Final = """
 -- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
@@ -109,6 +119,12 @@ class Script:
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
+def own(*parts: str) -> str:
+    """Lua of ours, each of the files as it is, one after the other."""
+    folder = files(__package__) / "lua"
+    return "\n".join((folder / f"{part}.lua").read_text() for part in parts) + "\n"
+
+
 def packaged(name: str, before: str = "") -> Script:
     """One of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
     found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
@@ -120,10 +136,15 @@ def packaged(name: str, before: str = "") -> Script:
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them, and
-    `removeWaiting` is ours.
+    `removeWaiting` and `guard` are ours.
     """
-    ours = {"continue": packaged("moveToDelayed", BEFORE_CONTINUING), "removeWaiting": Script(REMOVE_WAITING, 7)}
-    return {name: packaged(name) for name in SCRIPTS} | ours
+    fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
+    ours = {
+        "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
+        "removeWaiting": Script(REMOVE_WAITING, 7),
+        "guard": Script(own("kinds", "guard"), 1),
+    }
+    return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
 
 
 _pack = msgpack.Packer(use_bin_type=True).pack
@@ -170,6 +191,13 @@ class QueueScripts:
         elif options.get("priority"):
             head = self._add_prioritized
         return (*head, packed, data, _pack(options))
+
+    def guard(self, now_ms: int, claims: int) -> Command:
+        """Set aside what would break the next `claims`, or a recovery with 0: `[[raw id, why, ...], damage or ""]`.
+
+        With -1 also keys that are in the way of the queue.
+        """
+        return (*self._head("guard", "wait"), self.base, now_ms, claims)
 
     def claim(self, token: str, lock_ms: int, now_ms: int) -> Command:
         """Make the next job active: `[fields, id, 0, 0]`, or `[0, 0, rate limit ms, next delayed ms]`.

@@ -4,7 +4,8 @@ Every transition is BullMQ's own Lua from the installed `bullmq` package, on Bul
 and Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
 `workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its option `backoff`;
 the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
-(tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour.
+(tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour; and what was set
+aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and `<prefix>:<queue>:workers:quarantine:<id>`.
 
 Payloads and results are JSON on the wire. Bytes that are JSON are stored as they are, others as `{"$base64": "..."}`.
 Ids of other producers read as they are, numbers too; see `encode_id` for ours.
@@ -33,7 +34,9 @@ from workers.jobs import (
     ProgressReport,
     Recovery,
     Renewal,
+    Repaired,
     Retention,
+    SetAside,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -45,6 +48,7 @@ from workers.storage.bullmq.events import EventFeed
 from workers.storage.bullmq.inspect import Inspector
 from workers.storage.bullmq.jobs import Jobs
 from workers.storage.bullmq.processor import as_processor
+from workers.storage.bullmq.quarantine import Quarantine
 from workers.storage.bullmq.scripts import QueueScripts
 from workers.storage.bullmq.server import Server, parse_url
 from workers.storage.bullmq.wait import Waiter
@@ -103,7 +107,8 @@ class BullMQStorage:
         self._server = Server(target, timeout)
         access = QueueAccess(self._server, QueueScripts(queue, prefix))
         self._jobs = Jobs(access)
-        self._claims = Claims(access, self._jobs.enqueue)
+        self._quarantine = Quarantine(access, self._jobs)
+        self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
         self._inspector = Inspector(access)
         self._waiter = Waiter(access)
         self._feed = EventFeed(access, access.lua["events"])
@@ -202,6 +207,15 @@ class BullMQStorage:
         refuse_transaction(connection, "BullMQStorage")
         check_fits_redis(job_id, result)
         return await self._jobs.complete(job_id, result, keep)
+
+    def news(self) -> list[SetAside]:
+        return self._quarantine.news()
+
+    async def quarantine(self) -> list[SetAside]:
+        return await self._quarantine.entries()
+
+    async def repair(self, *, drop: bool = False) -> list[Repaired]:
+        return await self._quarantine.repair(drop=drop)
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._jobs.promote(ids)

@@ -27,7 +27,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from workers.errors import ForeignLoop, StorageError, StorageUnavailable, WorkersError
+from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.homes import Home, keep_inherited
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
@@ -54,6 +54,8 @@ _UNAVAILABLE: Final = (
     OSError,
 )
 _REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+DAMAGED: Final = "DAMAGED"
+"""The code of errors by which scripts of ours name a key that is not what it has to be."""
 _BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE"})
 
 
@@ -62,8 +64,11 @@ def translate(error: BaseException) -> WorkersError:
     if isinstance(error, _REFUSED):
         return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
     # redis-py has no types for these, and leaves the protocol's error code in front of the message.
-    if isinstance(error, _UNAVAILABLE) or str(error).partition(" ")[0] in _BUSY_CODES:
+    code, _, rest = str(error).partition(" ")
+    if isinstance(error, _UNAVAILABLE) or code in _BUSY_CODES:
         return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")
+    if code == DAMAGED:
+        return StorageDamaged(f"the queue is damaged: {rest[:200]}")
     return StorageError(f"the Redis server answered with an error: {str(error)[:200]}")
 
 

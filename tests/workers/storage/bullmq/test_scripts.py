@@ -12,7 +12,7 @@ from bullmq.redis_connection import SCRIPT_DEFINITIONS, RedisConnection
 from bullmq.scripts import Scripts
 from redis.asyncio import Redis
 
-from workers.storage.bullmq.scripts import SCRIPTS, Command, QueueScripts, scripts
+from workers.storage.bullmq.scripts import SCRIPTS, Command, QueueScripts, packaged, scripts
 
 OURS = QueueScripts("q", "bull")
 NOW = 1_800_000_000_000
@@ -121,7 +121,8 @@ def test_continuing_is_delaying_with_more_to_say() -> None:
     delaying = OURS.delay("id", "t", delay_ms=50, counted=False, fields={"a": "b"}, now_ms=NOW)
     continuing = OURS.go_on("id", "t", delay_ms=50, fields={"a": "b"}, over=["c", "d"], now_ms=NOW)
     assert continuing[2:] == (*delaying[2:], "", "c", "d")
-    assert scripts()["continue"].text.endswith(scripts()["moveToDelayed"].text)
+    assert scripts()["continue"].text.endswith(packaged("moveToDelayed").text)
+    assert scripts()["moveToDelayed"].text.endswith(packaged("moveToDelayed").text)
 
 
 def test_promoting_passes_what_the_script_reads() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.storage.bullmq.steps import ERROR, LEASES
 from workers import StorageError
-from workers.errors import LossReason
+from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import (
     Claim,
     Completed,
@@ -154,14 +154,17 @@ async def test_a_lost_completion_continues_nothing(storage: BullMQStorage, clien
     assert following is not None
 
 
-async def test_a_settlement_that_the_server_answers_with_an_error(storage: BullMQStorage, client: Any) -> None:
-    """It is reported in the server's words, not as a lost claim; its neighbour is settled."""
+async def test_a_settlement_into_what_is_no_record_of_the_queue(storage: BullMQStorage, client: Any) -> None:
+    """It is nothing of the job: it is settled once that is gone, as if nobody had tried before; its neighbour is."""
     await storage.enqueue([job("a"), job("b")])
     first, second = await storage.claim("w", leases=LEASES, limit=2)
     await client.set(f"bull:{storage.queue}:failed", "foreign")
-    outcomes = await storage.settle([Failed(claim=first, error=ERROR), Completed(claim=second, result=b"1")])
-    assert [outcome.status for outcome in outcomes] == [SettleStatus.ERROR, SettleStatus.APPLIED]
-    assert "WRONGTYPE" in (outcomes[0].detail or "")
+    settlements: list[Settlement] = [Failed(claim=first, error=ERROR), Completed(claim=second, result=b"1")]
+    with pytest.raises(StorageUnavailable, match="failed is a string, not a zset"):
+        await storage.settle(settlements)
+    await client.delete(f"bull:{storage.queue}:failed")
+    outcomes = await storage.settle(settlements)
+    assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED]
 
 
 async def test_another_storages_claim_is_refused(storage: BullMQStorage) -> None:

@@ -77,9 +77,9 @@ async def test_verbs_need_a_connection(redis_url: str) -> None:
 
 
 async def test_foreign_keys_are_reported(storage: BullMQStorage, client: Any) -> None:
-    """Keys of another type in the queue's place are an error that retrying will not cure."""
+    """Keys of another type in the queue's place are an error that retrying will not cure, and that names them."""
     await client.set(f"bull:{storage.queue}:wait", "x")
-    with pytest.raises(StorageError, match="WRONGTYPE"):
+    with pytest.raises(StorageError, match=f"bull:{storage.queue}:wait is a string, not a list"):
         await storage.claim("w", leases=LEASES, limit=1)
     with pytest.raises(StorageError):
         await storage.enqueue([job("a")])

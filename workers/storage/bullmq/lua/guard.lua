@@ -1,0 +1,179 @@
+-- Set aside what BullMQ's scripts would stop half-way at, before they do: jobs whose id is the name of a key, jobs whose
+-- key is no hash, and jobs whose counters are no whole numbers.
+-- ARGV[1]: prefix of the queue's keys, [2]: now in ms, [3]: how many claims follow, 0 in front of a recovery, -1 to
+-- set aside keys in the way as well.
+-- Answers `{{id, why, ...}, damage}`: what was set aside, and a key that is not what it has to be, '' for none.
+local P, now, claims = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local QUARANTINE = P .. 'workers:quarantine'
+local MOST, RECORDS, DUE_AT_ONCE = 1000, 100, 1000
+local call, try = redis.call, redis.pcall
+local NAMED = 'its id is the name of a key of BullMQ'
+local JOB_FIELDS = {
+  'name', 'data', 'opts', 'timestamp', 'delay', 'priority', 'parentKey', 'parent', 'rjk', 'deid', 'ats', 'atm', 'stc', 'pb',
+  'processedOn', 'finishedOn', 'returnvalue', 'failedReason', 'stacktrace', 'progress', 'defa',
+}
+local reserved = { [''] = true, ['de'] = true, ['dn'] = true, ['metrics'] = true, ['priority'] = true, ['added'] = true,
+  ['workers'] = true }
+for name in pairs(KINDS) do
+  reserved[name] = true
+end
+local told = {}
+
+local function is_whole(text)
+  return text == '0' or (#text <= 16 and string.match(text, '^-?[1-9]%d*$') ~= nil)
+end
+
+-- The key of a job lies in quarantine, if there is one; what it was.
+local function move(id)
+  local key, place = P .. id, QUARANTINE .. ':' .. id
+  local found = call('TYPE', key).ok
+  if id == 'meta' and found == 'hash' then -- BullMQ's own fields in it stay
+    local values = call('HMGET', key, unpack(JOB_FIELDS))
+    for at, value in ipairs(values) do
+      if value then
+        call('HSET', place, JOB_FIELDS[at], value)
+      end
+    end
+    return call('HDEL', key, unpack(JOB_FIELDS)) > 0 and found
+  end
+  if found == 'none' or found == KINDS[id] then
+    return false
+  end
+  call('RENAME', key, place)
+  return found
+end
+
+local function set_aside(id, why)
+  local kept = move(id)
+  call('DEL', P .. id .. ':lock')
+  if kept or call('HEXISTS', QUARANTINE, id) == 0 then
+    call('HSET', QUARANTINE, id, cjson.encode({ why, now, kept or '' }))
+  end
+  told[#told + 1] = id
+  told[#told + 1] = why
+end
+
+local function fault(id)
+  if reserved[id] or string.sub(id, 1, 8) == 'workers:' then
+    return NAMED
+  end
+  local found = try('HMGET', P .. id, 'ats', 'atm', 'stc')
+  if found.err then
+    return 'its key is a ' .. call('TYPE', P .. id).ok .. ', not a hash'
+  end
+  for at, name in ipairs({ 'ats', 'atm', 'stc' }) do
+    if found[at] and not is_whole(found[at]) then
+      return 'its field `' .. name .. '` is no whole number'
+    end
+  end
+end
+
+-- Those of `ids` are set aside that have a fault, and are taken out of the lines they stand in.
+local function examine(ids, ...)
+  for _, id in ipairs(ids) do
+    local why = #told < 2 * MOST and fault(id)
+    if why then
+      for _, line in ipairs({ ... }) do
+        if KINDS[line] == 'list' then
+          call('LREM', P .. line, -1, id)
+        else
+          call(KINDS[line] == 'set' and 'SREM' or 'ZREM', P .. line, id)
+        end
+      end
+      set_aside(id, why)
+    end
+  end
+end
+
+local function is_job(key)
+  return call('HEXISTS', key, 'timestamp') == 1 and call('HEXISTS', key, 'data') == 1
+end
+
+-- A job of this name has its hash where the queue wants its key.
+local function evict(name)
+  for _, line in ipairs({ 'wait', 'paused', 'active' }) do
+    try('LREM', P .. line, 0, name)
+  end
+  for _, line in ipairs({ 'delayed', 'prioritized' }) do
+    try('ZREM', P .. line, name)
+  end
+  set_aside(name, NAMED)
+end
+
+-- What is wrong with the queue itself: `{{name of a key, why, field}, ...}`. Jobs that lie in the place of keys are set aside.
+local function damaged()
+  local found = {}
+  for name, kind in pairs(KINDS) do
+    local is = call('TYPE', P .. name).ok
+    if is == 'hash' and kind ~= 'hash' and is_job(P .. name) then
+      evict(name)
+    elseif is ~= 'none' and is ~= kind then
+      found[#found + 1] = { name, P .. name .. ' is a ' .. is .. ', not a ' .. kind }
+    end
+  end
+  for _, name in ipairs({ 'id', 'pc', 'limiter' }) do
+    local value = try('GET', P .. name)
+    if type(value) == 'string' and not is_whole(value) then
+      found[#found + 1] = { name, P .. name .. ' holds no whole number' }
+    end
+  end
+  for _, field in ipairs({ 'concurrency', 'max', 'duration' }) do
+    local value = try('HGET', P .. 'meta', field)
+    if type(value) == 'string' and not tonumber(value) then
+      found[#found + 1] = { 'meta', P .. 'meta: `' .. field .. '` is no number', field }
+    end
+  end
+  return found
+end
+
+-- What is in the way of the queue is set aside, a field without a number gone.
+local function repair(damages)
+  for _, each in ipairs(damages) do
+    local name, why, field = unpack(each)
+    if field then
+      call('HDEL', P .. name, field)
+    else
+      call('RENAME', P .. name, QUARANTINE .. ':' .. name)
+      call('HSET', QUARANTINE, name, cjson.encode({ why, now, 'moved' }))
+    end
+    if name == 'id' then -- the ids of jobs that are there shall not be given out again
+      call('SET', P .. 'id', string.format('%.0f', now))
+    end
+    told[#told + 1] = name
+    told[#told + 1] = why
+  end
+end
+
+local function examine_what_is_claimed()
+  local due = string.format('%.0f', (now + 1) * 0x1000 - 1)
+  examine(call('ZRANGEBYSCORE', P .. 'delayed', 0, due, 'LIMIT', 0, claims * DUE_AT_ONCE), 'delayed')
+  local before
+  repeat
+    before = #told
+    examine(call('LRANGE', P .. 'wait', -claims, -1), 'wait')
+    examine(call('ZRANGE', P .. 'prioritized', 0, claims - 1), 'prioritized')
+  until #told == before or #told >= 2 * MOST
+end
+
+-- Before anything else: it is where all the rest is written down.
+if claims < 0 and damage(P, { 'workers:quarantine' }) then
+  call('RENAME', P .. 'workers:quarantine', QUARANTINE .. ':workers:quarantine')
+end
+local broken = damage(P, { 'workers:quarantine' })
+if broken then
+  return broken
+end
+
+local damages = damaged()
+if claims < 0 then
+  told = {}
+  repair(damages)
+  damages = {}
+elseif #damages == 0 and claims > 0 then
+  examine_what_is_claimed()
+elseif #damages == 0 then
+  examine(call('SMEMBERS', P .. 'stalled'), 'active', 'stalled')
+  examine(call('ZRANGE', P .. 'completed', 0, RECORDS - 1), 'completed')
+  examine(call('ZRANGE', P .. 'failed', 0, RECORDS - 1), 'failed')
+end
+return { told, damages[1] and damages[1][2] or '' }

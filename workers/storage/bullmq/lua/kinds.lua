@@ -1,0 +1,19 @@
+-- What each key of a queue is. BullMQ's scripts take it for granted: one that meets something else stops half-way, and
+-- a job that it had taken out of one line is then in none.
+local KINDS = {
+  ['wait'] = 'list', ['paused'] = 'list', ['active'] = 'list', ['stalled'] = 'set', ['meta'] = 'hash',
+  ['delayed'] = 'zset', ['prioritized'] = 'zset', ['waiting-children'] = 'zset', ['completed'] = 'zset',
+  ['failed'] = 'zset', ['repeat'] = 'zset', ['marker'] = 'zset', ['events'] = 'stream', ['id'] = 'string',
+  ['pc'] = 'string', ['limiter'] = 'string', ['stalled-check'] = 'string', ['workers:seen'] = 'zset',
+  ['workers:cancel-requests'] = 'stream', ['workers:quarantine'] = 'hash',
+}
+
+-- An error that names the first of these keys that is not what it has to be.
+local function damage(prefix, names)
+  for _, name in ipairs(names) do
+    local found = redis.call('TYPE', prefix .. name).ok
+    if found ~= 'none' and found ~= KINDS[name] then
+      return redis.error_reply('DAMAGED ' .. prefix .. name .. ' is a ' .. found .. ', not a ' .. KINDS[name])
+    end
+  end
+end
