@@ -39,18 +39,19 @@ from federation.node.registration import Registration
 from federation.node.rotation import RotationConfirm, RotationStart
 from federation.node.targeted import TargetedInbox
 from federation.protocol.activities import MAX_REQUEST_BYTES
-from federation.protocol.keys import OwnKeys
+from federation.protocol.keys import KeyRing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.servers.discovery import Discover as DiscoverServer
 from federation.servers.links import Links
+from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import Registry
 
 
 def create_node_app(
     *,
     own_url: str,
-    keys: OwnKeys,
+    keys: KeyRing,
     database: Database,
     registry: Registry,
     links: Links,
@@ -73,19 +74,21 @@ def create_node_app(
     follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
     posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)
 
-    identity = {
-        "url": own_url,
-        "publicKey": keys.signing.public_text,
-        "encryptionPublicKey": keys.encryption.public_text,
-    }
+    identity = OwnIdentity(keys, database)
     callback = Callback(fetch)
     discover = Discover(
+        own_url=own_url,
         identity=identity,
         database=database,
         registration=Registration(
-            identity=identity, registry=registry, heard=links.look_soon, callback=callback, guard=guard
+            own_url=own_url,
+            identity=identity,
+            registry=registry,
+            heard=links.look_soon,
+            callback=callback,
+            guard=guard,
         ),
-        key_check=KeyCheck(pair=keys.encryption, database=database, callback=callback, guard=guard, gate=gate),
+        key_check=KeyCheck(keys=keys, database=database, callback=callback, guard=guard, gate=gate),
     )
 
     rotation_start = RotationStart(keys=keys, database=database, windows=windows)

@@ -26,10 +26,10 @@ from federation.node.limits import Limit, Windows
 from federation.node.locks import one_at_a_time
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.protocol.errors import EnvelopeError, KeyMaterialError, NotJson, PayloadError, UrlError
-from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.keys import KeyRing, decode_key
 from federation.protocol.models import ModelT, parse_model, validate
 from federation.protocol.rotation import Challenges, ConfirmRequest, Proofs, RotationRequest
-from federation.protocol.sealing import Envelope, open_envelope
+from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import Registry
 from workers.clock import Clock, SystemClock
@@ -44,7 +44,7 @@ ATTEMPTS: Final = 3
 class RotationStart:
     """Answers `POST /discover/rotate/init`."""
 
-    def __init__(self, *, keys: OwnKeys, database: Database, windows: Windows, clock: Clock | None = None) -> None:
+    def __init__(self, *, keys: KeyRing, database: Database, windows: Windows, clock: Clock | None = None) -> None:
         self._keys = keys
         self._database = database
         self._windows = windows
@@ -79,7 +79,7 @@ class RotationStart:
         new = (request.new_signing_public_key, request.new_encryption_public_key)
         if new == (server.public_key, server.encryption_public_key):
             raise Refusal(400, "These keys are already registered", reason="KEYS_ALREADY_REGISTERED")
-        if new[0] == self._keys.signing.public_text or new[1] == self._keys.encryption.public_text:
+        if any(new[0] == own.signing.public_text or new[1] == own.encryption.public_text for own in self._keys.pairs()):
             raise _keys_taken()
         query = select(col(Server.id)).where(
             col(Server.url) != server.url,
@@ -132,7 +132,7 @@ class RotationConfirm:
     def __init__(
         self,
         *,
-        keys: OwnKeys,
+        keys: KeyRing,
         database: Database,
         registry: Registry,
         heard: HeardOf,
@@ -188,7 +188,7 @@ class RotationConfirm:
 
     def _open(self, envelope: Envelope) -> Proofs | None:
         try:
-            return parse_model(Proofs, open_envelope(envelope, self._keys.encryption.secret))
+            return parse_model(Proofs, open_with_any(envelope, self._keys)[0])
         except (EnvelopeError, PayloadError):
             return None
 

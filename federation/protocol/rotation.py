@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hmac
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from nacl import bindings
-from pydantic import AfterValidator, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
-from federation.protocol.discovery import PublicKeyText
-from federation.protocol.keys import decode_key
-from federation.protocol.models import ServerUrl, Text, WireModel
-from federation.protocol.sealing import seal
-from federation.protocol.signing import verify_signature
+from federation.protocol.discovery import MAX_DISCOVER_BYTES, PublicKeyText
+from federation.protocol.errors import PayloadError
+from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.keys import KeyRing, OwnKeys, decode_key
+from federation.protocol.models import ServerUrl, Text, WireModel, validate
+from federation.protocol.sealing import Envelope, open_envelope, open_with_any, seal
+from federation.protocol.signing import sign_message, verify_signature
 
 ROTATE_INIT_PATH: Final = "/discover/rotate/init"
 ROTATE_CONFIRM_PATH: Final = "/discover/rotate/confirm"
 
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PROBE: Final = bytes([1]) + bytes(31)
 """Any scalar shows whether a point is of low order; clamped, it is a multiple of eight."""
 
@@ -38,6 +42,9 @@ def _seals(text: str) -> str:
 
 SigningKeyText = Annotated[PublicKeyText, AfterValidator(_signs)]
 SealingKeyText = Annotated[PublicKeyText, AfterValidator(_seals)]
+
+
+ChallengeText = Annotated[str, Field(pattern=rf"^{_UUID.pattern}$", max_length=36)]
 
 
 class RotationRequest(WireModel):
@@ -100,3 +107,58 @@ class Challenges:
 
 def _same(text: str, other: str) -> bool:
     return hmac.compare_digest(text.encode(), other.encode())
+
+
+class _ChallengeDocument(WireModel):
+    """What a server answers to a `RotationRequest`."""
+
+    signing_old_challenge: ChallengeText
+    signing_new_challenge: ChallengeText
+    encryption_old_challenge: JsonValue
+    encryption_new_challenge: JsonValue
+
+
+def rotation_request(own_url: str, new: OwnKeys) -> bytes:
+    """Return the body that asks for a challenge."""
+    body = {
+        "url": own_url,
+        "newSigningPublicKey": new.signing.public_text,
+        "newEncryptionPublicKey": new.encryption.public_text,
+    }
+    return dump_json(body).encode()
+
+
+def solved(body: bytes, *, new: OwnKeys, ring: KeyRing) -> Proofs:
+    """Return the proofs that the challenges in *body*, a server's answer, ask for.
+
+    The old pair is the one of *ring* that the server sealed to. Nothing but a UUID is signed or given back: a server
+    might pose an activity, or an envelope that others sealed to us.
+
+    Raises:
+        ProtocolError: they are no challenges, or not sealed to us.
+    """
+    document = validate(_ChallengeDocument, parse_json(body, limit=MAX_DISCOVER_BYTES))
+    opened, old = open_with_any(Envelope.from_wire(document.encryption_old_challenge), ring)
+    renewed = open_envelope(Envelope.from_wire(document.encryption_new_challenge), new.encryption.secret)
+    return Proofs(
+        signingOldSignature=sign_message(document.signing_old_challenge, old.signing.secret),
+        signingNewSignature=sign_message(document.signing_new_challenge, new.signing.secret),
+        encryptionOldPlaintext=_challenge(opened),
+        encryptionNewPlaintext=_challenge(renewed),
+    )
+
+
+def confirm_request(own_url: str, proofs: Proofs, recipient_key: bytes) -> bytes:
+    """Return the body that confirms a rotation to the server with this raw encryption key.
+
+    Raises:
+        KeyMaterialError: the key is unusable.
+    """
+    envelope = seal(dump_json(proofs.model_dump(by_alias=True)), recipient_key)
+    return dump_json({"serverUrl": own_url, "envelope": envelope.to_wire()}).encode()
+
+
+def _challenge(text: str) -> str:
+    if not _UUID.fullmatch(text):
+        raise PayloadError("challenge: not a UUID")
+    return text
