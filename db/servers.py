@@ -19,6 +19,8 @@ class ServerHealth(StrEnum):
 class Server(FederationTable, table=True):
     """A remote server we know, by its canonical URL, with both public keys (base64) and its health.
 
+    `knows_key` is the public signing key by which it knows us; without it, the older of ours. At `rotation_tried_at` it
+    was last asked to take the newer, in vain if there is a `rotation_problem`: a code.
     Each key is unique twice, by constraint and by index, because existing databases have both.
     """
 
@@ -42,6 +44,9 @@ class Server(FederationTable, table=True):
     is_healthy: bool
     health_check_attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     unhealthy_reason: str | None = Field(default=None, sa_type=Text)
+    knows_key: str | None = Field(default=None, sa_type=Text)
+    rotation_tried_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    rotation_problem: str | None = Field(default=None, sa_type=Text)
 
 
 class LinkState(StrEnum):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from db import Database, new_id
 from federation.base.errors import ConfigurationError
 from federation.base.meter import NO_METER, Meter, Metrics
+from federation.base.own_keys import own_key_ring
 from federation.base.queues import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
@@ -55,6 +56,7 @@ from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.links import Links
+from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import Registry
 from federation.servers.relay import PeerRelay
 from federation.servers.relay_peers import RelayPeers
@@ -103,8 +105,9 @@ class Federation:
         self.metrics = metrics
         self.meter: Meter = metrics or NO_METER
         self.own_url = settings.better_auth_url
-        self.keys = settings.own_keys()
+        self.keys = own_key_ring(settings)
         self.database = database or Database(settings.database_url.get_secret_value())
+        self.identity = OwnIdentity(self.keys, self.database) if self.keys is not None else None
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
         self.client = client or FederationClient(self.guard, pooled_transport(self.guard, limits=pool_limits(settings)))
         self.job_origin = OwnJobOrigin(self.database, self.own_url)
@@ -140,7 +143,7 @@ class Federation:
         self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy, relay=self._relay())
         self.discovery = Discovery(
             own_url=self.own_url,
-            keys=self.keys,
+            identity=self.identity,
             fetch=self.fetch,
             registry=self.registry,
             links=self.links,

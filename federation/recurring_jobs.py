@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from federation.base.own_keys import drop_old_pair
 from federation.delivery.purge import Purge
 from federation.scheduler.analytics import NightlyAnalytics
-from federation.scheduler.runner import RecurringJob
+from federation.scheduler.runner import JobFailed, RecurringJob
+from federation.servers.key_rotation import KeyRotation
 from workers import Queue
 
 if TYPE_CHECKING:
@@ -56,6 +59,15 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             ),
         ),
     ]
+    if (rotation := key_rotation_of(federation)) is not None:
+        jobs.append(
+            RecurringJob(
+                name="key-rotation",
+                does="asks servers that do not know our new keys again, and drops the old ones when nobody needs them",
+                interval=timedelta(minutes=5),
+                run=_key_rotation(rotation, settings.key_file()),
+            )
+        )
     if settings.federation_analytics_out is not None:
         jobs.append(
             RecurringJob(
@@ -67,6 +79,34 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             )
         )
     return tuple(jobs)
+
+
+def key_rotation_of(federation: Federation) -> KeyRotation | None:
+    """What brings this node's new keys to servers; None for one without a name or keys: nobody knows it by any."""
+    if federation.own_url is None or federation.keys is None:
+        return None
+    return KeyRotation(
+        own_url=federation.own_url,
+        ring=federation.keys,
+        database=federation.database,
+        registry=federation.registry,
+        fetch=federation.fetch,
+        introduce=federation.discovery.introduce_ourselves,
+        clock=federation.clock,
+    )
+
+
+def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awaitable[Mapping[str, object]]]:
+    async def rotate() -> Mapping[str, object]:
+        done = await rotation()
+        if file is None or not await rotation.is_over():
+            return {**done, "dropped": False}
+        try:
+            return {**done, "dropped": drop_old_pair(file)}
+        except OSError as error:
+            raise JobFailed(f"the old keys stay in {file}: {type(error).__name__}") from None
+
+    return rotate
 
 
 def _outbox_sweep(federation: Federation) -> Callable[[], Awaitable[Mapping[str, object]]]:

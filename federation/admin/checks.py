@@ -99,7 +99,8 @@ async def database(federation: Federation) -> Found:
 async def _knows_us_as_another(federation: Federation) -> bool:
     """No node registers itself: by its URL or its key it is found with its peers alone."""
     assert federation.keys is not None  # or the settings had been refused
-    is_us = or_(col(Server.url) == federation.own_url, col(Server.public_key) == federation.keys.signing.public_text)
+    own_keys = [pair.signing.public_text for pair in federation.keys.pairs()]
+    is_us = or_(col(Server.url) == federation.own_url, col(Server.public_key).in_(own_keys))
     async with federation.database.read() as session:
         return bool((await session.execute(select(exists().where(is_us)))).scalar_one())
 
@@ -289,7 +290,7 @@ async def discover(federation: Federation) -> Found:
         return warning(str(error), start)
     except ProtocolError as error:
         return failure(f"another program answers at {federation.own_url}: {error}", start)
-    if shown.public_key != federation.keys.signing.public_text:
+    if shown.public_key not in {pair.signing.public_text for pair in federation.keys.pairs()}:
         return failure("shows another key than ours", "another node runs there, or the node runs with an older .env")
     if shown.origin != federation.own_url:
         return failure(f"names itself {shown.origin}", "BETTER_AUTH_URL of the running node is another")

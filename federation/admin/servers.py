@@ -43,6 +43,9 @@ class ServerRow:
     updated_at: datetime
     public_key: str
     encryption_public_key: str
+    knows_key: str | None
+    rotation_tried_at: datetime | None
+    rotation_problem: str | None
 
     @property
     def known(self) -> KnownServer:

@@ -7,7 +7,7 @@ values alone, so that a part of the application runs with what it needs; `Settin
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     federation_private_key: SecretStr | None = None
     federation_encryption_public_key: str | None = None
     federation_encryption_private_key: SecretStr | None = None
+    federation_old_public_key: str | None = None
+    """The pairs before the last rotation, while somebody may still know this node by them."""
+    federation_old_private_key: SecretStr | None = None
+    federation_old_encryption_public_key: str | None = None
+    federation_old_encryption_private_key: SecretStr | None = None
     database_url: DatabaseUrl = SecretStr(DEFAULT_DATABASE_URL)
     redis_url: RedisUrl | None = None
     """Where BullMQ's queues live; unset, the queues live in the application's SQLite database."""
@@ -155,7 +160,7 @@ class Settings(BaseSettings):
             for problem in error.problems:
                 problems.setdefault(_variable(problem), problem)
         if problems:
-            if problems.keys() == {OWN_URL_VARIABLE, *_KEY_VARIABLES}:
+            if problems.keys() == {OWN_URL_VARIABLE, *KEY_VARIABLES}:
                 settings.require_node_here()
             raise ConfigurationError([*problems.values()])
         return settings
@@ -178,7 +183,26 @@ class Settings(BaseSettings):
         Raises:
             ConfigurationError: lists those that are missing, malformed, or do not fit together.
         """
-        values = {name: plain(getattr(self, name.lower())) for name in _KEY_VARIABLES}
+        return self._keys(KEY_VARIABLES)
+
+    def key_pairs(self) -> tuple[OwnKeys, ...]:
+        """This node's key pairs, the newest first: one, with the old one two while a rotation is under way.
+
+        Raises:
+            ConfigurationError: as `own_keys`.
+        """
+        pairs = (self._keys(KEY_VARIABLES), self._keys(OLD_KEY_VARIABLES))
+        return tuple(pair for pair in pairs if pair is not None)
+
+    def key_file(self) -> Path | None:
+        """The file that the keys come from, and may be changed in; None if some of them come from elsewhere."""
+        names = {*KEY_VARIABLES, *OLD_KEY_VARIABLES}
+        if any(name.upper() in names and value for name, value in os.environ.items()):
+            return None
+        return ENV_FILE.absolute() if ENV_FILE.exists() else None
+
+    def _keys(self, names: Sequence[str]) -> OwnKeys | None:
+        values = {name: plain(getattr(self, name.lower())) for name in names}
         missing = {name for name, value in values.items() if value is None}
         if missing == values.keys():
             return None
@@ -193,7 +217,9 @@ class Settings(BaseSettings):
                 encryption_secret=encryption_secret,
             )
         except KeyMaterialError as error:
-            wrong = [problem for problem in error.problems if _variable(problem) not in missing]
+            renamed = dict(zip(KEY_VARIABLES, names, strict=True))
+            told = [(renamed[_variable(problem)], problem) for problem in error.problems]
+            wrong = [name + problem.removeprefix(_variable(problem)) for name, problem in told if name not in missing]
             raise ConfigurationError([*_not_set(missing), *wrong]) from None
 
     def require_node_here(self) -> None:
@@ -230,7 +256,7 @@ class Settings(BaseSettings):
         problems = [] if self.better_auth_url else [f"{OWN_URL_VARIABLE}: not set; it is this node's own URL"]
         try:
             if self.own_keys() is None:
-                problems += _not_set(_KEY_VARIABLES)
+                problems += _not_set(KEY_VARIABLES)
         except ConfigurationError as error:
             problems += error.problems
         if problems:
@@ -238,12 +264,15 @@ class Settings(BaseSettings):
 
 
 OWN_URL_VARIABLE: Final = "BETTER_AUTH_URL"
-_KEY_VARIABLES: Final = (
+KEY_VARIABLES: Final = (
     SIGNING_PUBLIC_VARIABLE,
     SIGNING_SECRET_VARIABLE,
     ENCRYPTION_PUBLIC_VARIABLE,
     ENCRYPTION_SECRET_VARIABLE,
 )
+
+
+OLD_KEY_VARIABLES: Final = tuple(name.replace("FEDERATION_", "FEDERATION_OLD_", 1) for name in KEY_VARIABLES)
 
 
 def _absent(url: SecretStr | None) -> Path | None:
@@ -253,7 +282,7 @@ def _absent(url: SecretStr | None) -> Path | None:
 def _not_set(names: Collection[str]) -> list[str]:
     return [
         f"{name}: not set; `federation init`, or `keys generate FILE`, makes a set of keys"
-        for name in _KEY_VARIABLES
+        for name in (*KEY_VARIABLES, *OLD_KEY_VARIABLES)
         if name in names
     ]
 
@@ -271,6 +300,9 @@ class _Explicit(Settings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
+
+    def key_file(self) -> None:
+        return None
 
 
 def _configuration_error(error: ValidationError) -> ConfigurationError:

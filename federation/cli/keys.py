@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from federation.cli.options import AsJson, group
-from federation.cli.output import print_json, print_lines
+from federation.cli.options import AsJson, Yes, group
+from federation.cli.output import confirm, print_json, print_lines, print_table, progress
 from federation.cli.problems import NOT_FOUND, fail
-from federation.cli.session import load_settings
+from federation.cli.session import load_settings, with_node
 
-app = group("This node's keys: show, generate.")
+if TYPE_CHECKING:
+    from federation.admin.keys import RotationState
+
+app = group("This node's keys: show, generate, rotate.")
 
 
 @app.command("show")
@@ -52,6 +55,56 @@ def generate(
     except FileExistsError:
         fail(f"{file} exists and stays as it is", status=NOT_FOUND)
     _print({name: value for name, value in values.items() if "PRIVATE" not in name}, as_json)
+
+
+@app.command("rotate")
+def rotate(
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="URL", help="Ask this server alone, to see it work.")
+    ] = None,
+    forget_old: Annotated[
+        bool, typer.Option("--forget-old", help="Drop the old keys, whoever knows us by them.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change this node's keys: bring new ones to every server we know.
+
+    The new keys are written to .env first, beside the old ones, which stay in use with those who do not know the new
+    ones yet. Whatever interrupts it, run it again: it goes on with the same keys. Servers that are away are asked when
+    they are back; ten minutes after the last one has confirmed the old keys are dropped.
+    """
+    from federation.admin import keys
+    from federation.admin.servers import server_url
+
+    name = None if only is None else server_url(only)
+    load_settings(node=True)
+    if name is not None and with_node(lambda node: node.registry.find(name)) is None:
+        fail(f"{name} is not in the registry", status=NOT_FOUND)
+    if forget_old:
+        number = len(with_node(keys.waiting))
+        confirm(f"Drop the old keys? Servers that know us by them alone: {number}.", yes=yes)
+        state = with_node(keys.forget_old)
+    else:
+        state = with_node(lambda node: keys.rotate(node, only=name, progress=progress))
+    if as_json:
+        print_json(state)
+    else:
+        _tell(state)
+    if state.waiting:
+        raise typer.Exit(NOT_FOUND)
+
+
+def _tell(state: RotationState) -> None:
+    print_lines([f"{state.confirmed} of {state.confirmed + len(state.waiting)} servers know the new keys"])
+    if state.waiting:
+        print_table(
+            ("URL", "PROBLEM", "LAST ASKED"), ((each.url, each.problem, each.tried_at) for each in state.waiting)
+        )
+    if state.restart_needed:
+        print_lines(["the keys are set in the environment: restart every process of this node when they change there"])
+    elif state.old_kept and not state.waiting:
+        print_lines(["the scheduler drops the old keys in ten minutes; `--forget-old` drops them now"])
 
 
 def _print(values: Mapping[str, str], as_json: bool) -> None:

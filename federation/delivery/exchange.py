@@ -24,7 +24,7 @@ from federation.http.response import Response
 from federation.protocol.acks import Ack, find_ack, is_unsigned_follow_ack, parse_ack_body
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers, parse_method
 from federation.protocol.errors import AckMissing, KeyMaterialError, NotJson, PayloadError, UrlError
-from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.keys import KeyRing, OwnKeys, decode_key, pair_known_by
 from federation.protocol.refusals import refusal_code
 from federation.protocol.sealing import seal
 from federation.protocol.signing import sign_message
@@ -40,6 +40,7 @@ DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
 POST_ACK_INTERVAL: Final = 60.0
 """Seconds between two looks at the acknowledgments of one server's posts."""
 MAX_REMEMBERED: Final = 10_000
+_UNKNOWN_SIGNER: Final = frozenset({401, 403})
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class Exchange:
         self,
         *,
         own_url: str | None,
-        keys: OwnKeys | None,
+        keys: KeyRing | None,
         registry: Registry,
         discover: Discover,
         guard: AddressGuard,
@@ -117,8 +118,10 @@ class Exchange:
     async def __call__(self, job_name: str, report: Report) -> FollowAnswer | None:
         report.method = _method_of(report.payload)
         server = await self._find_server(report)
-        body, headers = self._prepare(report, server)
-        fetched = await self._post(report, body, headers)
+        pair = self._own_pair(server)
+        fetched = await self._post(report, *self._prepare(report, server, pair))
+        if _may_not_know(fetched):
+            fetched = await self._as_another(report, server, pair) or fetched
         _require_taken(report, fetched.response, self._clock.now())
         await self._note_health(server, fetched)
         ack = _acknowledgment(report, fetched.response)
@@ -163,7 +166,33 @@ class Exchange:
         await self.refuse_blacklisted(delivery)  # a discovery may take long enough for an administrator to act
         return server
 
-    def _prepare(self, report: Report, server: KnownServer) -> tuple[bytes, dict[str, str]]:
+    def _own_pair(self, server: KnownServer) -> OwnKeys:
+        """The pair of ours that the server knows."""
+        if self._keys is None:
+            raise PermanentFailure("NO_OWN_KEYS", "FEDERATION_PRIVATE_KEY is not set: nothing to sign with")
+        pair = pair_known_by(self._keys, server.knows_key)
+        if pair is None:
+            problem = f"{server.url} knows this node by keys that this process has not: is it to be restarted?"
+            raise PermanentFailure("NO_OWN_KEYS", problem)
+        return pair
+
+    async def _as_another(self, report: Report, server: KnownServer, pair: OwnKeys) -> Fetched | None:
+        """The answer to the same delivery signed by our other pair, if there is one and the server took it.
+
+        Its confirmation of a rotation may have been lost on its way to us, or come while the delivery was.
+        """
+        assert self._keys is not None  # nothing was sent without them
+        for other in self._keys.pairs(now=True):
+            if other.signing.public == pair.signing.public:
+                continue
+            fetched = await self._post(report, *self._prepare(report, server, other))
+            if fetched.response.ok:
+                if not fetched.proxied:  # a relay's word is no proof
+                    await self._registry.note_knows(server.url, other.signing.public_text)
+                return fetched
+        return None
+
+    def _prepare(self, report: Report, server: KnownServer, pair: OwnKeys) -> tuple[bytes, dict[str, str]]:
         """The request's body and headers."""
         delivery, method = report.delivery, report.method
         assert method is not None
@@ -173,9 +202,7 @@ class Exchange:
             raise RetryableFailure("KEY_MATERIAL", f"the registered key of {server.url} is unusable: {error}") from None
         if self._own_url is None:
             raise PermanentFailure("NO_OWN_URL", "BETTER_AUTH_URL is not set: this node has no name")
-        if self._keys is None:
-            raise PermanentFailure("NO_OWN_KEYS", "FEDERATION_PRIVATE_KEY is not set: nothing to sign with")
-        signature = sign_message(report.payload, self._keys.signing.secret)
+        signature = sign_message(report.payload, pair.signing.secret)
         try:
             headers = delivery_headers(own_url=self._own_url, target_url=delivery.target_url)
         except UrlError as error:
@@ -254,6 +281,13 @@ class Exchange:
     async def _registered_key(self, server_url: str) -> str | None:
         server = await self._registry.find(server_url)
         return server.public_key if server else None
+
+
+def _may_not_know(fetched: Fetched) -> bool:
+    """Whether the refusal may be about the key that signed."""
+    if fetched.response.status not in _UNKNOWN_SIGNER:
+        return False
+    return refusal_code(fetched.response.body)[1] in (None, "INVALID_SIGNATURE")
 
 
 def _method_of(payload: str) -> ActivityMethod:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from federation.protocol.acks import Ack, PostAck
 from federation.protocol.activities import NamedPostActivity
 from federation.protocol.errors import EnvelopeError, PayloadError, UrlError
-from federation.protocol.keys import OwnKeys
+from federation.protocol.keys import KeyRing
 from federation.protocol.models import parse_model
 from federation.protocol.urls import canonical_origin
 
 
-def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: OwnKeys, public_key: str | None) -> str | None:
+def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: KeyRing, public_key: str | None) -> str | None:
     """What is wrong with the acknowledgment of the post in `payload`, None if nothing is.
 
     `data` is not sealed to us, `key`: there is none to check its `signature` with, which is not the server's;
@@ -20,7 +20,7 @@ def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: OwnKeys,
         PayloadError: the payload is no post.
     """
     try:
-        plaintext = ack.open(keys.encryption.secret)
+        plaintext = ack.open(keys)
     except EnvelopeError:
         return "data"
     if public_key is None:

@@ -18,6 +18,7 @@ from federation.protocol.urls import canonical_origin
 RATE_LIMITED: Final = "RATE_LIMITED"
 
 DISCOVER_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
+ROTATION_PER_CLIENT: Final = Limit(requests=5, window=timedelta(minutes=1))
 RELAY_PER_CLIENT: Final = Limit(requests=120, window=timedelta(minutes=1))
 RELAY_PER_ORIGIN: Final = Limit(requests=100, window=timedelta(minutes=1))
 

@@ -16,6 +16,7 @@ from federation.http.guard import AddressGuard
 from federation.node.admission import (
     DISCOVER_PER_CLIENT,
     RELAY_PER_CLIENT,
+    ROTATION_PER_CLIENT,
     PerClient,
     ProxyAdmission,
     too_large_to_relay,
@@ -35,19 +36,22 @@ from federation.node.monitoring import MonitoringRoutes
 from federation.node.posts import POSTS_PATH, PostsInbox
 from federation.node.proxy import ProxyEndpoint
 from federation.node.registration import Registration
+from federation.node.rotation import RotationConfirm, RotationStart
 from federation.node.targeted import TargetedInbox
 from federation.protocol.activities import MAX_REQUEST_BYTES
-from federation.protocol.keys import OwnKeys
+from federation.protocol.keys import KeyRing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
+from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.servers.discovery import Discover as DiscoverServer
 from federation.servers.links import Links
+from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import Registry
 
 
 def create_node_app(
     *,
     own_url: str,
-    keys: OwnKeys,
+    keys: KeyRing,
     database: Database,
     registry: Registry,
     links: Links,
@@ -70,21 +74,25 @@ def create_node_app(
     follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
     posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)
 
-    identity = {
-        "url": own_url,
-        "publicKey": keys.signing.public_text,
-        "encryptionPublicKey": keys.encryption.public_text,
-    }
+    identity = OwnIdentity(keys, database)
     callback = Callback(fetch)
     discover = Discover(
+        own_url=own_url,
         identity=identity,
         database=database,
         registration=Registration(
-            identity=identity, registry=registry, heard=links.look_soon, callback=callback, guard=guard
+            own_url=own_url,
+            identity=identity,
+            registry=registry,
+            heard=links.look_soon,
+            callback=callback,
+            guard=guard,
         ),
-        key_check=KeyCheck(pair=keys.encryption, database=database, callback=callback, guard=guard, gate=gate),
+        key_check=KeyCheck(keys=keys, database=database, callback=callback, guard=guard, gate=gate),
     )
 
+    rotation_start = RotationStart(keys=keys, database=database, windows=windows)
+    rotation_confirm = RotationConfirm(keys=keys, database=database, registry=registry, heard=links.look_soon)
     forwarder = Forwarder(own_url=own_url, inbox=inbox, registry=registry, discover=discovery, fetch=fetch)
     proxy = ProxyEndpoint(forwarder=forwarder, targeted=TargetedInbox(inbox=inbox, follows=follows, posts=posts))
     discover_admission = PerClient(DISCOVER_PER_CLIENT, clients=clients, windows=windows)
@@ -100,6 +108,10 @@ def create_node_app(
         front.endpoint(discover.answer, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=discover_admission),
         methods=["POST"],
     )
+    rotation_admission = PerClient(ROTATION_PER_CLIENT, clients=clients, windows=windows)
+    for path, rotation in ((ROTATE_INIT_PATH, rotation_start), (ROTATE_CONFIRM_PATH, rotation_confirm)):
+        endpoint = front.endpoint(rotation, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=rotation_admission)
+        app.add_route(path, endpoint, methods=["POST"])
     app.add_route(FOLLOWS_PATH, front.endpoint(follows, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
     app.add_route(POSTS_PATH, front.endpoint(posts, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
     app.add_route(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from sqlalchemy import select
@@ -14,7 +13,9 @@ from federation.node.front import Inbound
 from federation.node.key_check import KeyCheck
 from federation.node.refusals import Refusal, json_response
 from federation.node.registration import Registration
+from federation.protocol.discovery import own_document
 from federation.protocol.errors import NotJson
+from federation.servers.own_identity import OwnIdentity
 
 MAX_DISCOVER_REQUEST_BYTES: Final = 16 * 1024
 
@@ -23,11 +24,18 @@ MAX_PEERS: Final = 500
 
 
 class Discover:
-    """Answers GET and POST `/discover`; *identity* is the document's part about us."""
+    """Answers GET and POST `/discover`; of *identity* is the document's part about us."""
 
     def __init__(
-        self, *, identity: Mapping[str, str], database: Database, registration: Registration, key_check: KeyCheck
+        self,
+        *,
+        own_url: str,
+        identity: OwnIdentity,
+        database: Database,
+        registration: Registration,
+        key_check: KeyCheck,
     ) -> None:
+        self._own_url = own_url
         self._identity = identity
         self._database = database
         self._registration = registration
@@ -43,7 +51,12 @@ class Discover:
         )
         async with self._database.read() as session:
             urls = (await session.execute(query)).scalars().all()
-        return json_response({**self._identity, "peers": [{"url": url, "isHealthy": True} for url in urls]})
+        return json_response(
+            {
+                **own_document(self._own_url, await self._identity.shown()),
+                "peers": [{"url": url, "isHealthy": True} for url in urls],
+            }
+        )
 
     async def answer(self, inbound: Inbound) -> Response:
         """What `REGISTER` or `DISCOVER` asks for is done.

@@ -70,10 +70,11 @@ class FollowsInbox:
             Refusal: nothing was changed.
         """
         if isinstance(received.activity, UnfollowActivity):
-            return await self._unfollow(received.sender, received.activity.following)
-        return await self._follow(received.sender, received.activity.following, relayed=relayed)
+            return self._inbox.acknowledge(received, await self._unfollow(received.sender, received.activity.following))
+        plaintext, accepted = await self._follow(received.sender, received.activity.following, relayed=relayed)
+        return self._inbox.acknowledge(received, plaintext, accepted=accepted)
 
-    async def _follow(self, sender: KnownServer, following: Following, *, relayed: bool) -> Response:
+    async def _follow(self, sender: KnownServer, following: Following, *, relayed: bool) -> tuple[str, bool]:
         try:
             async with self._database.transaction() as session:
                 await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
@@ -97,9 +98,9 @@ class FollowsInbox:
             following_id=row.following_id,
             accepted=row.accepted,
         )
-        return self._inbox.acknowledge(sender, plaintext, accepted=row.accepted)
+        return plaintext, row.accepted
 
-    async def _unfollow(self, sender: KnownServer, following: EndedFollowing) -> Response:
+    async def _unfollow(self, sender: KnownServer, following: EndedFollowing) -> str:
         # A local follower's rows are not a peer's to delete, though they name that peer, too.
         is_local = exists().where(col(User.id) == col(Follow.follower_id))
         rows = delete(Follow).where(*_same_follow(sender, following), ~is_local).returning(col(Follow.id))
@@ -107,10 +108,9 @@ class FollowsInbox:
             removed = len((await session.execute(rows)).all())
         log.info("unfollow_received", server_url=sender.url, removed=removed)
         # Echoes what is undone, in the sender's name: signed by us, it is no activity of ours to anybody.
-        plaintext = unfollow_activity(
+        return unfollow_activity(
             federation_url=sender.url, follower_id=following.follower_id, following_id=following.following_id
         )
-        return self._inbox.acknowledge(sender, plaintext)
 
 
 def _malformed(where: str, problem: str) -> Refusal:

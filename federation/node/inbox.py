@@ -21,10 +21,10 @@ from federation.protocol.activities import (
     UnfollowActivity,
 )
 from federation.protocol.errors import EnvelopeError, NotJson, ProtocolError, UrlError
-from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.keys import KeyRing, OwnKeys, decode_key
 from federation.protocol.models import parse_model
 from federation.protocol.relaying import ORIGIN_HEADER
-from federation.protocol.sealing import Envelope, open_envelope
+from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.signing import verify_signature
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import KnownServer, Registry
@@ -46,10 +46,11 @@ HeardOf: TypeAlias = Callable[[str], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Generic[Activity]):
-    """An activity whose signature is *sender*'s."""
+    """An activity signed by *sender*, and sealed to the pair `opened_with`, by which it knew us when it wrote."""
 
     sender: KnownServer
     activity: Activity
+    opened_with: OwnKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +60,16 @@ class _Opened(Generic[Activity]):
     text: str = field(repr=False)
     signature: str = field(repr=False)
     activity: Activity
+    opened_with: OwnKeys
 
-    def signed_by(self, sender: KnownServer) -> Received[Activity]:
-        if not verify_signature(self.text, self.signature, sender.public_key):
-            raise Refusal(403, "The signature is not the sending server's", code=INVALID_SIGNATURE)
-        return Received(sender=sender, activity=self.activity)
+    def is_signed_by(self, sender: KnownServer) -> bool:
+        return verify_signature(self.text, self.signature, sender.public_key)
 
 
 class Inbox:
-    """Opens deliveries sealed to our key and signs their acknowledgments."""
+    """Opens deliveries sealed to our keys and signs their acknowledgments."""
 
-    def __init__(self, *, keys: OwnKeys, registry: Registry, gate: BlacklistGate, heard: HeardOf) -> None:
+    def __init__(self, *, keys: KeyRing, registry: Registry, gate: BlacklistGate, heard: HeardOf) -> None:
         self._keys = keys
         self._registry = registry
         self._gate = gate
@@ -92,11 +92,11 @@ class Inbox:
         await self._gate.check([author])
         sender = await self.registered(author)
         _require_same_origin(inbound.headers, sender)
-        received = opened.signed_by(sender)
+        received = await self._verified(opened, sender)
         await self._heard(sender.url)
         return received
 
-    def open_relayed(
+    async def open_relayed(
         self,
         value: object,
         models: Mapping[ActivityMethod, type[Activity]],
@@ -113,7 +113,7 @@ class Inbox:
         if _origin_or_none(opened.activity.federation_url) != sender.url:
             text = f"The signed federationUrl names another server than the inner {ORIGIN_HEADER}"
             raise Refusal(403, text, code=INVALID_SIGNATURE)
-        return opened.signed_by(sender)
+        return await self._verified(opened, sender)
 
     async def require_welcome(self, url: str) -> None:
         """The server that *url* names is not blacklisted.
@@ -142,19 +142,33 @@ class Inbox:
             raise unknown_server()
         return server
 
-    def unseal(self, envelope: Envelope) -> str:
-        """The text sealed to our key.
+    def unseal(self, envelope: Envelope) -> tuple[str, OwnKeys]:
+        """The text sealed to one of our keys, and which.
 
         Raises:
             EnvelopeError: it does not open.
         """
-        return open_envelope(envelope, self._keys.encryption.secret)
+        return open_with_any(envelope, self._keys)
 
-    def acknowledge(self, sender: KnownServer, plaintext: str, *, accepted: bool | None = None) -> Response:
-        """The answer that carries *plaintext*, sealed to *sender* and signed by us, where every release looks."""
+    def acknowledge(self, received: Received[Activity], plaintext: str, *, accepted: bool | None = None) -> Response:
+        """The answer that carries *plaintext*, sealed to the sender, where every release looks.
+
+        It is signed by the pair that the delivery was sealed to: the sender reads our key when it begins, and may have
+        learned of another since.
+        """
+        sender = received.sender
         key = decode_key(sender.encryption_public_key, what=f"registered encryption key of {sender.url}")
-        body = ack_response(plaintext, recipient_key=key, signing_secret=self._keys.signing.secret, accepted=accepted)
-        return json_response(body)
+        secret = received.opened_with.signing.secret
+        return json_response(ack_response(plaintext, recipient_key=key, signing_secret=secret, accepted=accepted))
+
+    async def _verified(self, opened: _Opened[Activity], sender: KnownServer) -> Received[Activity]:
+        if not opened.is_signed_by(sender):
+            # Another process may have registered new keys of it in the seconds since this one looked.
+            current = await self._registry.find(sender.url)
+            if current is None or current.public_key == sender.public_key or not opened.is_signed_by(current):
+                raise Refusal(403, "The signature is not the sending server's", code=INVALID_SIGNATURE)
+            sender = current
+        return Received(sender=sender, activity=opened.activity, opened_with=opened.opened_with)
 
     def _unseal(
         self, value: object, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
@@ -164,8 +178,9 @@ class Inbox:
         if model is None:
             raise malformed("body.method", f"expected {' or '.join(models)}")
         try:
-            text = self.unseal(request.payload)
-            return _Opened(text=text, signature=request.signature, activity=parse_model(model, text))
+            text, pair = self.unseal(request.payload)
+            activity = parse_model(model, text)
+            return _Opened(text=text, signature=request.signature, activity=activity, opened_with=pair)
         except ProtocolError as error:
             raise malformed("body.payload", str(error)) from None
 

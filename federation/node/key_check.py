@@ -17,9 +17,9 @@ from federation.node.callback import Callback, no_document
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.protocol.discovery import PublicKeyText, parse_discover_document
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, UrlError
-from federation.protocol.keys import EncryptionKeyPair, decode_key, fingerprint
+from federation.protocol.keys import KeyRing, decode_key, fingerprint
 from federation.protocol.models import Text, WireModel, parse_model, validate
-from federation.protocol.sealing import Envelope, open_envelope
+from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.urls import canonical_origin
 
 
@@ -46,13 +46,13 @@ class KeyCheck:
     def __init__(
         self,
         *,
-        pair: EncryptionKeyPair,
+        keys: KeyRing,
         database: Database,
         callback: Callback,
         guard: AddressGuard,
         gate: BlacklistGate,
     ) -> None:
-        self._pair = pair
+        self._keys = keys
         self._database = database
         self._callback = callback
         self._guard = guard
@@ -75,7 +75,7 @@ class KeyCheck:
 
     def _open(self, envelope: JsonValue) -> Fingerprints:
         try:
-            return parse_model(Fingerprints, open_envelope(Envelope.from_wire(envelope), self._pair.secret))
+            return parse_model(Fingerprints, open_with_any(Envelope.from_wire(envelope), self._keys)[0])
         except (EnvelopeError, PayloadError) as error:
             raise invalid_member("envelope", f"Invalid envelope: {error}") from None
 

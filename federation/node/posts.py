@@ -65,7 +65,7 @@ class PostsInbox:
         event = "post_replayed" if stored else "post_received"
         log.info(event, server_url=received.sender.url, post_id=row.id, federation_post_id=row.federation_post_id)
         plaintext = post_ack(own_url=self._own_url, post_id=row.id, federation_post_id=received.activity.post.id)
-        return self._inbox.acknowledge(received.sender, plaintext)
+        return self._inbox.acknowledge(received, plaintext)
 
 
 def malformed_post(where: str, problem: str) -> Refusal:

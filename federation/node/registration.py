@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import structlog
 from starlette.responses import Response
 
@@ -12,27 +10,30 @@ from federation.http.guard import AddressGuard
 from federation.node.callback import Callback, no_document
 from federation.node.inbox import HeardOf
 from federation.node.refusals import Refusal, invalid_member, json_response
-from federation.protocol.discovery import DiscoverDocument, parse_discover_document
+from federation.protocol.discovery import DiscoverDocument, own_document, parse_discover_document
 from federation.protocol.errors import NotJson, PayloadError, UrlError
 from federation.protocol.models import validate
 from federation.protocol.urls import canonical_origin
+from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import KeysTaken, Registry
 
 log = structlog.get_logger(__name__)
 
 
 class Registration:
-    """Callable with the JSON object of a `REGISTER` request; *identity* is what we say of ourselves in return."""
+    """Callable with the JSON object of a `REGISTER` request; of *identity* is what we say of ourselves in return."""
 
     def __init__(
         self,
         *,
-        identity: Mapping[str, str],
+        own_url: str,
+        identity: OwnIdentity,
         registry: Registry,
         heard: HeardOf,
         callback: Callback,
         guard: AddressGuard,
     ) -> None:
+        self._own_url = own_url
         self._identity = identity
         self._registry = registry
         self._heard = heard
@@ -54,7 +55,9 @@ class Registration:
             text = f"Public keys do not match those {origin}/discover shows"
             raise Refusal(400, text, reason="KEYS_DO_NOT_MATCH")
         await self._store(origin, shown)
-        return json_response({"message": "Server registered", "echo": self._identity})
+        return json_response(
+            {"message": "Server registered", "echo": own_document(self._own_url, await self._identity.shown())}
+        )
 
     def _acceptable_origin(self, url: str) -> str:
         try:
@@ -65,7 +68,7 @@ class Registration:
         except BlockedUrl:
             # Not the error's text: it tells our operator what to set.
             raise Refusal(400, "url: not the address of a public server", reason="BLOCKED_URL") from None
-        if origin == self._identity["url"]:
+        if origin == self._own_url:
             raise Refusal(400, "url: this is the asked server's own", reason="OWN_URL")
         return origin
 
@@ -88,7 +91,10 @@ class Registration:
             raise Refusal(400, text, reason="SIGNING_KEY_CHANGED")
         try:
             await self._registry.register(
-                url=origin, public_key=shown.public_key, encryption_public_key=shown.encryption_public_key
+                url=origin,
+                public_key=shown.public_key,
+                encryption_public_key=shown.encryption_public_key,
+                knows_key=await self._identity.known_from_now_on(),
             )
         except KeysTaken:
             raise Refusal(409, "Another server is registered with one of these keys", reason="KEYS_TAKEN") from None

@@ -61,7 +61,7 @@ class TargetedInbox:
 
     def _open(self, payload: SealedPayload) -> object:
         try:
-            text = self._inbox.unseal(Envelope.from_wire(payload.to_wire()))
+            text, _ = self._inbox.unseal(Envelope.from_wire(payload.to_wire()))
         except EnvelopeError as error:
             raise Refusal(400, f"payload: {error}", code="DECRYPT_FAILED") from None
         try:
@@ -83,10 +83,10 @@ class TargetedInbox:
     async def _take(self, target_url: str, body: object, sender: KnownServer) -> Response:
         method = body.get("method") if isinstance(body, dict) else None
         if FOLLOWS_PATH in target_url and isinstance(method, str) and method in FOLLOW_MODELS:
-            follow = self._inbox.open_relayed(body, FOLLOW_MODELS, _malformed_follow, sender=sender)
+            follow = await self._inbox.open_relayed(body, FOLLOW_MODELS, _malformed_follow, sender=sender)
             return await _with_status(self._follows.apply(follow, relayed=True))
         if POSTS_PATH in target_url and method == ActivityMethod.FEDERATE_POST:
-            post = self._inbox.open_relayed(body, POST_MODELS, malformed_post, sender=sender)
+            post = await self._inbox.open_relayed(body, POST_MODELS, malformed_post, sender=sender)
             return await _with_status(self._posts.apply(post))
         raise Refusal(400, "targetUrl and the method of its body fit no endpoint here", code="INVALID_PAYLOAD")
 

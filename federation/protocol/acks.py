@@ -13,8 +13,9 @@ from typing import Literal
 from federation.protocol.activities import ActivityMethod
 from federation.protocol.errors import AckMissing
 from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.keys import KeyRing
 from federation.protocol.models import Identifier, Moment, ServerUrl, WireModel
-from federation.protocol.sealing import Envelope, open_envelope, seal
+from federation.protocol.sealing import Envelope, open_with_any, seal
 from federation.protocol.signing import sign_message, verify_signature
 from federation.protocol.times import format_moment
 
@@ -31,13 +32,13 @@ class Ack:
     data: object = field(repr=False)
     signature: object = field(repr=False)
 
-    def open(self, secret: bytes) -> str:
-        """Return the plaintext sealed to *secret*'s public key.
+    def open(self, ring: KeyRing) -> str:
+        """Return the plaintext sealed to one of our pairs.
 
         Raises:
             EnvelopeError: `data` is no envelope, or does not open.
         """
-        return open_envelope(Envelope.from_wire(self.data), secret)
+        return open_with_any(Envelope.from_wire(self.data), ring)[0]
 
     def is_signed(self, plaintext: str, public_key: str | bytes) -> bool:
         """Return whether the signature over the opened *plaintext* is *public_key*'s."""

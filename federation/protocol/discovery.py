@@ -61,13 +61,11 @@ def shows_key(body: bytes, public_key: str) -> bool:
         return False
 
 
+def own_document(url: str, keys: OwnKeys) -> dict[str, object]:
+    """Return the part of `/discover` that identifies us."""
+    return {"url": url, "publicKey": keys.signing.public_text, "encryptionPublicKey": keys.encryption.public_text}
+
+
 def register_request(*, url: str, keys: OwnKeys) -> bytes:
     """Return the body that asks a server to register us."""
-    return dump_json(
-        {
-            "method": "REGISTER",
-            "url": url,
-            "publicKey": keys.signing.public_text,
-            "encryptionPublicKey": keys.encryption.public_text,
-        }
-    ).encode()
+    return dump_json({"method": "REGISTER", **own_document(url, keys)}).encode()

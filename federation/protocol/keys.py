@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import NoReturn, SupportsIndex
+from typing import NoReturn, Protocol, SupportsIndex
 
 from nacl import bindings
 
@@ -110,6 +110,10 @@ class OwnKeys:
             raise KeyMaterialError(problems)
         return cls(signing=signing, encryption=encryption)
 
+    def pairs(self, *, now: bool = False) -> tuple[OwnKeys, ...]:
+        """Return this one: a node that never changed its keys has no others."""
+        return (self,)
+
     def to_env(self) -> dict[str, str]:
         """Return the four variables, **secrets included**, as a `.env` file holds them."""
         return {
@@ -118,6 +122,25 @@ class OwnKeys:
             ENCRYPTION_PUBLIC_VARIABLE: self.encryption.public_text,
             ENCRYPTION_SECRET_VARIABLE: encode_base64(self.encryption.secret),
         }
+
+
+class KeyRing(Protocol):
+    """All that a node may be known by: its key pairs, of which there are two while it changes them."""
+
+    def pairs(self, *, now: bool = False) -> tuple[OwnKeys, ...]:
+        """Return at least one, the newest first; `now`: as they are this moment, where they may be a second old."""
+        ...
+
+
+def pair_known_by(ring: KeyRing, public_key: str | None) -> OwnKeys | None:
+    """Return the pair with that public signing key, without one the oldest; None: this process has no such pair."""
+    if public_key is None:
+        return ring.pairs()[-1]
+    for now in (False, True):
+        for pair in ring.pairs(now=now):
+            if pair.signing.public_text == public_key:
+                return pair
+    return None
 
 
 def generate_own_keys() -> OwnKeys:

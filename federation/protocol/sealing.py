@@ -19,7 +19,7 @@ from nacl.exceptions import CryptoError
 from federation.protocol.base64_text import decode_base64, decode_base64_sized, encode_base64
 from federation.protocol.errors import EnvelopeError, KeyMaterialError
 from federation.protocol.json_text import encode_text
-from federation.protocol.keys import ENCRYPTION_SECRET_BYTES, PUBLIC_KEY_BYTES
+from federation.protocol.keys import ENCRYPTION_SECRET_BYTES, PUBLIC_KEY_BYTES, KeyRing, OwnKeys
 
 IV_BYTES = 12
 AUTH_TAG_BYTES = 16
@@ -96,6 +96,25 @@ def open_envelope(envelope: Envelope, secret: bytes) -> str:
         return plaintext.decode("utf-8")
     except UnicodeDecodeError as error:
         raise EnvelopeError("ciphertext", f"opens, but is not UTF-8 at byte {error.start}") from None
+
+
+def open_with_any(envelope: Envelope, ring: KeyRing) -> tuple[str, OwnKeys]:
+    """Return the text sealed to one of our pairs, and that pair: an envelope does not say for which it is.
+
+    Raises:
+        EnvelopeError: it opens with none of them.
+    """
+    tried: list[OwnKeys] = []
+    for now in (False, True):
+        for pair in ring.pairs(now=now):
+            if pair in tried:
+                continue
+            tried.append(pair)
+            try:
+                return open_envelope(envelope, pair.encryption.secret), pair
+            except EnvelopeError as error:
+                failure = error
+    raise failure
 
 
 # The names of the delivery API.

@@ -17,9 +17,9 @@ from federation.http.response import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
-from federation.protocol.keys import OwnKeys
 from federation.protocol.urls import canonical_origin
 from federation.servers.links import Links
+from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import KeysTaken, KnownServer, Registry
 from federation.servers.single_flight import SingleFlight
 from workers.clock import Clock, SystemClock
@@ -64,14 +64,14 @@ class Discovery:
         self,
         *,
         own_url: str | None,
-        keys: OwnKeys | None,
+        identity: OwnIdentity | None,
         fetch: FederationFetch,
         registry: Registry,
         links: Links,
         clock: Clock | None = None,
     ) -> None:
         self._own_url = own_url
-        self._keys = keys
+        self._identity = identity
         self._fetch = fetch
         self._registry = registry
         self._links = links
@@ -196,9 +196,10 @@ class Discovery:
 
         The code of a network failure; nothing is written of it here.
         """
-        if self._own_url is None or self._keys is None:
+        if self._own_url is None or self._identity is None:
             return None
-        body = register_request(url=self._own_url, keys=self._keys)
+        shown = await self._identity.shown()
+        body = register_request(url=self._own_url, keys=shown)
         try:
             fetched = await self._fetch(
                 f"{canonical_origin(server_url)}/discover",
@@ -211,6 +212,8 @@ class Discovery:
             )
             # The answer's echo of the server's own entry is not read: it could only repeat what we just fetched from
             # `/discover`, or put another server's name to these keys.
+            if fetched.response.ok and len(self._identity.ring.pairs()) > 1:
+                await self._registry.note_knows(server_url, shown.signing.public_text)
             if not fetched.response.ok:
                 log.warning("register_refused", server_url=server_url, status=fetched.response.status)
         except OutboundError as error:

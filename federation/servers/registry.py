@@ -39,7 +39,9 @@ ScheduleHealthCheck = Callable[[str, int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownServer:
-    """One registry row: both public keys in base64, and the server's health."""
+    """One registry row: both public keys in base64, the server's health, and by which key of ours it knows us (None: by
+    the oldest).
+    """
 
     url: str
     public_key: str
@@ -47,6 +49,7 @@ class KnownServer:
     is_healthy: bool
     health_check_attempts: int
     unhealthy_reason: str | None
+    knows_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +109,30 @@ class Registry:
         self._blacklist.recheck()
 
     async def register(
-        self, *, url: str, public_key: str, encryption_public_key: str, session: AsyncSession | None = None
+        self,
+        *,
+        url: str,
+        public_key: str,
+        encryption_public_key: str,
+        knows_key: str | None = None,
+        session: AsyncSession | None = None,
     ) -> None:
         """The server is in the registry: healthy if it is new, only seen again if it was there (keys are kept).
+
+        `knows_key`: by which of our keys a new one will know us; None: by the oldest.
 
         With `session` that is part of the caller's transaction, else of one of its own.
 
         Raises:
             KeysTaken: one of the keys belongs to another URL. The transaction can go on.
         """
-        row = partial(self.register_within, url=url, public_key=public_key, encryption_public_key=encryption_public_key)
+        row = partial(
+            self.register_within,
+            url=url,
+            public_key=public_key,
+            encryption_public_key=encryption_public_key,
+            knows_key=knows_key,
+        )
         if session is not None:
             await session.run_sync(row)
             return
@@ -125,12 +142,43 @@ class Registry:
         finally:
             self._servers.drop(url)  # again: what was read before the commit is old
 
-    def register_within(self, session: Session, *, url: str, public_key: str, encryption_public_key: str) -> None:
+    def register_within(
+        self,
+        session: Session,
+        *,
+        url: str,
+        public_key: str,
+        encryption_public_key: str,
+        knows_key: str | None = None,
+    ) -> None:
         """As `register`, as part of a synchronous caller's transaction."""
         try:
-            _upsert(session, url, public_key, encryption_public_key, self._clock.now())
+            _upsert(session, url, public_key, encryption_public_key, knows_key, self._clock.now())
         finally:
             self._servers.drop(url)
+
+    async def note_knows(self, url: str, public_key: str) -> None:
+        """The server knows us by this key of ours."""
+        known = (
+            update(Server)
+            .where(col(Server.url) == url)
+            .values(knows_key=public_key, rotation_tried_at=self._clock.now(), rotation_problem=None)
+        )
+        try:
+            async with self._database.transaction() as session:
+                await session.execute(known)
+        finally:
+            self._servers.drop(url)
+
+    async def note_not_rotated(self, url: str, problem: str) -> None:
+        """The server was asked to know us by another key, and does not yet, for this reason: a code."""
+        tried = (
+            update(Server)
+            .where(col(Server.url) == url)
+            .values(rotation_tried_at=self._clock.now(), rotation_problem=problem)
+        )
+        async with self._database.transaction() as session:
+            await session.execute(tried)
 
     async def mark_healthy(self, server_url: str, *, reason: str) -> None:
         """The server counts as healthy, with its probe counter at 0; `reason` says what showed it."""
@@ -200,7 +248,9 @@ class Registry:
         return [found.get(url) for url in urls]
 
 
-def _upsert(session: Session, url: str, public_key: str, encryption_public_key: str, now: datetime) -> None:
+def _upsert(
+    session: Session, url: str, public_key: str, encryption_public_key: str, knows_key: str | None, now: datetime
+) -> None:
     if _note_seen(session, url, now):
         return
     row = {
@@ -213,6 +263,7 @@ def _upsert(session: Session, url: str, public_key: str, encryption_public_key: 
         "updated_at": now,
         "is_healthy": True,
         "health_check_attempts": 0,
+        "knows_key": knows_key,
     }
     try:
         with session.begin_nested():

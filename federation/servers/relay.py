@@ -27,7 +27,7 @@ from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.protocol.acks import find_ack, parse_ack_body
 from federation.protocol.errors import ProtocolError
 from federation.protocol.json_text import parse_json
-from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.keys import KeyRing, decode_key, pair_known_by
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, proxy_request, relayed_request
 from federation.servers.registry import Registry
 from workers.clock import Clock, SystemClock, monotonic
@@ -55,7 +55,7 @@ class PeerRelay:
         self,
         *,
         own_url: str,
-        keys: OwnKeys,
+        keys: KeyRing,
         client: FederationClient,
         registry: Registry,
         peers: Peers,
@@ -91,20 +91,22 @@ class PeerRelay:
 
     async def _relay(self, request: OutboundRequest, deadline: float) -> Fetched:
         target = parse_target(request.url).origin
-        body = await self._sealed(request, target)
+        text, key = await self._content(request)
         peers = await self._peers.healthy(target, without=self._at_rest()) or await self._peers.sweep(target)
         failures: list[str] = []
         for later, peer in zip(reversed(range(len(peers))), peers, strict=True):
             left = max(deadline - monotonic(), 0)
             share = timedelta(seconds=left / 2 if later else left)
             try:
+                body = await self._sealed(text, key, target=target, peer=peer)
                 return Fetched(response=await self._ask(peer, target, body, share), peer=peer)
             except RelayFailed as failure:
                 failures.append(str(failure))
                 self._meter.relay_refused(failure.code or "")
         raise RelayFailed("; ".join(failures) or "no peer is healthy")
 
-    async def _sealed(self, request: OutboundRequest, target: str) -> bytes:
+    async def _content(self, request: OutboundRequest) -> tuple[str, bytes]:
+        """The text to be sealed, and the target's key."""
         content = request.body or b""
         if len(content) > MAX_RELAYED_BYTES:
             raise _too_large(len(content))
@@ -116,8 +118,17 @@ class PeerRelay:
             text = relayed_request(
                 url=request.url, method=request.method, headers=request.headers, body=content.decode()
             )
-            body = proxy_request(text, target=target, target_key=key, keys=self._keys)
         except (ProtocolError, UnicodeDecodeError) as error:
+            raise RelayFailed(f"the request cannot be sealed: {error}") from None
+        return text, key
+
+    async def _sealed(self, text: str, key: bytes, *, target: str, peer: str) -> bytes:
+        """The body for that peer, with the keys of ours that it knows."""
+        relay = (await self._registry.standing(peer)).server
+        keys = pair_known_by(self._keys, relay.knows_key if relay else None) or self._keys.pairs()[0]
+        try:
+            body = proxy_request(text, target=target, target_key=key, keys=keys)
+        except ProtocolError as error:
             raise RelayFailed(f"the request cannot be sealed: {error}") from None
         if len(body) > MAX_RELAYED_BYTES:
             raise _too_large(len(body))

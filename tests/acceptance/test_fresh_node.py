@@ -35,17 +35,21 @@ class FreshNode:
 
     async def command(self, *arguments: str) -> str:
         """What a command that goes well prints."""
-        status, stdout, stderr = await self.folder.run(*arguments, **self._settings)
+        status, stdout, stderr = await self.run(*arguments)
         assert status == 0, stdout + stderr
         return stdout
+
+    async def run(self, *arguments: str, **settings: str) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr of a command, with these settings for it alone."""
+        return await self.folder.run(*arguments, **{**self._settings, **settings})
 
     async def doctor(self) -> dict[str, dict[str, str]]:
         """Its findings, by check."""
         _, stdout, _ = await self.folder.run("doctor", "--json", **self._settings)
         return {each["check"]: each for each in json.loads(stdout)["findings"]}
 
-    async def start(self) -> Command:
-        running = await self.folder.start("federation", "run", **self._settings)
+    async def start(self, **settings: str) -> Command:
+        running = await self.folder.start("federation", "run", **{**self._settings, **settings})
         await running.until(lambda: serves(self.url))
         return running
 
@@ -130,7 +134,7 @@ async def test_a_node_without_its_hosts_tables_says_so(
             encryption_public_key=peer.keys.encryption.public_text,
         )
         assert view.keys is not None
-        body = peer.delivery(peer.follow("alice", "bob"), "FEDERATE", view.keys)
+        body = peer.delivery(peer.follow("alice", "bob"), "FEDERATE", view.keys.pairs()[0])
         async with httpx.AsyncClient(base_url=node.url, headers=peer.headers()) as client:
             refused = await client.post(FOLLOWS_PATH, content=body)
             assert (refused.status_code, refused.json()["code"]) == (503, "INCOMPLETE_DATABASE")

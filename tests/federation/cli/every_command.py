@@ -31,6 +31,7 @@ ARGUMENTS: Final = {
     "queues repair": ["--drop", "--yes"],
     "scheduler run": ["purge"],
     "keys generate": ["keys.env"],
+    "keys rotate": ["--forget-old", "--yes"],
     "users add": ["alice"],
     "db backup": ["copy.sqlite3"],
     "db copy": ["--from", "old.sqlite3"],

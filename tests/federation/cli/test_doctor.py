@@ -284,7 +284,7 @@ async def test_the_database_of_another_node_is_a_warning(by: str) -> None:
     assert node.own_url is not None
     await node.registry.register(
         url=node.own_url if by == "url" else "https://a-by-another-name.example",
-        public_key=node.keys.signing.public_text if by == "key" else B.env["FEDERATION_PUBLIC_KEY"],
+        public_key=node.keys.pairs()[0].signing.public_text if by == "key" else B.env["FEDERATION_PUBLIC_KEY"],
         encryption_public_key=B.env["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
     )
     await node.close()

@@ -27,6 +27,7 @@ from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
 from federation.servers.discovery import Discovery
 from federation.servers.links import Links
+from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import Registry
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
@@ -123,7 +124,8 @@ async def serving(
         fetch = FederationFetch(client, mark_unhealthy=registry.mark_unhealthy)
         links = Links(database, registry)
         stack.push_async_callback(links.close)
-        discovery = Discovery(own_url=OWN_URL, keys=keys, fetch=fetch, registry=registry, links=links)
+        identity = OwnIdentity(keys, database)
+        discovery = Discovery(own_url=OWN_URL, identity=identity, fetch=fetch, registry=registry, links=links)
         stack.push_async_callback(discovery.close)
         app = create_node_app(
             own_url=OWN_URL,

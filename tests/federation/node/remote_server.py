@@ -105,7 +105,7 @@ class RemoteServer:
         texts = set()
         for shape in (inline, {"payload": body["payload"]}):
             ack = find_ack(shape)
-            text = ack.open(self.keys.encryption.secret)
+            text = ack.open(self.keys)
             assert ack.is_signed(text, by.signing.public)
             texts.add(text)
         assert len(texts) == 1

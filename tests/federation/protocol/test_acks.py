@@ -74,7 +74,7 @@ def _read(body: object) -> Ack:
 def test_found_opened_verified(body: dict[str, Any]) -> None:
     """Our node finds B's known acknowledgment in every accepted shape, opens it and verifies it."""
     ack = _read(body)
-    text = ack.open(A.keys.encryption.secret)
+    text = ack.open(A.keys)
     assert text == FOLLOW_ACK.plaintext
     assert ack.is_signed(text, B.env["FEDERATION_PUBLIC_KEY"])
     following = parse_model(FollowAck, text).following
@@ -179,14 +179,14 @@ def test_largest_body() -> None:
 def test_unusable_data(data: object) -> None:
     """An acknowledgment whose data is no envelope is found, but does not open."""
     with pytest.raises(EnvelopeError):
-        _read({**INLINE, "data": data}).open(A.keys.encryption.secret)
+        _read({**INLINE, "data": data}).open(A.keys)
 
 
 def test_wrong_key() -> None:
     """An acknowledgment sealed to somebody else does not open."""
     sealed = seal(FOLLOW_ACK.plaintext, B.keys.encryption.public).to_wire()
     with pytest.raises(EnvelopeError, match="does not open"):
-        _read({**INLINE, "data": sealed}).open(A.keys.encryption.secret)
+        _read({**INLINE, "data": sealed}).open(A.keys)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_wrong_key() -> None:
 def test_bad_signature(signature: object) -> None:
     """An acknowledgment that opens but is not signed by its server does not verify."""
     ack = _read({**INLINE, "signature": signature})
-    assert not ack.is_signed(ack.open(A.keys.encryption.secret), B.keys.signing.public)
+    assert not ack.is_signed(ack.open(A.keys), B.keys.signing.public)
 
 
 def _inner(**changes: object) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def test_response_in_both_shapes(accepted: bool | None) -> None:
     inline = {name: value for name, value in body.items() if name != "payload"}
     for shape in (body, inline, {"payload": body["payload"]}, {"method": "PROXY_RESPONSE", "payload": body}):
         ack = _read(shape)
-        assert ack.open(A.keys.encryption.secret) == FOLLOW_ACK.plaintext
+        assert ack.open(A.keys) == FOLLOW_ACK.plaintext
         assert ack.is_signed(FOLLOW_ACK.plaintext, B.keys.signing.public)
 
 
@@ -314,7 +314,7 @@ def test_fuzzed_bodies(body: bytes) -> None:
     try:
         ack = find_ack(parse_ack_body(body))
         assert isinstance(ack.is_signed("text", B.keys.signing.public), bool)
-        ack.open(A.keys.encryption.secret)
+        ack.open(A.keys)
     except (NotJson, AckMissing, EnvelopeError):
         return
     pytest.fail("nobody but B can make this")

@@ -1,0 +1,112 @@
+"""What an administrator does with this node's own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from sqlalchemy import func, select
+
+from db import Server
+from federation.base.errors import ConfigurationError
+from federation.base.own_keys import begin_rotation, drop_old_pair
+from federation.base.settings import KEY_VARIABLES, OLD_KEY_VARIABLES
+from federation.recurring_jobs import key_rotation_of
+from federation.servers.key_rotation import KeyRotation, Waiting
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+Progress: TypeAlias = Callable[[int, str], AbstractContextManager[Callable[[int], None]]]
+"""Shows how much of so many things called so is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationState:
+    """How many servers know the newest keys, and which do not.
+
+    `old_kept`: there are old keys beside them; `restart_needed`: they come from the environment, which no process reads
+    again.
+    """
+
+    confirmed: int
+    waiting: Sequence[Waiting]
+    old_kept: bool
+    restart_needed: bool
+
+
+async def waiting(federation: Federation) -> list[Waiting]:
+    """The servers that need the old keys; none where there are no such keys."""
+    rotation = _rotation(federation)
+    return await rotation.waiting() if rotation.is_under_way else []
+
+
+async def rotate(federation: Federation, *, only: str | None, progress: Progress) -> RotationState:
+    """There are new keys, and every server that did not know them was asked to, or *only* that one.
+
+    Raises:
+        ConfigurationError: they cannot be written where the old ones come from.
+    """
+    rotation = _rotation(federation)
+    if not rotation.is_under_way:
+        _begin(federation)
+    urls = [each.url for each in await rotation.waiting() if only in (None, each.url)]
+    with progress(len(urls), "servers") as done:
+        await rotation.ask(urls, lambda _: done(1))
+    return await _state(federation, rotation)
+
+
+async def forget_old(federation: Federation) -> RotationState:
+    """There are no old keys, and every server counts as knowing the new ones.
+
+    Raises:
+        ConfigurationError: they are not in a file of this node.
+    """
+    rotation = _rotation(federation)
+    file = federation.settings.key_file()
+    if file is None and rotation.is_under_way:
+        raise ConfigurationError([f"{name}: unset it, and restart every process" for name in OLD_KEY_VARIABLES])
+    if file is not None:
+        try:
+            drop_old_pair(file)
+        except OSError as error:
+            raise ConfigurationError([f"{file}: cannot be written: {error.strerror}"]) from None
+    await rotation.forget_old()
+    return await _state(federation, rotation)
+
+
+def _begin(federation: Federation) -> None:
+    file = federation.settings.key_file()
+    if file is None:
+        raise ConfigurationError(
+            [f"{new}: set in the environment: give it a new value by `keys generate`, and {old} the one it had; restart"
+             " every process, and run this again"
+             for new, old in zip(KEY_VARIABLES, OLD_KEY_VARIABLES, strict=True)]
+        )  # fmt: skip
+    try:
+        begin_rotation(file)
+    except OSError as error:
+        raise ConfigurationError([f"{file}: cannot be written: {error.strerror}"]) from None
+
+
+def _rotation(federation: Federation) -> KeyRotation:
+    rotation = key_rotation_of(federation)
+    if rotation is None:
+        federation.settings.require_identity()
+        raise AssertionError("a node with a name and keys has a rotation")
+    return rotation
+
+
+async def _state(federation: Federation, rotation: KeyRotation) -> RotationState:
+    async with federation.database.read() as session:
+        number = int((await session.execute(select(func.count()).select_from(Server))).scalar_one())
+    under_way = rotation.is_under_way
+    left = await rotation.waiting() if under_way else []
+    return RotationState(
+        confirmed=number - len(left),
+        waiting=left,
+        old_kept=under_way,
+        restart_needed=federation.settings.key_file() is None,
+    )

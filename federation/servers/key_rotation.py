@@ -1,0 +1,255 @@
+"""Our own keys change: each server is asked to take the new pair, and shown that we hold both.
+
+Theory of operation. The new pair is on the disk before anybody is asked, and no answer is needed to go on: whoever has
+it already says so, which is how a lost confirmation is found. What a server wants signed or opened is done only if it
+is a challenge by its form: it could otherwise have us sign an activity, or open what somebody else had sealed to us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, TypeAlias
+
+import structlog
+from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlmodel import col
+
+from db import Database, LinkState, Server, ServerLink
+from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
+from federation.http.gates import FederationFetch
+from federation.http.response import Response
+from federation.protocol.errors import ProtocolError
+from federation.protocol.json_text import parse_json
+from federation.protocol.keys import KeyRing, OwnKeys, decode_key
+from federation.protocol.refusals import MAX_REFUSAL_BYTES
+from federation.protocol.rotation import (
+    ROTATE_CONFIRM_PATH,
+    ROTATE_INIT_PATH,
+    confirm_request,
+    rotation_request,
+    solved,
+)
+from federation.servers.registry import KnownServer, Registry
+from workers.clock import Clock, SystemClock
+
+log = structlog.get_logger(__name__)
+
+STEP_TIMEOUT: Final = timedelta(seconds=30)
+AT_ONCE: Final = 50
+AGAIN: Final = timedelta(hours=1)
+"""How long a server that did not take the new pair is left alone, unless its link returns."""
+MOST_IN_A_RUN: Final = 200
+GRACE: Final = timedelta(minutes=10)
+"""How long the old pair outlives its last user, for what is under way."""
+
+_PROBLEMS: Final = {
+    403: "BLACKLISTED_THERE",
+    405: "NOT_SUPPORTED",
+    409: "ROTATION_PENDING",
+    429: "RATE_LIMITED",
+}
+
+Introduce: TypeAlias = Callable[[str], Awaitable[object]]
+Told: TypeAlias = Callable[["Asked"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What became of asking a server; without a problem, a code, it knows the new pair."""
+
+    url: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A server that does not know the new pair."""
+
+    url: str
+    problem: str | None
+    tried_at: datetime | None
+
+
+class KeyRotation:
+    """Brings the newest pair of *ring* to servers; *introduce* asks one to register us."""
+
+    def __init__(
+        self,
+        *,
+        own_url: str,
+        ring: KeyRing,
+        database: Database,
+        registry: Registry,
+        fetch: FederationFetch,
+        introduce: Introduce,
+        clock: Clock | None = None,
+    ) -> None:
+        self._own_url = own_url
+        self._ring = ring
+        self._database = database
+        self._registry = registry
+        self._fetch = fetch
+        self._introduce = introduce
+        self._clock = clock or SystemClock()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there is an old pair that somebody may know us by."""
+        return len(self._ring.pairs(now=True)) > 1
+
+    async def waiting(self) -> list[Waiting]:
+        """The servers that do not know the new pair, by URL; nothing is asked of blacklisted ones."""
+        query = (
+            select(col(Server.url), col(Server.rotation_problem), col(Server.rotation_tried_at))
+            .where(self._needs_old())
+            .order_by(col(Server.url))
+        )
+        async with self._database.read() as session:
+            found = [Waiting(url=url, problem=why, tried_at=at) for url, why, at in await session.execute(query)]
+        return [each for each in found if not await self._registry.is_blacklisted(each.url)]
+
+    async def ask(self, urls: Sequence[str], told: Told = lambda _: None) -> list[Asked]:
+        """Each of these servers was asked, fifty at once; *told* hears of each as it is done.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(url: str) -> Asked:
+            async with slots:
+                asked = Asked(url=url, problem=await self._ask(url))
+            told(asked)
+            return asked
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(url)) for url in urls]
+        return [task.result() for task in tasks]
+
+    async def __call__(self) -> Mapping[str, object]:
+        """Servers that were asked before in vain are asked again: when their link is back, and each hour.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        if not self.is_under_way:
+            return {"asked": 0, "confirmed": 0}
+        asked = await self.ask(await self._due())
+        return {"asked": len(asked), "confirmed": sum(each.problem is None for each in asked)}
+
+    async def is_over(self) -> bool:
+        """Whether no server has needed the old pair for ten minutes."""
+        if not self.is_under_way or await self.waiting():
+            return False
+        async with self._database.read() as session:
+            last = (await session.execute(select(func.max(Server.rotation_tried_at)))).scalar_one()
+        return last is None or last < self._clock.now() - GRACE
+
+    async def forget_old(self) -> None:
+        """Every server counts as knowing the new pair: there is no other to go by."""
+        newest = self._ring.pairs(now=True)[0].signing.public_text
+        forgotten = update(Server).where(or_(col(Server.knows_key).is_(None), col(Server.knows_key) != newest))
+        async with self._database.transaction() as session:
+            await session.execute(forgotten.values(knows_key=newest, rotation_problem=None))
+
+    async def _due(self) -> list[str]:
+        tried = col(Server.rotation_tried_at)
+        query = (
+            select(col(Server.url))
+            .outerjoin(ServerLink, col(ServerLink.server_url) == col(Server.url))
+            .where(
+                self._needs_old(),
+                func.coalesce(col(ServerLink.state), LinkState.UP) != LinkState.DOWN,
+                or_(tried < self._clock.now() - AGAIN, tried < col(ServerLink.since)),
+            )
+            .order_by(tried)
+            .limit(MOST_IN_A_RUN)
+        )
+        async with self._database.read() as session:
+            urls = list((await session.execute(query)).scalars())
+        return [url for url in urls if not await self._registry.is_blacklisted(url)]
+
+    def _needs_old(self) -> ColumnElement[bool]:
+        newest = self._ring.pairs(now=True)[0].signing.public_text
+        return or_(col(Server.knows_key).is_(None), col(Server.knows_key) != newest)
+
+    async def _ask(self, url: str) -> str | None:
+        server = await self._registry.find(url)
+        if server is None:
+            return "NOT_REGISTERED_HERE"
+        new = self._ring.pairs(now=True)[0]
+        try:
+            problem = await self._rotate(server, new)
+        except NetworkError as error:
+            problem = error.code.value
+        except BlockedUrl:
+            problem = "BLOCKED_URL"
+        except BodyTooLarge:
+            problem = "BODY_TOO_LARGE"
+        except ProtocolError:
+            problem = "BAD_CHALLENGE"
+        if problem is None:
+            await self._registry.note_knows(url, new.signing.public_text)
+        else:
+            await self._registry.note_not_rotated(url, problem)
+        log.info("key_rotation", server_url=url, problem=problem)
+        return problem
+
+    async def _rotate(self, server: KnownServer, new: OwnKeys) -> str | None:
+        """None: the server knows the new pair.
+
+        Raises:
+            OutboundError: it did not answer.
+            ProtocolError: what it answered is no challenge, or its key is unusable.
+        """
+        response = await self._post(server, ROTATE_INIT_PATH, rotation_request(self._own_url, new))
+        if response.status == 400 and "already registered" in (_error(response) or ""):
+            return None
+        if response.status == 404:
+            return await self._meet(server, new) if _error(response) is not None else "NOT_SUPPORTED"
+        if not response.ok:
+            return _problem(response)
+        key = decode_key(server.encryption_public_key, what="registered encryption key")
+        proofs = solved(response.body, new=new, ring=self._ring)
+        response = await self._post(server, ROTATE_CONFIRM_PATH, confirm_request(self._own_url, proofs, key))
+        return None if response.ok else _problem(response)
+
+    async def _meet(self, server: KnownServer, new: OwnKeys) -> str | None:
+        """A server that does not know us has nothing to replace: it gets to know us as everybody does."""
+        await self._introduce(server.url)
+        met = await self._registry.find(server.url)
+        return None if met is not None and met.knows_key == new.signing.public_text else "UNKNOWN_THERE"
+
+    async def _post(self, server: KnownServer, path: str, body: bytes) -> Response:
+        headers = {
+            "Content-Type": "application/json",
+            "Origin": self._own_url,
+            "X-Federation-Origin": self._own_url,
+        }
+        fetched = await self._fetch(
+            server.url + path,
+            method="POST",
+            headers=headers,
+            body=body,
+            timeout=STEP_TIMEOUT,
+            server_url=server.url,
+            skip_health_update=True,
+        )
+        return fetched.response
+
+
+def _problem(response: Response) -> str:
+    return _PROBLEMS.get(response.status, f"HTTP_{response.status}")
+
+
+def _error(response: Response) -> str | None:
+    """The text with which an endpoint refuses; None where there is no such endpoint."""
+    try:
+        refusal = parse_json(response.body, limit=MAX_REFUSAL_BYTES)
+    except ProtocolError:
+        return None
+    error = refusal.get("error") if isinstance(refusal, dict) else None
+    return error if isinstance(error, str) else None
