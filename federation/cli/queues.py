@@ -115,11 +115,11 @@ def repair(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Queue again what was set aside; set aside what is in the way of a queue.
+    """Queue again what was set aside, and clear the way.
 
     Other programs that write to the queues' Redis may leave jobs there that no worker can run, and keys where the queue
-    has its own: the log tells of them as `job_set_aside` and `worker_error`. Jobs come back as new ones. What is none
-    is kept, where `--drop` does not remove it.
+    has its own, which are set aside now: the log tells of them as `job_set_aside` and `worker_error`. Jobs come back as
+    new ones. What is none is kept, where `--drop` does not remove it.
     """
     from federation.admin import queues
 

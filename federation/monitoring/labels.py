@@ -24,7 +24,16 @@ OWN_FAULTS: Final = {
     "NO_OWN_URL": AttemptOutcome.PERMANENT,
 }
 """Codes of attempts that fail here, by their outcome: those that an operator is woken for."""
-ENDPOINTS: Final = frozenset({"/discover", "/api/auth/social/follows", "/api/auth/social/posts", "/proxy"})
+ENDPOINTS: Final = frozenset(
+    {
+        "/discover",
+        "/discover/rotate/init",
+        "/discover/rotate/confirm",
+        "/api/auth/social/follows",
+        "/api/auth/social/posts",
+        "/proxy",
+    }
+)
 OTHER: Final = "other"
 
 _HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")

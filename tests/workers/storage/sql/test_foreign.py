@@ -56,9 +56,9 @@ async def test_a_newer_schema_is_left_alone(url: str, outsider: Engine) -> None:
     ids=["column", "table"],
 )
 async def test_a_missing_part_is_an_error_at_the_call(statement: str, url: str, outsider: Engine) -> None:
-    """Verbs that need the column or table say so, at once, and insert nothing."""
-    change(outsider, statement)
+    """Verbs that need the column or table say so, at once, and insert nothing, where it vanished while we work."""
     async with connected(SqlStorage(url)) as storage, asyncio.timeout(PATIENCE):
+        change(outsider, statement)
         with pytest.raises(StorageError, match="expected"):
             await storage.enqueue([job()])
         assert (await storage.counts())[JobState.QUEUED] == 0
