@@ -16,7 +16,6 @@ from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.original import has_no_receiver, is_stored_already, received_follow
 from federation.delivery.post_ack import post_ack_mismatch
-from federation.delivery.room import Turn
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
 from federation.http.guard import AddressGuard
@@ -49,7 +48,8 @@ class Report:
 
     `started_at` and `started` say when it began, on the wall clock and the loop's; `attempt` is its number in its job.
     `acknowledged`: the server has acknowledged a delivery before; `profile`: what an operator says it runs. `begun`:
-    the attempt is let through, and belongs to `series` if there is a row. `turn`: the attempt's at its server.
+    the attempt is let through, and belongs to `series` if there is a row. `first_byte`: how long the server may take to
+    begin its answer; `answered`: whether it did, None if it was not asked, and `waited` for how many seconds.
     """
 
     delivery: FederationDeliveryJob
@@ -65,7 +65,9 @@ class Report:
     cached_public_key: str | None = None
     status: int | None = None
     remote_code: str | None = None
-    turn: Turn = field(default_factory=Turn)
+    first_byte: timedelta | None = None
+    answered: bool | None = None
+    waited: float | None = None
     peer: str | None = None
     request_bytes: int | None = None
     response_bytes: int | None = None
@@ -125,7 +127,6 @@ class Exchange:
         _require_taken(report, fetched.response, self._clock.now())
         await self._note_health(server, fetched)
         ack = _acknowledgment(report, fetched.response)
-        report.turn.end()  # what the server answers others no longer depends on this one
         if ack is None:
             return received_follow(report.payload, report.delivery.server_url) if job_name == FOLLOW_JOB else None
         read_ack = self._ack_readers.get(job_name)
@@ -161,7 +162,7 @@ class Exchange:
         except DiscoveryRefused as error:
             raise RetryableFailure("DISCOVERY_REFUSED", str(error)) from error
         except (DiscoveryError, NetworkError) as error:
-            report.turn.answered = False
+            report.answered = False
             raise RetryableFailure("DISCOVERY", str(error)) from error
         await self.refuse_blacklisted(delivery)  # a discovery may take long enough for an administrator to act
         return server
@@ -220,19 +221,19 @@ class Exchange:
                 headers=headers,
                 body=body,
                 timeout=self._timeout,
-                first_byte=report.turn.first_byte,
+                first_byte=report.first_byte,
                 proxy_fallback=True,
                 server_url=delivery.server_url,
             )
         except NetworkError as error:
-            report.turn.answered = False
+            report.answered = False
             raise RetryableFailure(error.code, str(error)) from error
         except BodyTooLarge as error:
-            report.turn.answered = True
+            report.answered = True
             raise PermanentFailure("BODY_TOO_LARGE", str(error)) from error
         finally:
-            report.turn.waited = monotonic() - started
-        report.turn.answered = not fetched.proxied
+            report.waited = monotonic() - started
+        report.answered = not fetched.proxied
         report.status = fetched.response.status
         report.response_bytes = len(fetched.response.body)
         report.peer = fetched.peer

@@ -130,9 +130,12 @@ class DeliveryProcessor:
             async with self._room.turn(
                 delivery.server_url, size=len(delivery.payload) or TYPICAL_BYTES, leave_slot=job.leave_slot
             ) as turn:
-                report.turn = turn
-                async with self._apart.enter(suspect=delivery.suspect):
-                    await self._attempt(job, report)
+                report.first_byte = turn.first_byte
+                try:
+                    async with self._apart.enter(suspect=delivery.suspect):
+                        await self._attempt(job, report)
+                finally:
+                    turn.answered, turn.waited = report.answered, report.waited
         except Busy as busy:
             await self._hold_busy(job, report, busy.pause)
 

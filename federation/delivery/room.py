@@ -93,21 +93,14 @@ class Turn:
     None: as long as the turn took, whatever else was done in it.
     """
 
-    suspect: bool = False
+    suspect: bool
     answered: bool | None = None
     waited: float | None = None
-    pass_on: Callable[[Turn], None] | None = None
 
     @property
     def first_byte(self) -> timedelta | None:
         """How long to wait for the beginning of an answer; None: as long as the attempt may take."""
         return SUSPECT_FIRST_BYTE if self.suspect else None
-
-    def end(self) -> None:
-        """The server has done its part: its next attempt may begin while this one goes on. Once is enough."""
-        pass_on, self.pass_on = self.pass_on, None
-        if pass_on is not None:
-            pass_on(self)
 
 
 class Room:
@@ -140,9 +133,7 @@ class Room:
 
     @asynccontextmanager
     async def turn(self, server_url: str, *, size: int, leave_slot: LeaveSlot) -> AsyncIterator[Turn]:
-        """Wait for a turn at the server and hold it, to the end of the block or of the turn, whichever comes first.
-
-        `size` is what the attempt has in memory, in bytes.
+        """Wait for a turn at the server and hold it; `size` is what the attempt has in memory, in bytes.
 
         Raises:
             Busy: there is no room to wait, or the server gave the attempts before this one no answer.
@@ -155,26 +146,18 @@ class Room:
         try:
             await self._wait(place)
             server.turned_away = max(server.turned_away - 1, 0)
-            turn = self._begin(server)
+            loop = asyncio.get_running_loop()
+            started, turn = loop.time(), Turn(suspect=server.suspect)
             try:
                 yield turn
             finally:
-                turn.end()
+                self._judge(server, turn, loop.time() - started if turn.waited is None else turn.waited)
+                self._release(server)
         finally:
             if place.timer is not None:
                 place.timer.cancel()
             self._come_back(place)
             self._forget_idle()
-
-    def _begin(self, server: _Server) -> Turn:
-        now = asyncio.get_running_loop().time
-        started = now()
-
-        def pass_on(turn: Turn) -> None:
-            self._judge(server, turn, now() - started if turn.waited is None else turn.waited)
-            self._release(server)
-
-        return Turn(suspect=server.suspect, pass_on=pass_on)
 
     def _stay(self, server: _Server) -> float:
         """How many seconds an attempt at the server may stay in its slot."""

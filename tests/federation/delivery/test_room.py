@@ -77,30 +77,6 @@ async def test_a_new_server_gets_one_attempt_at_a_time_and_no_slot_for_long() ->
     assert room.outside == 0
 
 
-async def test_a_turn_may_end_before_its_attempt() -> None:
-    """What is left to do once the server has answered keeps nobody from it; and no turn is passed on twice."""
-    room, running, go_on = Room(per_server=1, most=10, quick=NEVER), list[int](), asyncio.Event()
-
-    async def attempt(number: int) -> None:
-        async with held(room) as turn:
-            running.append(number)
-            await go_on.wait()
-            turn.answered = True
-
-    async with held(room) as first:
-        others = [asyncio.create_task(attempt(number)) for number in range(2)]
-        await settle()
-        assert running == []
-        first.answered = True
-        first.end()
-        await settle()
-        assert running == [0]
-    await settle()
-    assert running == [0]
-    go_on.set()
-    await asyncio.gather(*others)
-
-
 async def test_a_quick_server_has_so_many_turns_and_keeps_its_slots() -> None:
     """Beyond them attempts wait in order, in their slots."""
     room, slots, order = Room(per_server=2, most=10, quick=NEVER), Slots(), list[int]()
