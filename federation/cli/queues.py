@@ -119,7 +119,7 @@ def repair(
 
     Other programs that write to the queues' Redis may leave jobs there that no worker can run, and keys where the queue
     has its own, which are set aside now: the log tells of them as `job_set_aside` and `worker_error`. Jobs come back as
-    new ones. What is none is kept, where `--drop` does not remove it.
+    new ones. What is none is kept, where `--drop` does not remove it. Only queues on BullMQ set anything aside.
     """
     from federation.admin import queues
 
