@@ -249,6 +249,24 @@ async def test_storages_on_one_file_share_threads_until_the_last_is_gone(url: st
     await until(lambda: threading.active_count() == before)
 
 
+async def test_a_cancelled_disconnect_still_ends_the_threads(url: str) -> None:
+    """Whoever waited for the end gave up; both threads end all the same, without an exception in either."""
+    before = threading.active_count()
+    storage = SqlStorage(url)
+    await storage.migrate()
+    await storage.connect()
+    proceed = threading.Event()
+    writer = storage._database()._writer
+    writer.submit(lambda connection: proceed.wait(PATIENCE))
+    closing = asyncio.create_task(storage.disconnect())
+    await until(lambda: writer._stopped is not None)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    proceed.set()
+    await until(lambda: threading.active_count() == before)
+
+
 def test_event_loops_one_after_another(tmp_path: Path) -> None:
     """One storage object serves a second event loop after the first has ended, even without a disconnect."""
     storage = SqlStorage(f"sqlite:///{tmp_path}/jobs.db")

@@ -81,6 +81,7 @@ class Lane:
         with self._lock:
             if self._stopped is None:
                 self._stopped = Future()
+                self._stopped.set_running_or_notify_cancel()  # whoever is cancelled while waiting cancels nothing here
                 if self._of_another_process:
                     self._stopped.set_result(None)  # and the connection left alone: it is the other process's
                 else:
