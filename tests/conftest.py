@@ -15,6 +15,7 @@ from hypothesis import Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import warm
 from tests.servers import ValkeyProcess, postgres, valkey
 
 # The conformance suite is a library: without this its bare asserts would say nothing. Before anybody imports it.
@@ -46,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    warm.install()
     config.addinivalue_line("markers", "full: takes long and rarely breaks; runs with --full only")
     config.addinivalue_line(
         "markers", "spread: the same whatever its parameter; without --full it runs with one, each test with another"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from sqlalchemy import func, select
 from db import DeliveryJob
 from federation.app import Federation
 from federation.base.settings import Settings
+from tests import warm
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import Exchange, Received
 from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually, until
@@ -36,7 +36,7 @@ async def application(environment: Mapping[str, str]) -> AsyncIterator[Federatio
 async def command(environment: Mapping[str, str], directory: Path, *arguments: str) -> Any:  # whatever its JSON holds
     """The JSON of `federation ARGUMENTS --json`, which went well."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "federation", *arguments, "--json"),
+        *(warm.PYTHON, "-m", "federation", *arguments, "--json"),
         env=dict(environment),
         cwd=directory,
         stdin=asyncio.subprocess.DEVNULL,

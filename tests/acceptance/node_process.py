@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from federation.base.settings import Settings
 from federation.protocol.keys import OwnKeys
+from tests import warm
 from tests.patience import PATIENCE_SECONDS, until
 from tests.servers import free_port
 from tests.workers.manual import ROOT
@@ -113,7 +113,7 @@ class NodeProcess:
         (self.directory / "sitecustomize.py").write_text(self.site)
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "federation", "--log-level", "info", *self.command],
+                [warm.PYTHON, "-m", "federation", "--log-level", "info", *self.command],
                 env=self.environment,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,

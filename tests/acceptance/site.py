@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
+from tests import warm
 from tests.acceptance.node_process import NodeProcess
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import Peer
@@ -57,7 +57,7 @@ class Site:
     async def command(self, *arguments: str) -> tuple[int, Any]:
         """Exit status and JSON of `federation ARGUMENTS --json`, as an operator of the node runs it."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "federation", *arguments, "--json"),
+            *(warm.PYTHON, "-m", "federation", *arguments, "--json"),
             env=self.server.environment,
             cwd=self.server.directory,
             stdin=asyncio.subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from federation.app import Federation
 from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.base.settings import Settings
 from federation.delivery.sweeper import OutboxSweeper
+from tests import warm
 from tests.federation.protocol.vectors import A
 from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually
 
@@ -55,7 +56,7 @@ async def bullmq_node(bullmq_environment: dict[str, str]) -> AsyncIterator[Feder
 def fanning_out(environment: dict[str, str], directory: Path, count: int) -> Iterator[subprocess.Popen[bytes]]:
     """The application at work; killed with the block, if it still is."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.acceptance.fan_out", str(count)],
+        [warm.PYTHON, "-m", "tests.acceptance.fan_out", str(count)],
         env=environment,
         cwd=directory,
         stdout=subprocess.PIPE,

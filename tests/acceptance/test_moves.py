@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from federation.app import Federation
+from tests import warm
 from tests.acceptance.moves import (
     Turnstile,
     application,
@@ -212,7 +212,7 @@ async def test_a_node_moves_to_bullmq_and_back(
 async def dump_as_told(environment: dict[str, str], file: Path) -> None:
     """What the command says is to be run has been."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "federation", "db", "backup", str(file)),
+        *(warm.PYTHON, "-m", "federation", "db", "backup", str(file)),
         env=environment,
         cwd=file.parent,
         stderr=asyncio.subprocess.PIPE,

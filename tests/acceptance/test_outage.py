@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,7 @@ from db import DeliveryJob, DeliveryState, HoldReason, LinkState
 from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
 from federation.servers.link_rules import Link
+from tests import warm
 from tests.acceptance.site import numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import hang, reset, respond
@@ -168,7 +168,7 @@ async def canaries_failed(federation: Federation) -> int:
 async def look_now(worker: WorkerProcess, peer: Peer) -> int:
     """The exit status of `federation servers probe`, which brings the next look at the peer forward."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "federation", "servers", "probe", peer.url),
+        *(warm.PYTHON, "-m", "federation", "servers", "probe", peer.url),
         env=dict(worker.environment),
         cwd=worker.directory,
         stdin=asyncio.subprocess.DEVNULL,

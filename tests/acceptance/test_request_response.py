@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from tests import warm
 from tests.acceptance.chain_consumer import LEASE
 from tests.patience import PATIENCE_SECONDS
 from tests.workers.manual import ROOT
@@ -55,7 +55,7 @@ async def third(job: Job) -> object:
 async def consumer(url: str, queue: Queue, *how: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """The other process, at work; killed in the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.acceptance.chain_consumer", url, queue.storage.queue, *how),
+        *(warm.PYTHON, "-m", "tests.acceptance.chain_consumer", url, queue.storage.queue, *how),
         cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

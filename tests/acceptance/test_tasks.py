@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.protocol.vectors import A
 from tests.patience import PATIENCE_SECONDS, until
@@ -41,7 +41,7 @@ async def worker(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[W
 async def python(environment: dict[str, str], *arguments: str) -> tuple[int | None, str]:
     """Exit status and output of a Python that ends by itself."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        warm.PYTHON,
         *arguments,
         env=environment,
         stdin=asyncio.subprocess.DEVNULL,

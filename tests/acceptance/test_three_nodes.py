@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from sqlmodel import col
 from db import DeliveryAttempt, Follow, HoldReason, ServerHealthEvent, User, create_host_tables, new_id
 from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
+from tests import warm
 from tests.acceptance.node_process import HANG_FOR_AN_HOUR, RESOLVE, NodeProcess
 from tests.acceptance.site import Site, numbered
 from tests.conftest import postgres_database
@@ -220,7 +220,7 @@ class Story:
     def _ready_producer(self) -> Iterator[subprocess.Popen[bytes]]:
         """An application beside A that owes posts to B as soon as it is told to; killed with the block."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.acceptance.lost_producer", self.b.url, str(LOST)],
+            [warm.PYTHON, "-m", "tests.acceptance.lost_producer", self.b.url, str(LOST)],
             env=self.a.server.environment,
             cwd=self.a.server.directory,
             stdin=subprocess.PIPE,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import warm
 from tests.patience import PATIENCE_SECONDS, until
 
 WORKERS = 3
@@ -31,7 +31,7 @@ class WorkerProcess:
         with open(self.log, "ab") as log:
             before = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "federation", "--log-level", "info", "workers", "run"],
+                [warm.PYTHON, "-m", "federation", "--log-level", "info", "workers", "run"],
                 env=dict(self.environment),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import stat
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from federation.base.settings import Settings, write_env_file
 from federation.cli import main
 from federation.protocol.keys import generate_own_keys
 from federation.run import run
+from tests import warm
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import hang
 from tests.patience import PATIENCE_SECONDS, until
@@ -77,7 +77,7 @@ class Folder:
         log = self.path.parent / f"stderr-{len(self._commands)}"
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", *arguments),
+                *(warm.PYTHON, "-m", *arguments),
                 cwd=self.path,
                 env={**self.environment, **environment},
                 stdin=asyncio.subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine, worst
 from federation.app import Federation
 from federation.base.settings import Settings
+from tests import warm
 from tests.federation.cli.conftest import Command
 from tests.federation.conftest import alter
 from tests.federation.protocol.vectors import B
@@ -47,17 +48,17 @@ def fresh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, open_files: int | None = None) -> subprocess.CompletedProcess[str]:
         def limit() -> None:
-            if open_files is not None:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+            assert open_files is not None
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 
         return subprocess.run(
-            [sys.executable, "-m", "federation", *arguments],
+            [sys.executable if open_files else warm.PYTHON, "-m", "federation", *arguments],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
             cwd=folder,
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
-            preexec_fn=limit,
+            preexec_fn=limit if open_files else None,
         )
 
     return run

@@ -15,6 +15,7 @@ import pytest
 
 from db import Database
 from federation.base.settings import Settings
+from tests import warm
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node, owe
 from tests.federation.cli.every_command import every_command, typed
@@ -133,7 +134,7 @@ def test_an_env_file_that_is_no_text_is_told(command: Command) -> None:
     assert (done.status, done.stderr) == (2, "federation: .env: not a text file in UTF-8\n")
 
 
-INIT = [sys.executable, "-m", "federation", "init"]
+INIT = ["-m", "federation", "init"]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -147,7 +148,13 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, room: 
     folder = tmp_path / "full"
     folder.mkdir()
     full = subprocess.run(
-        INIT, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, preexec_fn=limit, timeout=PATIENCE_SECONDS
+        [sys.executable, *INIT],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        timeout=PATIENCE_SECONDS,
     )
     assert full.returncode == 2
     assert len(full.stderr.splitlines()) == 1
@@ -155,7 +162,9 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, room: 
         assert list(folder.iterdir()) == []
     else:
         assert "disk" in full.stderr
-    done = subprocess.run(INIT, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        [warm.PYTHON, *INIT], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert (done.returncode, "made minimal host tables" in done.stdout) == (0, True)
 
 

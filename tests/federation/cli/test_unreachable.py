@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from db import FederationTable
 from db.engines import migration_engine
 from db.url import parse_url
 from federation.cli.problems import explain
+from tests import warm
 from tests.federation.cli.conftest import Command
 from tests.federation.conftest import alter
 from tests.patience import PATIENCE_SECONDS
@@ -148,7 +148,7 @@ def test_what_does_not_answer_is_told_within_ten_seconds(
     def run(port: int) -> tuple[subprocess.CompletedProcess[str], float]:
         started = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "federation", *arguments],
+            [warm.PYTHON, "-m", "federation", *arguments],
             env={**node_environment, "PYTHONPATH": str(ROOT), variable: url.format(port)},
             capture_output=True,
             text=True,

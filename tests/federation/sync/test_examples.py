@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import federation
+from tests import warm
 from tests.federation.conftest import OWN_URL
 from tests.federation.sync.conftest import owed
 from tests.patience import PATIENCE_SECONDS, until
@@ -33,7 +33,7 @@ pytestmark = [
 async def process(*arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A Python process, ended with the block."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, env={**os.environ, **environment}, stderr=asyncio.subprocess.DEVNULL
+        warm.PYTHON, *arguments, env={**os.environ, **environment}, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         yield child

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 from sqlalchemy import Engine
 
+from tests import warm
 from tests.federation.sync.conftest import owed
 from tests.patience import PATIENCE_SECONDS
 
@@ -53,7 +53,7 @@ print(json.dumps({"ids": ids, "queued": asyncio.run(status()), "fds": [at_first,
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        [warm.PYTHON, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
 
 
