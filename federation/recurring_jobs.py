@@ -59,7 +59,7 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             ),
         ),
     ]
-    if (rotation := key_rotation_of(federation)) is not None:
+    if (rotation := federation.key_rotation) is not None:
         jobs.append(
             RecurringJob(
                 name="key-rotation",
@@ -79,21 +79,6 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             )
         )
     return tuple(jobs)
-
-
-def key_rotation_of(federation: Federation) -> KeyRotation | None:
-    """What brings this node's new keys to servers; None for one without a name or keys: nobody knows it by any."""
-    if federation.own_url is None or federation.keys is None:
-        return None
-    return KeyRotation(
-        own_url=federation.own_url,
-        ring=federation.keys,
-        database=federation.database,
-        registry=federation.registry,
-        fetch=federation.fetch,
-        introduce=federation.discovery.introduce_ourselves,
-        clock=federation.clock,
-    )
 
 
 def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awaitable[Mapping[str, object]]]:

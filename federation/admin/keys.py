@@ -13,7 +13,6 @@ from db import Server
 from federation.base.errors import ConfigurationError
 from federation.base.own_keys import begin_rotation, drop_old_pair
 from federation.base.settings import KEY_VARIABLES, OLD_KEY_VARIABLES
-from federation.recurring_jobs import key_rotation_of
 from federation.servers.key_rotation import KeyRotation, Waiting
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _begin(federation: Federation) -> None:
 
 
 def _rotation(federation: Federation) -> KeyRotation:
-    rotation = key_rotation_of(federation)
+    rotation = federation.key_rotation
     if rotation is None:
         federation.settings.require_identity()
         raise AssertionError("a node with a name and keys has a rotation")
