@@ -173,7 +173,7 @@ class Federation:
         self.serving_readiness = Readiness(
             serving_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
         )
-        self.probe = Probe(self.registry, self.fetch, self.links)
+        self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
         self.held = HeldDeliveries(
             self.database,
             self.delivery_queue,

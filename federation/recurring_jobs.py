@@ -83,11 +83,12 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
 
 def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awaitable[Mapping[str, object]]]:
     async def rotate() -> Mapping[str, object]:
-        done = await rotation()
+        done, newest = await rotation(), rotation.newest
         if file is None or not await rotation.is_over():
             return {**done, "dropped": False}
+        await rotation.forget_old(newest)  # blacklisted servers needed it, and may not be blacklisted for ever
         try:
-            return {**done, "dropped": drop_old_pair(file)}
+            return {**done, "dropped": drop_old_pair(file, newest=newest)}
         except OSError as error:
             raise JobFailed(f"the old keys stay in {file}: {type(error).__name__}") from None
 

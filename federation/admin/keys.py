@@ -50,6 +50,7 @@ async def rotate(federation: Federation, *, only: str | None, progress: Progress
     """
     rotation = _rotation(federation)
     if not rotation.is_under_way:
+        await rotation.prepare()
         _begin(federation)
     urls = [each.url for each in await rotation.waiting() if only in (None, each.url)]
     with progress(len(urls), "servers") as done:
@@ -72,7 +73,7 @@ async def forget_old(federation: Federation) -> RotationState:
             drop_old_pair(file)
         except OSError as error:
             raise ConfigurationError([f"{file}: cannot be written: {error.strerror}"]) from None
-    await rotation.forget_old()
+    await rotation.forget_old(rotation.newest)
     return await _state(federation, rotation)
 
 

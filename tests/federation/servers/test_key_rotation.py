@@ -6,7 +6,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import update
+from sqlmodel import col
 
+from db import Server
 from federation.admin import keys as admin
 from federation.base.errors import ConfigurationError
 from federation.cli.output import progress
@@ -42,6 +45,30 @@ async def test_a_rotation_is_two_requests_and_deliveries_go_on(pair: Pair) -> No
     state = await admin.forget_old(pair.a)
     assert not state.old_kept
     await pair.both_ways("later")
+
+
+async def test_servers_that_are_gone_have_no_say(pair: Pair) -> None:
+    """Registries are full of them, and whoever looks is not one of them."""
+    await register_dead(pair, 5)
+    async with pair.a.database.transaction() as session:
+        await session.execute(update(Server).where(col(Server.url) != B_URL).values(is_healthy=False))
+
+    await pair.rotate()
+
+    assert await shown(pair) == newest(pair.a)
+
+
+async def test_who_says_who_it_is_is_shown_the_pair_that_it_knows(pair: Pair) -> None:
+    """So B, which has confirmed while most have not, goes on knowing A whenever it looks."""
+    await register_dead(pair, 3)
+    await pair.rotate()
+    assert await shown(pair) == A.keys.signing.public_text
+    known = await pair.b.registry.find(A_URL)
+    assert known is not None
+
+    assert (await pair.b.probe.look(known)).well
+    assert not await pair.b.discovery.look_again(A_URL, None)
+    assert (await pair.b.discovery.learn(A_URL)).public_key == newest(pair.a)
 
 
 @pytest.mark.parametrize("path", ASKED)

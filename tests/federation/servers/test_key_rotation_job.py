@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import update
+from sqlmodel import col
 
 from db import BlacklistedServer, LinkState, Server, ServerLink
+from federation.admin import keys as admin
+from federation.cli.output import progress
 from federation.recurring_jobs import recurring_jobs
 from tests.federation.servers.two_nodes import (
     B_URL,
@@ -20,13 +23,13 @@ from tests.federation.servers.two_nodes import (
 
 async def test_servers_that_were_away_are_asked_when_their_link_is_back(pair: Pair) -> None:
     """Neither before, nor those that nobody has asked yet."""
+    await register_dead(pair, 1)
     pair.net.before = refuse
-    await pair.rotate()
+    await admin.rotate(pair.a, only=B_URL, progress=progress)
     pair.net.before = None
     await set_link(pair, LinkState.DOWN)
     assert await pair.rotation() == {"asked": 0, "confirmed": 0}
     await set_link(pair, LinkState.UP)
-    await register_dead(pair, 1)
 
     assert await pair.rotation() == {"asked": 1, "confirmed": 1}
     assert (await pair.known_by_b()).knows_key == newest(pair.a)
@@ -63,3 +66,39 @@ async def test_a_blacklisted_server_needs_no_pair(pair: Pair) -> None:
     assert state.waiting == []
     assert pair.net.seen == []
     assert await pair.rotation.is_over()
+
+
+async def test_what_it_drops_nobody_is_asked_for_again(pair: Pair) -> None:
+    """A server that was blacklisted all the time gets its next delivery signed by the pair that is left."""
+    [job] = [job for job in recurring_jobs(pair.a) if job.name == "key-rotation"]
+    async with pair.a.database.transaction() as session:
+        session.add(BlacklistedServer(server_url=B_URL, created_at=datetime.now(UTC), reason="test"))
+    pair.a.registry.forget(B_URL)
+    await pair.rotate()
+
+    assert (await job.run())["dropped"] is True
+    assert (await pair.known_by_b()).knows_key == newest(pair.a)
+
+
+async def test_a_rotation_knows_nothing_of_the_one_before(pair: Pair) -> None:
+    """Servers that were asked in vain last time are not asked by the job while the operator tries one server."""
+    await register_dead(pair, 2)
+    await pair.rotate()
+    await admin.forget_old(pair.a)
+    async with pair.a.database.transaction() as session:
+        await session.execute(update(Server).values(rotation_tried_at=datetime.now(UTC) - timedelta(hours=2)))
+
+    await admin.rotate(pair.a, only=B_URL, progress=progress)
+
+    assert await pair.rotation() == {"asked": 0, "confirmed": 0}
+
+
+async def test_a_server_that_is_met_meanwhile_is_asked_as_well(pair: Pair) -> None:
+    """It was shown the old pair, which most knew; without it the rotation could not end."""
+    await register_dead(pair, 3)
+    await admin.rotate(pair.a, only="https://dead-0.example", progress=progress)
+    async with pair.a.database.transaction() as session:
+        await session.execute(update(Server).where(col(Server.url) == B_URL).values(created_at=datetime.now(UTC)))
+
+    assert await pair.rotation() == {"asked": 1, "confirmed": 1}
+    assert await pair.key_at_b() == newest(pair.a)

@@ -16,14 +16,17 @@ from sqlmodel import col
 from db import Post, Server, create_host_tables
 from federation.admin import keys as admin
 from federation.app import Federation
-from federation.base.jobs import POST_JOB, FederationDeliveryJob
-from federation.base.settings import Settings, write_env_file
+from federation.base.jobs import FOLLOW_JOB, POST_JOB, FederationDeliveryJob
+from federation.base.settings import OLD_KEY_VARIABLES, Settings, write_env_file
 from federation.cli.output import progress
+from federation.delivery.entries import FollowAnswer
 from federation.delivery.exchange import Exchange, Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
+from federation.node.follows import FOLLOWS_PATH
 from federation.node.posts import POSTS_PATH
-from federation.protocol.keys import KeyRing
+from federation.protocol.activities import follow_activity
+from federation.protocol.keys import KeyRing, OwnKeys
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.servers.key_rotation import KeyRotation
 from tests.acceptance.site import post
@@ -63,13 +66,14 @@ class Net(httpx.AsyncBaseTransport):
         """Nothing is to be closed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Pair:
-    """A, whose keys are in `.env`, and B, who know each other."""
+    """A, whose keys are in `.env`, and B, whose are in its environment, who know each other."""
 
     a: Federation
     b: Federation
     net: Net
+    start: Callable[[Settings], Federation]
 
     @property
     def rotation(self) -> KeyRotation:
@@ -79,18 +83,40 @@ class Pair:
     async def rotate(self) -> admin.RotationState:
         return await admin.rotate(self.a, only=None, progress=progress)
 
+    def restart_b(self, new: OwnKeys, old: OwnKeys | None = None) -> None:
+        """B runs with other keys in its environment; what the process before has under way comes to its end."""
+        values = {"BETTER_AUTH_URL": B_URL, "DATABASE_URL": self.b.settings.database_url, **new.to_env()}
+        if old is not None:
+            values |= dict(zip(OLD_KEY_VARIABLES, old.to_env().values(), strict=True))
+        self.b = self.start(Settings.from_values(values))
+
     async def deliver(self, sender: Federation, name: str) -> None:
         """A post called *name* from one to the other, at the first attempt."""
-        to = B_URL if sender is self.a else A_URL
+        await self._send(sender, POST_JOB, name, POSTS_PATH, post(sender.own_url or "", name))
+
+    async def follow(self, sender: Federation, name: str) -> FollowAnswer | None:
+        """A follow called *name* of somebody called `alice`, at the first attempt; its verified answer."""
+        text = follow_activity(
+            federation_url=sender.own_url or "",
+            follow_id=name,
+            created_at=datetime.now(UTC),
+            follower_id=f"follower-{name}",
+            following_id="alice",
+            follower_server_url=None,
+        )
+        return await self._send(sender, FOLLOW_JOB, name, FOLLOWS_PATH, text)
+
+    async def _send(self, sender: Federation, job: str, name: str, path: str, text: str) -> FollowAnswer | None:
+        to = A_URL if sender.own_url == B_URL else B_URL
         report = Report(
             delivery=FederationDeliveryJob.model_validate(
-                {"targetUrl": to + POSTS_PATH, "serverUrl": to, "payload": "{}", "deliveryJobId": name}
+                {"targetUrl": to + path, "serverUrl": to, "payload": "{}", "deliveryJobId": name}
             ),
-            payload=post(sender.own_url or "", name),
+            payload=text,
             started_at=datetime.now(UTC),
             started=0.0,
         )
-        await exchange(sender)(POST_JOB, report)
+        return await exchange(sender)(job, report)
 
     async def both_ways(self, name: str) -> None:
         """Posts arrive both ways, each at its first attempt."""
@@ -139,25 +165,25 @@ async def knowing_each_other(directory: Path, migrated_file: Path) -> AsyncItera
     write_env_file(Path(".env"), {"BETTER_AUTH_URL": A_URL, "DATABASE_URL": urls["a"], **A.env})
     net = Net()
     async with AsyncExitStack() as stack:
-        nodes = []
-        for settings in (
-            Settings.load(),
-            Settings.from_values({"BETTER_AUTH_URL": B_URL, "DATABASE_URL": urls["b"], **B.env}),
-        ):
+
+        def start(settings: Settings) -> Federation:
             node = Federation(settings, client=FederationClient(AddressGuard(frozenset()), net))
             stack.push_async_callback(node.close)
             net.nodes[(node.own_url or "").removeprefix("https://")] = httpx.ASGITransport(node.node_app())
-            nodes.append(node)
+            return node
+
+        a = start(Settings.load())
+        b = start(Settings.from_values({"BETTER_AUTH_URL": B_URL, "DATABASE_URL": urls["b"], **B.env}))
+        for node in (a, b):
             async with node.database.transaction() as session:
                 await (await session.connection()).run_sync(create_host_tables)
-        a, b = nodes
         for node, url, of in ((a, B_URL, B), (b, A_URL, A)):
             await node.registry.register(
                 url=url,
                 public_key=of.keys.signing.public_text,
                 encryption_public_key=of.keys.encryption.public_text,
             )
-        yield Pair(a=a, b=b, net=net)
+        yield Pair(a=a, b=b, net=net, start=start)
 
 
 def cut_at(path: str) -> Behaviour:
