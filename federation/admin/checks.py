@@ -6,6 +6,7 @@ A `note` is what cannot be known now and need not be wrong, as that a node that 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -22,6 +23,7 @@ from db.url import absent_file
 from federation.admin import deliveries
 from federation.admin import queues as queue_admin
 from federation.admin.deliveries import Selection
+from federation.admin.known_keys import survey
 from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.reach import HOST_ADVICE, PATIENCE, enumerated, host_lacks, missing_host_tables, schema_of
@@ -126,6 +128,26 @@ async def host(federation: Federation) -> Found:
     if names:
         return failure(host_lacks(names), HOST_ADVICE)
     return ok("user, posts and blocks have what we use of them")
+
+
+async def known_keys(federation: Federation) -> Found:
+    """Whether servers and this node know each other by the keys that they have; the gravest trouble is told first."""
+    seen = await survey(federation)
+    if seen.missing:
+        text = f"{_some(seen.missing)} this node by keys that are not set here"
+        return failure(text, "restart what runs with older settings, or set them; `federation why URL` says more")
+    if seen.mismatched:
+        text = f"{_some(seen.mismatched, 'shows', 'show')} another signing key than the registered one"
+        return warning(text, "deliveries to them are held; `federation why URL` says what to do")
+    if seen.old:
+        text = f"{_some(seen.old)} this node by its old keys alone"
+        return warning(text, "`federation keys rotate` asks them again, and says why they do not take the new ones")
+    return ok("every server knows this node by its newest keys, and shows the registered ones")
+
+
+def _some(urls: Sequence[str], one: str = "knows", several: str = "know") -> str:
+    verb = one if len(urls) == 1 else several
+    return f"{counted(len(urls), 'server')} ({urls[0]}{' …' if len(urls) > 1 else ''}) {verb}"
 
 
 async def queues(federation: Federation) -> Found:
