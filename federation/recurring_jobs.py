@@ -83,16 +83,25 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
 
 def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awaitable[Mapping[str, object]]]:
     async def rotate() -> Mapping[str, object]:
-        done, newest = await rotation(), rotation.newest
-        if file is None or not await rotation.is_over():
-            return {**done, "dropped": False}
-        await rotation.forget_old(newest)  # blacklisted servers needed it, and may not be blacklisted for ever
-        try:
-            return {**done, "dropped": drop_old_pair(file, newest=newest)}
-        except OSError as error:
-            raise JobFailed(f"the old keys stay in {file}: {type(error).__name__}") from None
+        done = {**await rotation(), "dropped": file is not None and await _drop_old_pair(rotation, file)}
+        if missing := await rotation.missing():
+            told = f"{missing} servers know this node by keys that this process has not: restart it, or set them"
+            raise JobFailed(told)
+        return done
 
     return rotate
+
+
+async def _drop_old_pair(rotation: KeyRotation, file: Path) -> bool:
+    """Whether the old pair was dropped, as nobody needs it."""
+    newest = rotation.newest
+    if not await rotation.is_over():
+        return False
+    await rotation.forget_old(newest)  # blacklisted servers needed it, and may not be blacklisted for ever
+    try:
+        return drop_old_pair(file, newest=newest)
+    except OSError as error:
+        raise JobFailed(f"the old keys stay in {file}: {type(error).__name__}") from None
 
 
 def _outbox_sweep(federation: Federation) -> Callable[[], Awaitable[Mapping[str, object]]]:

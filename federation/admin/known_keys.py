@@ -39,12 +39,13 @@ class Ours(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """URLs of the servers whose keys, or ours there, are not as they should be.
+    """URLs of servers by how their keys, and ours there, fit.
 
-    `mismatched` show another signing key than the registered one, `old` know the pair before the newest alone, and
-    `missing` know one that is not here.
+    `newest` know our newest pair, as they should, `old` the one before alone, and `missing` one that is not here;
+    `mismatched` show another signing key than the registered one.
     """
 
+    newest: Sequence[str]
     mismatched: Sequence[str]
     old: Sequence[str]
     missing: Sequence[str]
@@ -74,9 +75,9 @@ async def survey(federation: Federation) -> Survey:
     async with federation.database.read() as session:
         rows = (await session.execute(select(col(Server.url), col(Server.knows_key)).order_by(col(Server.url)))).all()
         theirs = [*(await session.execute(mismatched.order_by(col(ServerLink.server_url)))).scalars()]
-    found: dict[Ours | None, list[str]] = {Ours.OLD: [], Ours.MISSING: []}
+    found: dict[Ours | None, list[str]] = {which: [] for which in Ours}
     for url, knows_key in rows:
         which = known_pair(federation.keys, knows_key)
         if which in found and not await federation.registry.is_blacklisted(url):
             found[which].append(url)
-    return Survey(mismatched=theirs, old=found[Ours.OLD], missing=found[Ours.MISSING])
+    return Survey(newest=found[Ours.NEWEST], mismatched=theirs, old=found[Ours.OLD], missing=found[Ours.MISSING])

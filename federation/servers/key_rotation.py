@@ -147,6 +147,17 @@ class KeyRotation:
         asked = await self.ask(await self._due())
         return {"asked": len(asked), "confirmed": sum(each.problem is None for each in asked)}
 
+    async def missing(self) -> int:
+        """How many servers know us by keys that this process has not: it was started before they were made.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        ours = [pair.signing.public_text for pair in self._ring.pairs(now=True)]
+        async with self._database.read() as session:
+            known = (await session.execute(select(col(Server.url)).where(col(Server.knows_key).not_in(ours)))).scalars()
+        return len([url for url in known if not await self._registry.is_blacklisted(url)])
+
     async def is_over(self) -> bool:
         """Whether no server has needed the old pair for ten minutes."""
         if not self.is_under_way or await self.waiting():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
+import structlog
 from sqlalchemy import func, select
 from sqlmodel import col
 
@@ -18,7 +19,10 @@ from db import Database, Server
 from federation.protocol.keys import KeyRing, OwnKeys, pair_known_by
 from workers.clock import monotonic
 
+log = structlog.get_logger(__name__)
+
 COUNT_INTERVAL: Final = timedelta(seconds=5)
+TELL_INTERVAL: Final = timedelta(minutes=1)
 
 
 class OwnIdentity:
@@ -29,6 +33,7 @@ class OwnIdentity:
         self._database = database
         self._shows_newest = False
         self._counted: float | None = None
+        self._told: float | None = None
 
     async def shown(self, to: str | None = None) -> OwnKeys:
         """The pair that most servers know us by, as it was some seconds ago; the newest, where we have just one.
@@ -38,13 +43,13 @@ class OwnIdentity:
         Raises:
             SQLAlchemyError: the database failed.
         """
+        known = None if to is None else await self._known_by(to)
+        if known is not None:
+            return known
         newest, *older = self.ring.pairs()
         if not older:
             self._counted = None
             return newest
-        known = None if to is None else await self._known_by(to)
-        if known is not None:
-            return known
         if self._counted is None or monotonic() - self._counted >= COUNT_INTERVAL.total_seconds():
             self._shows_newest = await self._is_known_to_most(newest)
             self._counted = monotonic()
@@ -62,7 +67,13 @@ class OwnIdentity:
         query = select(col(Server.knows_key)).where(col(Server.url) == server_url)
         async with self._database.read() as session:
             row = (await session.execute(query)).one_or_none()
-        return None if row is None else pair_known_by(self.ring, row[0])
+        if row is None:
+            return None
+        pair = pair_known_by(self.ring, row[0])
+        if pair is None and (self._told is None or monotonic() - self._told >= TELL_INTERVAL.total_seconds()):
+            self._told = monotonic()
+            log.error("own_keys_missing", server_url=server_url, advice="restart this process, or set the keys")
+        return pair
 
     async def _is_known_to_most(self, pair: OwnKeys) -> bool:
         """Of the healthy ones, if there are any: registries are full of servers that never return."""
