@@ -145,6 +145,9 @@ async def known_keys(federation: Federation) -> Found:
     if seen.mismatched:
         text = f"{_some(seen.mismatched, 'shows', 'show')} another signing key than the registered one"
         return warning(text, "deliveries to them are held; `federation why URL` says what to do")
+    if seen.refusing:
+        text = f"{_some(seen.refusing)} this node by other keys than it has: our signature is refused"
+        return warning(text, "`federation why URL` says what its operator has to do")
     if seen.old:
         text = f"{_some(seen.old)} this node by its old keys alone"
         return warning(text, "`federation keys rotate` asks them again, and says why they do not take the new ones")

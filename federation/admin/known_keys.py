@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import LinkState, Server, ServerLink
+from db import DeliveryAttempt, LinkState, Server, ServerLink
+from federation.admin.deliveries import AttemptRow, last_attempts
 from federation.protocol.keys import KeyRing
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ _MEANING: Final[Mapping[str, str]] = {
 }
 
 
+_UNKNOWN_SIGNATURE: Final = "INVALID_SIGNATURE"
+_MOST_REFUSING: Final = 50
+
+
 class Ours(StrEnum):
     """Which of our pairs a server knows; `missing`: one that this process has not."""
 
@@ -42,13 +48,15 @@ class Survey:
     """URLs of servers by how their keys, and ours there, fit.
 
     `newest` know our newest pair, as they should, `old` the one before alone, and `missing` one that is not here;
-    `mismatched` show another signing key than the registered one.
+    `mismatched` show another signing key than the registered one; `refusing` did not know the signature of the last
+    attempt of this hour.
     """
 
     newest: Sequence[str]
     mismatched: Sequence[str]
     old: Sequence[str]
     missing: Sequence[str]
+    refusing: Sequence[str]
 
 
 def known_pair(ring: KeyRing | None, knows_key: str | None) -> Ours | None:
@@ -80,4 +88,28 @@ async def survey(federation: Federation) -> Survey:
         which = known_pair(federation.keys, knows_key)
         if which in found and not await federation.registry.is_blacklisted(url):
             found[which].append(url)
-    return Survey(newest=found[Ours.NEWEST], mismatched=theirs, old=found[Ours.OLD], missing=found[Ours.MISSING])
+    return Survey(
+        newest=found[Ours.NEWEST],
+        mismatched=theirs,
+        old=found[Ours.OLD],
+        missing=found[Ours.MISSING],
+        refusing=await _refusing(federation),
+    )
+
+
+def refuses_signature(last_attempts: Sequence[AttemptRow]) -> bool:
+    """Whether the latest of them ended with a signature that the server did not know."""
+    return any(attempt.remote_code == _UNKNOWN_SIGNATURE for attempt in last_attempts[:1])
+
+
+async def _refusing(federation: Federation) -> list[str]:
+    lately = federation.clock.now() - timedelta(hours=1)
+    refused = (
+        select(col(DeliveryAttempt.server_url))
+        .where(col(DeliveryAttempt.started_at) > lately, col(DeliveryAttempt.remote_code) == _UNKNOWN_SIGNATURE)
+        .distinct()
+        .limit(_MOST_REFUSING)
+    )
+    async with federation.database.read() as session:
+        urls = sorted((await session.execute(refused)).scalars())
+    return [url for url in urls if refuses_signature(await last_attempts(federation.database, url, limit=1))]

@@ -11,7 +11,7 @@ from db import LinkState
 from federation.admin import blacklist, deliveries, servers
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
-from federation.admin.known_keys import Ours, known_pair, meaning
+from federation.admin.known_keys import Ours, known_pair, meaning, refuses_signature
 from federation.admin.servers import HealthEvent, Scorecard, ServerRow
 from federation.admin.words import ago, counted
 from federation.base.reach import connect
@@ -203,7 +203,7 @@ class Explanation:
             )
         elif self.knows is Ours.OLD:
             yield self._rotation(server)
-        elif self._is_refused():
+        elif refuses_signature(self.attempts):
             yield (
                 "It refuses our signature, so it knows this node by other keys: its operator has to remove this node"
                 f" there (`federation servers forget {self.own_url}`), and `federation servers discover {self.url}`"
@@ -217,10 +217,6 @@ class Explanation:
         asked, problem = ago(self.at - server.rotation_tried_at), server.rotation_problem
         told = f"It knows this node by its old keys: asked {asked} ago, {problem}: {meaning(problem)}"
         return f"{told}. It is asked again each hour, and when it is back; {again}."
-
-    def _is_refused(self) -> bool:
-        """Whether the last attempt ended with a signature that it did not know."""
-        return any(attempt.remote_code == "INVALID_SIGNATURE" for attempt in self.attempts[:1])
 
     def _scorecard(self) -> Iterator[str]:
         card = self.scorecard

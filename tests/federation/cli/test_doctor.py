@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from db import DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
+from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
+from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
 from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine, worst
@@ -307,6 +308,20 @@ async def test_keys_that_do_not_fit_are_findings(monkeypatch: pytest.MonkeyPatch
     old = await finding("peer keys")
     assert (old.verdict, f"1 server ({PEER}) knows this node by its old keys" in old.found) == (Verdict.WARNING, True)
     assert "`federation keys rotate`" in old.advice
+    async with node.database.transaction() as session:
+        attempt = DeliveryAttempt(
+            delivery_id="one",
+            job_name="n",
+            server_url=PEER,
+            attempt=1,
+            started_at=datetime.now(UTC),
+            duration_ms=1,
+            outcome=AttemptOutcome.RETRYABLE,
+            remote_code="INVALID_SIGNATURE",
+        )
+        session.add(attempt)
+    refusing = await finding("peer keys")
+    assert (refusing.verdict, "our signature is refused" in refusing.found) == (Verdict.WARNING, True)
     await node.links.mismatched(PEER)
     theirs = await finding("peer keys")
     assert (theirs.verdict, "shows another signing key" in theirs.found) == (Verdict.WARNING, True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 from sqlmodel import col
 
@@ -18,6 +19,7 @@ from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.base.own_keys import drop_old_pair
 from federation.delivery.entries import FollowAnswer
+from federation.delivery.errors import RetryableFailure
 from federation.node.posts import POSTS_PATH
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from tests.acceptance.site import post
@@ -149,6 +151,29 @@ async def test_a_server_that_was_away_gets_what_was_held_and_then_the_new_keys(p
     assert await has(pair.b, "held")
     assert await pair.rotation() == {"asked": 1, "confirmed": 1}
     assert await pair.key_at_b() == newest(pair.a)
+    await pair.both_ways("after")
+
+
+async def test_a_server_that_uses_its_new_keys_later_gets_what_is_owed_then(pair: Pair) -> None:
+    """As the original does, once all its servers have confirmed: until then it is a mismatch, and refused here."""
+    new = await rotate_b(pair, B.keys)
+    pair.restart_b(B.keys)
+    await pair.b.registry.note_knows(A_URL, B.keys.signing.public_text)  # the original notes nothing of the kind
+    with pytest.raises(RetryableFailure, match="INVALID_SIGNATURE"):
+        await pair.deliver(pair.b, "too-early")
+    async with Site(pair.a) as site:
+        delivery = await owe(pair.a, "held")
+        await site.ended(delivery)
+        assert await held(pair.a, delivery) == (HoldReason.SERVER, LinkState.MISMATCH)
+
+        pair.restart_b(new)
+        await pair.b.registry.note_knows(A_URL, new.signing.public_text)
+        await pair.a.links.look_now(B_URL)
+        assert await pair.a.link_probes.tick() == 1
+        assert await pair.a.releaser.tick() == 1
+        await site.ended(f"{delivery}.1")
+
+    assert await has(pair.b, "held")
     await pair.both_ways("after")
 
 

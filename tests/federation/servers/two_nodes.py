@@ -33,6 +33,7 @@ from tests.acceptance.site import post
 from tests.federation.protocol.vectors import A, B
 
 A_URL, B_URL = "https://a.example", "https://b.example"
+QUICK = {"FEDERATION_DELIVERY_BACKOFF": "10ms"}
 ASKED = (ROTATE_INIT_PATH, ROTATE_CONFIRM_PATH)
 
 Behaviour = Callable[[httpx.Request], httpx.Response | None]
@@ -162,7 +163,7 @@ async def knowing_each_other(directory: Path, migrated_file: Path) -> AsyncItera
     for name in "ab":
         shutil.copy(migrated_file, directory / f"{name}.sqlite3")
     urls = {name: f"sqlite:///{directory}/{name}.sqlite3" for name in "ab"}
-    write_env_file(Path(".env"), {"BETTER_AUTH_URL": A_URL, "DATABASE_URL": urls["a"], **A.env})
+    write_env_file(Path(".env"), {"BETTER_AUTH_URL": A_URL, "DATABASE_URL": urls["a"], **QUICK, **A.env})
     net = Net()
     async with AsyncExitStack() as stack:
 
