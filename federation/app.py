@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -22,7 +21,8 @@ from federation.base.queues import (
     health_check_queue,
     tasks_queue,
 )
-from federation.base.setting_types import JobPayload, plain
+from federation.base.redis_clients import redis_client
+from federation.base.setting_types import JobPayload
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url, keyless_redis_url, open_storage, queue_place
 from federation.delivery.apart import Apart
@@ -49,12 +49,14 @@ from federation.health.probe import Probe
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, Relay
 from federation.http.guard import AddressGuard
-from federation.http.transport import PoolLimits, pooled_transport
+from federation.http.pool_limits import pool_limits
+from federation.http.transport import pooled_transport
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
+from federation.servers.key_rotation import KeyRotation
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import Registry
@@ -70,11 +72,8 @@ if TYPE_CHECKING:
 
     from federation.base.task_marks import TaskMarks
 
-REDIS_TIMEOUT: Final = timedelta(seconds=5)
 MARKS_NAME: Final = "federation-tasks-keys"
 """Stands in Redis keys where a queue's name would: no queue of ours has it."""
-SPARE_CONNECTIONS: Final = 60
-"""For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, beside the workers' own."""
 
 OpenStorage: TypeAlias = Callable[[str], Storage]
 
@@ -149,6 +148,7 @@ class Federation:
             links=self.links,
             clock=self.clock,
         )
+        self.key_rotation = self._key_rotation()
         self.discovery_queue = discovery_queue(self._open_storage(DISCOVERY_QUEUE_NAME))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
         self.discovery_processor = DiscoveryProcessor(self.discovery)
@@ -173,7 +173,7 @@ class Federation:
         self.serving_readiness = Readiness(
             serving_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
         )
-        self.probe = Probe(self.registry, self.fetch, self.links)
+        self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
         self.held = HeldDeliveries(
             self.database,
             self.delivery_queue,
@@ -218,6 +218,20 @@ class Federation:
             probe=self.probe,
             schedule=self.schedule_health_check,
             checks=settings.federation_health_checks,
+        )
+
+    def _key_rotation(self) -> KeyRotation | None:
+        """None for a node without a name or keys: nobody knows it by any."""
+        if self.own_url is None or self.keys is None:
+            return None
+        return KeyRotation(
+            own_url=self.own_url,
+            ring=self.keys,
+            database=self.database,
+            registry=self.registry,
+            fetch=self.fetch,
+            introduce=self.discovery.introduce_ourselves,
+            clock=self.clock,
         )
 
     def _relay(self) -> Relay | None:
@@ -269,31 +283,12 @@ class Federation:
     @cached_property
     def redis(self) -> Redis | None:
         """The producers' Redis client, None without a Redis."""
-        return self._redis_client()
+        return redis_client(self.settings)
 
     @cached_property
     def worker_redis(self) -> Redis | None:
         """The workers' Redis client, apart from the producers', so that a busy worker never delays an enqueue."""
-        return self._redis_client()
-
-    def _redis_client(self) -> Redis | None:
-        url = keyless_redis_url(self.settings) or plain(self.settings.redis_url)
-        if url is None:
-            return None
-        from redis.asyncio import Redis  # here, because a node without a Redis need not have the package
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        seconds = REDIS_TIMEOUT.total_seconds()
-        # No retries inside a command: a worker reports the outage and asks again itself, for as long as it lasts.
-        client: Redis = Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=seconds,
-            socket_connect_timeout=seconds,
-            retry=Retry(NoBackoff(), 0),
-        )
-        return client
+        return redis_client(self.settings)
 
     @cached_property
     def task_marks(self) -> TaskMarks | None:
@@ -387,17 +382,3 @@ class Federation:
     def queues_join_database(self) -> bool:
         """Whether the queues live in the application's database, so that jobs can be part of its transactions."""
         return self._storage is None and self.settings.queue_url is None and bullmq_url(self.settings) is None
-
-
-def pool_limits(settings: Settings) -> PoolLimits:
-    """Room for every attempt and probe at once: waiting for a connection would count against the server."""
-    attempts = (
-        settings.federation_delivery_concurrency
-        + 2 * settings.federation_overtime  # deliveries and discoveries have as much room each
-        + settings.federation_health_concurrency
-        + settings.federation_discovery_concurrency
-    )
-    return PoolLimits(
-        connections=attempts + SPARE_CONNECTIONS,
-        connections_per_server=settings.federation_per_server + settings.federation_health_concurrency + 1,
-    )

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final
 
-from federation.app import Federation, pool_limits
+from federation.app import Federation
 from federation.base.settings import Settings
+from federation.http.pool_limits import pool_limits
 from workers.background import background
 from workers.homes import AtLoopEnd, Home, keep_inherited
 

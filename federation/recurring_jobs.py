@@ -59,7 +59,7 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             ),
         ),
     ]
-    if (rotation := key_rotation_of(federation)) is not None:
+    if (rotation := federation.key_rotation) is not None:
         jobs.append(
             RecurringJob(
                 name="key-rotation",
@@ -81,32 +81,27 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
     return tuple(jobs)
 
 
-def key_rotation_of(federation: Federation) -> KeyRotation | None:
-    """What brings this node's new keys to servers; None for one without a name or keys: nobody knows it by any."""
-    if federation.own_url is None or federation.keys is None:
-        return None
-    return KeyRotation(
-        own_url=federation.own_url,
-        ring=federation.keys,
-        database=federation.database,
-        registry=federation.registry,
-        fetch=federation.fetch,
-        introduce=federation.discovery.introduce_ourselves,
-        clock=federation.clock,
-    )
-
-
 def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awaitable[Mapping[str, object]]]:
     async def rotate() -> Mapping[str, object]:
-        done = await rotation()
-        if file is None or not await rotation.is_over():
-            return {**done, "dropped": False}
-        try:
-            return {**done, "dropped": drop_old_pair(file)}
-        except OSError as error:
-            raise JobFailed(f"the old keys stay in {file}: {type(error).__name__}") from None
+        done = {**await rotation(), "dropped": file is not None and await _drop_old_pair(rotation, file)}
+        if missing := await rotation.missing():
+            told = f"{missing} servers know this node by keys that this process has not: restart it, or set them"
+            raise JobFailed(told)
+        return done
 
     return rotate
+
+
+async def _drop_old_pair(rotation: KeyRotation, file: Path) -> bool:
+    """Whether the old pair was dropped, as nobody needs it."""
+    newest = rotation.newest
+    if not await rotation.is_over():
+        return False
+    await rotation.forget_old(newest)  # blacklisted servers needed it, and may not be blacklisted for ever
+    try:
+        return drop_old_pair(file, newest=newest)
+    except OSError as error:
+        raise JobFailed(f"the old keys stay in {file}: {type(error).__name__}") from None
 
 
 def _outbox_sweep(federation: Federation) -> Callable[[], Awaitable[Mapping[str, object]]]:

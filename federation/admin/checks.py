@@ -6,6 +6,7 @@ A `note` is what cannot be known now and need not be wrong, as that a node that 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -22,18 +23,22 @@ from db.url import absent_file
 from federation.admin import deliveries
 from federation.admin import queues as queue_admin
 from federation.admin.deliveries import Selection
+from federation.admin.known_keys import survey
 from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.reach import HOST_ADVICE, PATIENCE, enumerated, host_lacks, missing_host_tables, schema_of
+from federation.base.settings import Settings
 from federation.delivery.sightings import ADVICE, PLACES_ADVICE, places, strangers
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
+from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode
 from federation.http.transport import pooled_transport
 from federation.process import descriptors
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
+from federation.protocol.relaying import ORIGIN_HEADER
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import last_runs
 
@@ -126,6 +131,45 @@ async def host(federation: Federation) -> Found:
     if names:
         return failure(host_lacks(names), HOST_ADVICE)
     return ok("user, posts and blocks have what we use of them")
+
+
+async def known_keys(federation: Federation) -> Found:
+    """Whether servers and this node know each other by the keys that they have; the gravest trouble is told first."""
+    seen = await survey(federation)
+    if seen.missing:
+        text = f"{_some(seen.missing)} this node by keys that are not set here"
+        return failure(text, "restart what runs with older settings, or set them; `federation why URL` says more")
+    if seen.newest and await _runs_with_other_keys(federation, seen.newest[0]):
+        text = "the running node has not the keys that are set here, and that servers know it by"
+        return failure(text, "restart every process: keys in their environment are read at the start alone")
+    if seen.mismatched:
+        text = f"{_some(seen.mismatched, 'shows', 'show')} another signing key than the registered one"
+        return warning(text, "deliveries to them are held; `federation why URL` says what to do")
+    if seen.refusing:
+        text = f"{_some(seen.refusing)} this node by other keys than it has: our signature is refused"
+        return warning(text, "`federation why URL` says what its operator has to do")
+    if seen.old:
+        text = f"{_some(seen.old)} this node by its old keys alone"
+        return warning(text, "`federation keys rotate` asks them again, and says why they do not take the new ones")
+    return ok("every server knows this node by its newest keys, and shows the registered ones")
+
+
+async def _runs_with_other_keys(federation: Federation, asker: str) -> bool:
+    """Whether what runs shows another pair than the newest to a server that knows it; no, if it shows none."""
+    assert federation.own_url is not None  # or the settings had been refused
+    assert federation.keys is not None
+    try:
+        response = await _own_discover(federation.own_url, federation.settings, asker=asker)
+        shown = parse_discover_document(response.body)
+    except (OutboundError, ProtocolError):  # another check tells of that
+        return False
+    newest = federation.keys.pairs()[0].signing.public_text
+    return shown.origin == federation.own_url and shown.public_key != newest
+
+
+def _some(urls: Sequence[str], one: str = "knows", several: str = "know") -> str:
+    verb = one if len(urls) == 1 else several
+    return f"{counted(len(urls), 'server')} ({urls[0]}{' …' if len(urls) > 1 else ''}) {verb}"
 
 
 async def queues(federation: Federation) -> Found:
@@ -272,13 +316,9 @@ def _are(number: int, how: str) -> str:
 async def discover(federation: Federation) -> Found:
     assert federation.own_url is not None  # or the settings had been refused
     assert federation.keys is not None
-    host = urlsplit(federation.own_url).hostname or ""
-    # Our own address may well be a private one; only this one client may ask it.
-    guard = AddressGuard(federation.settings.dev_allowed_hostnames | {host})
     start = f"start the node, or mend BETTER_AUTH_URL ({federation.own_url}), DNS or the proxy before it"
     try:
-        async with FederationClient(guard, pooled_transport(guard)) as client:
-            response = await client.fetch(f"{federation.own_url}/discover", timeout=PATIENCE)
+        response = await _own_discover(federation.own_url, federation.settings)
         if not response.ok:
             return warning(f"answered with status {response.status}", start)
         shown = parse_discover_document(response.body)
@@ -291,10 +331,19 @@ async def discover(federation: Federation) -> Found:
     except ProtocolError as error:
         return failure(f"another program answers at {federation.own_url}: {error}", start)
     if shown.public_key not in {pair.signing.public_text for pair in federation.keys.pairs()}:
-        return failure("shows another key than ours", "another node runs there, or the node runs with an older .env")
+        return failure("shows another key than ours", "another node runs there, or the node runs with older keys")
     if shown.origin != federation.own_url:
         return failure(f"names itself {shown.origin}", "BETTER_AUTH_URL of the running node is another")
     return ok("answers with our name and key")
+
+
+async def _own_discover(own_url: str, settings: Settings, *, asker: str | None = None) -> Response:
+    """What the running node answers to anybody, or to the server *asker*."""
+    # Our own address may well be a private one; only this one client may ask it.
+    guard = AddressGuard(settings.dev_allowed_hostnames | {urlsplit(own_url).hostname or ""})
+    headers = {} if asker is None else {ORIGIN_HEADER: asker}
+    async with FederationClient(guard, pooled_transport(guard)) as client:
+        return await client.fetch(f"{own_url}/discover", headers=headers, timeout=PATIENCE)
 
 
 _DISCOVER_ADVICE: Final = {

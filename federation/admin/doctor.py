@@ -87,14 +87,15 @@ async def _examine(federation: Federation) -> list[Finding]:
             for check, of in (
                 ("writes", checks.writes),
                 ("host", checks.host),
+                ("peer keys", checks.known_keys),
                 ("sharing", checks.sharing),
                 ("clock", checks.clock),
                 ("scheduler", checks.scheduler),
                 ("backlog", checks.backlog),
             )
         ]
-    writes, host, *others = of_database
-    tasks = [writes, host, queues_, files, *others, discover]
+    writes, host, known_keys, *others = of_database
+    tasks = [writes, host, known_keys, queues_, files, *others, discover]
     return [database, *(task.result() for task in tasks if task is not None)]
 
 

@@ -13,7 +13,6 @@ from db import Server
 from federation.base.errors import ConfigurationError
 from federation.base.own_keys import begin_rotation, drop_old_pair
 from federation.base.settings import KEY_VARIABLES, OLD_KEY_VARIABLES
-from federation.recurring_jobs import key_rotation_of
 from federation.servers.key_rotation import KeyRotation, Waiting
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ async def rotate(federation: Federation, *, only: str | None, progress: Progress
     """
     rotation = _rotation(federation)
     if not rotation.is_under_way:
+        await rotation.prepare()
         _begin(federation)
     urls = [each.url for each in await rotation.waiting() if only in (None, each.url)]
     with progress(len(urls), "servers") as done:
@@ -73,7 +73,7 @@ async def forget_old(federation: Federation) -> RotationState:
             drop_old_pair(file)
         except OSError as error:
             raise ConfigurationError([f"{file}: cannot be written: {error.strerror}"]) from None
-    await rotation.forget_old()
+    await rotation.forget_old(rotation.newest)
     return await _state(federation, rotation)
 
 
@@ -92,7 +92,7 @@ def _begin(federation: Federation) -> None:
 
 
 def _rotation(federation: Federation) -> KeyRotation:
-    rotation = key_rotation_of(federation)
+    rotation = federation.key_rotation
     if rotation is None:
         federation.settings.require_identity()
         raise AssertionError("a node with a name and keys has a rotation")

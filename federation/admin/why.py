@@ -11,6 +11,7 @@ from db import LinkState
 from federation.admin import blacklist, deliveries, servers
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
+from federation.admin.known_keys import Ours, known_pair, meaning, refuses_signature
 from federation.admin.servers import HealthEvent, Scorecard, ServerRow
 from federation.admin.words import ago, counted
 from federation.base.reach import connect
@@ -62,15 +63,16 @@ class Explanation:
     next_probe: NextProbe | None
     max_age: timedelta | None
     at: datetime
+    knows: Ours | None
+    own_url: str | None
 
     @property
     def in_the_way(self) -> bool:
         """Whether there is something an administrator should know."""
         backlog = self.backlog
         is_sick = self.server is None or not self.server.is_healthy
-        return bool(
-            self.rules or is_sick or self.link.hold(self.at) or backlog.failed or backlog.held or backlog.expired
-        )
+        is_held = self.rules or self.link.hold(self.at) or self.knows is Ours.MISSING
+        return bool(is_sick or is_held or backlog.failed or backlog.held or backlog.expired)
 
     def sentences(self) -> Iterator[str]:
         """The same for people, the most important first."""
@@ -79,6 +81,7 @@ class Explanation:
             yield self._link()
             yield self._next()
         yield from self._health()
+        yield from self._keys()
         yield from self._scorecard()
         yield from self._backlog()
         yield from (self._attempt(attempt) for attempt in self.attempts)
@@ -138,7 +141,12 @@ class Explanation:
             case LinkState.REFUSING:
                 return f"one delivery is tried {self._probe_time()}, and if it is taken the others follow"
             case LinkState.MISMATCH:
-                return f"it is looked at {self._probe_time()}; once it proves its new key, or {by_hand}"
+                return (
+                    f"it is looked at {self._probe_time()}, and once it shows the registered key, or has proved the new"
+                    " one (`federation keys rotate` there), everything held is sent. If its operator says that the old"
+                    f" key is lost, `federation servers forget {self.url}`, which ends the follows there and here, and"
+                    f" `federation servers discover {self.url}` take the new one"
+                )
         hold = link.hold(self.at)
         if hold is not None and hold.until is not None:
             return f"what waits goes out {self._when(hold.until)}"
@@ -182,6 +190,33 @@ class Explanation:
         when = f"in {ago(left)}" if left > timedelta(0) else "due now"
         by = "is in the queue" if self.next_probe.queued else "is the scheduler's"
         return f"{failed}the next one is {when} ({_moment(self.next_probe.at)}) and {by}."
+
+    def _keys(self) -> Iterator[str]:
+        """By which keys it knows us, where those are not the newest, or it does not."""
+        server = self.server
+        if server is None:
+            return
+        if self.knows is Ours.MISSING:
+            yield (
+                "It knows this node by keys that are not set here, so nothing can be sent to it: restart what runs with"
+                " older settings, or set them. If they are lost, `federation keys rotate --forget-old` gives them up."
+            )
+        elif self.knows is Ours.OLD:
+            yield self._rotation(server)
+        elif refuses_signature(self.attempts):
+            yield (
+                "It refuses our signature, so it knows this node by other keys: its operator has to remove this node"
+                f" there (`federation servers forget {self.own_url}`), and `federation servers discover {self.url}`"
+                " here introduces it anew."
+            )
+
+    def _rotation(self, server: ServerRow) -> str:
+        again = f"`federation keys rotate --only {self.url}` asks it now"
+        if server.rotation_tried_at is None or server.rotation_problem is None:
+            return f"It knows this node by its old keys, and was not asked to take the new ones: {again}."
+        asked, problem = ago(self.at - server.rotation_tried_at), server.rotation_problem
+        told = f"It knows this node by its old keys: asked {asked} ago, {problem}: {meaning(problem)}"
+        return f"{told}. It is asked again each hour, and when it is back; {again}."
 
     def _scorecard(self) -> Iterator[str]:
         card = self.scorecard
@@ -239,6 +274,8 @@ async def explain(federation: Federation, url: str) -> Explanation:
         next_probe=await _next_probe(federation, server, link),
         max_age=federation.settings.federation_delivery_max_age,
         at=datetime.now(UTC),
+        knows=known_pair(federation.keys, server.knows_key) if server else None,
+        own_url=federation.own_url,
     )
 
 

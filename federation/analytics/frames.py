@@ -85,6 +85,9 @@ BLACKLIST: Final = _schema(id=_TEXT, server_url=_TEXT, created_at=_TIME, reason=
 HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to_state=_TEXT, reason=_TEXT, at=_TIME)
 """`server_health_events`, one row per change of a server's health."""
 
+LINKS: Final = _schema(server_url=_TEXT, state=_TEXT, since=_TIME)
+"""`server_links`, as it stood when it was read: is the way to a server open?"""
+
 SERVER_DAILY: Final = _schema(
     server_url=_TEXT,
     day=_DAY,
@@ -187,6 +190,7 @@ class AnomalyKind(StrEnum):
     SHARED = "shared"
     CHANGED = "changed"
     MALFORMED = "malformed"
+    MISMATCHED = "mismatched"
 
 
 class Action(StrEnum):
@@ -238,7 +242,7 @@ class Inputs:
 
     `attempts` may hold more than the window asks for. `earlier_servers` is the registry as an earlier run saw it, None
     on the first run; `server_daily` are stored days, as a rule those before the window, that scorecards look back at: a
-    day that `attempts` have, too, is taken from there.
+    day that `attempts` have, too, is taken from there. `links` is None where an export of an earlier version has none.
     """
 
     attempts: DataFrame
@@ -247,6 +251,7 @@ class Inputs:
     health_events: DataFrame
     earlier_servers: DataFrame | None = None
     server_daily: DataFrame | None = None
+    links: DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,16 +107,18 @@ def begin_rotation(file: Path) -> bool:
         return True
 
 
-def drop_old_pair(file: Path) -> bool:
+def drop_old_pair(file: Path, *, newest: str | None = None) -> bool:
     """`file` holds no old pair; whether it had one.
+
+    With *newest*, a public signing key, nothing happens where that is not the new pair's: another rotation has begun.
 
     Raises:
         OSError: it cannot be written.
     """
     with _locked(file) as text:
-        if len(Settings.load().key_pairs()) < 2:
+        current, *old = Settings.load().key_pairs()
+        if not old or newest not in (None, current.signing.public_text):
             return False
-        current = Settings.load().key_pairs()[0]
         _replace(file, text, current.to_env())
         return True
 

@@ -96,11 +96,18 @@ def rotate(
 
 
 def _tell(state: RotationState) -> None:
+    from federation.admin.known_keys import meaning
+
     print_lines([f"{state.confirmed} of {state.confirmed + len(state.waiting)} servers know the new keys"])
     if state.waiting:
         print_table(
             ("URL", "PROBLEM", "LAST ASKED"), ((each.url, each.problem, each.tried_at) for each in state.waiting)
         )
+        print_lines(
+            f"{problem}: {meaning(problem)}"
+            for problem in sorted({each.problem for each in state.waiting if each.problem})
+        )
+        print_lines(["they know the old keys, which stay; those that were asked in vain are asked again each hour"])
     if state.restart_needed:
         print_lines(["the keys are set in the environment: restart every process of this node when they change there"])
     elif state.old_kept and not state.waiting:

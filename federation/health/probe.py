@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -14,6 +15,7 @@ from federation.http.gates import FederationFetch
 from federation.http.response import Response
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
+from federation.protocol.relaying import ORIGIN_HEADER
 from federation.servers.links import Links
 from federation.servers.registry import KnownServer, Registry
 
@@ -37,8 +39,9 @@ class Seen:
 class Probe:
     """Asks a server for `/discover`, and notes in the registry what came of it."""
 
-    def __init__(self, registry: Registry, fetch: FederationFetch, links: Links) -> None:
+    def __init__(self, registry: Registry, fetch: FederationFetch, links: Links, *, own_url: str | None = None) -> None:
         self._registry = registry
+        self._own_url = own_url
         self._fetch = fetch
         self._links = links
 
@@ -60,13 +63,21 @@ class Probe:
 
         Nothing is noted in the registry.
         """
-        try:
-            fetched = await self._fetch(f"{server.url}/discover", timeout=PROBE_TIMEOUT, skip_health_update=True)
-            seen = _seen(fetched.response, server)
-        except (OutboundError, ProtocolError) as error:
-            seen = Seen(problem=str(error))
+        seen = await self._see(server, {})
+        if seen.another_key and self._own_url is not None:
+            # One that changes its keys shows the pair that most know, and to who says who it is the one that it knows.
+            named = await self._see(server, {ORIGIN_HEADER: self._own_url})
+            seen = named if named.well else seen
         log.info("health_probe", server_url=server.url, healthy=seen.well, problem=seen.problem)
         return seen
+
+    async def _see(self, server: KnownServer, headers: Mapping[str, str]) -> Seen:
+        url = f"{server.url}/discover"
+        try:
+            fetched = await self._fetch(url, headers=headers, timeout=PROBE_TIMEOUT, skip_health_update=True)
+            return _seen(fetched.response, server)
+        except (OutboundError, ProtocolError) as error:
+            return Seen(problem=str(error))
 
 
 def _seen(response: Response, server: KnownServer) -> Seen:

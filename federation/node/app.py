@@ -92,7 +92,7 @@ def create_node_app(
     )
 
     rotation_start = RotationStart(keys=keys, database=database, windows=windows)
-    rotation_confirm = RotationConfirm(keys=keys, database=database, registry=registry, heard=links.look_soon)
+    rotation_confirm = RotationConfirm(keys=keys, database=database, registry=registry, heard=links.look_now)
     forwarder = Forwarder(own_url=own_url, inbox=inbox, registry=registry, discover=discovery, fetch=fetch)
     proxy = ProxyEndpoint(forwarder=forwarder, targeted=TargetedInbox(inbox=inbox, follows=follows, posts=posts))
     discover_admission = PerClient(DISCOVER_PER_CLIENT, clients=clients, windows=windows)

@@ -14,7 +14,9 @@ from federation.node.key_check import KeyCheck
 from federation.node.refusals import Refusal, json_response
 from federation.node.registration import Registration
 from federation.protocol.discovery import own_document
-from federation.protocol.errors import NotJson
+from federation.protocol.errors import NotJson, UrlError
+from federation.protocol.relaying import ORIGIN_HEADER
+from federation.protocol.urls import canonical_origin
 from federation.servers.own_identity import OwnIdentity
 
 MAX_DISCOVER_REQUEST_BYTES: Final = 16 * 1024
@@ -41,8 +43,8 @@ class Discover:
         self._registration = registration
         self._key_check = key_check
 
-    async def show(self, _: Inbound) -> Response:
-        """Our URL and keys, and the servers we believe healthy, those seen last first."""
+    async def show(self, inbound: Inbound) -> Response:
+        """Our URL, the keys by which who says it asks knows us, and the servers we believe healthy, last seen first."""
         query = (
             select(col(Server.url))
             .where(col(Server.is_healthy))
@@ -53,7 +55,7 @@ class Discover:
             urls = (await session.execute(query)).scalars().all()
         return json_response(
             {
-                **own_document(self._own_url, await self._identity.shown()),
+                **own_document(self._own_url, await self._identity.shown(_asker(inbound))),
                 "peers": [{"url": url, "isHealthy": True} for url in urls],
             }
         )
@@ -73,3 +75,11 @@ class Discover:
                 raise Refusal(400, "Invalid JSON", code="INVALID_JSON")
             case _:
                 raise Refusal(400, "Invalid method", reason="INVALID_METHOD")
+
+
+def _asker(inbound: Inbound) -> str | None:
+    """Which server says that it asks."""
+    try:
+        return canonical_origin(inbound.headers.get(ORIGIN_HEADER, ""))
+    except UrlError:
+        return None

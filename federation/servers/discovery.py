@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Final, Protocol
 
 import structlog
 from sqlalchemy.orm import Session
 
+from federation.http.client import NO_HEADERS
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
 from federation.http.response import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
+from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.urls import canonical_origin
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
@@ -109,11 +111,14 @@ class Discovery:
             raise ServerBlacklisted(f"{server_url} is blacklisted")
         document = await self._ask(server_url)
         known = await self._registry.find(server_url)
-        if known is not None and known.public_key != document.public_key:
+        if known is None:
+            return document
+        as_registered = await self._as_registered(known, document)
+        if as_registered is None:
             raise DiscoveryRefused(
                 f"{server_url} shows another signing key than the registered one: it rotated, or is an impostor"
             )
-        return document
+        return as_registered
 
     async def _discover(self, server_url: str) -> KnownServer:
         await self.register(server_url, await self.learn(server_url))
@@ -130,14 +135,27 @@ class Discovery:
             raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
         return found
 
-    async def _ask(self, server_url: str) -> DiscoverDocument:
+    async def _as_registered(self, known: KnownServer, shown: DiscoverDocument) -> DiscoverDocument | None:
+        """What the server shows us, if that is the registered signing key.
+
+        One that changes its keys shows the pair that most know, and to who says who it is the one that it knows.
+        """
+        if shown.public_key != known.public_key and self._own_url is not None:
+            with suppress(DiscoveryError, BlockedUrl):
+                shown = await self._ask(known.url, named=True)
+        return shown if shown.public_key == known.public_key else None
+
+    async def _ask(self, server_url: str, *, named: bool = False) -> DiscoverDocument:
         try:
             origin = canonical_origin(server_url)
         except UrlError as error:
             raise BlockedUrl(f"the server URL is not acceptable: {error}") from error
         try:
             # Whoever is asked here is not registered: there is no health to update.
-            fetched = await self._fetch(f"{origin}/discover", timeout=DISCOVERY_TIMEOUT, skip_health_update=True)
+            headers = {ORIGIN_HEADER: self._own_url} if named and self._own_url is not None else NO_HEADERS
+            fetched = await self._fetch(
+                f"{origin}/discover", headers=headers, timeout=DISCOVERY_TIMEOUT, skip_health_update=True
+            )
         except BlockedUrl:
             raise
         except OutboundError as error:
@@ -160,7 +178,7 @@ class Discovery:
             shown = await self._ask(server_url)
         except (DiscoveryError, BlockedUrl):
             return False
-        if known is not None and shown.public_key != known.public_key:
+        if known is not None and await self._as_registered(known, shown) is None:
             await self._links.mismatched(server_url)
             return True
         if remote_code != UNKNOWN_SERVER:

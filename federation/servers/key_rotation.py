@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 import structlog
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlmodel import col
 
 from db import Database, LinkState, Server, ServerLink
@@ -96,16 +96,21 @@ class KeyRotation:
         self._clock = clock or SystemClock()
 
     @property
+    def newest(self) -> str:
+        """The public signing key that every server is to know."""
+        return self._ring.pairs(now=True)[0].signing.public_text
+
+    @property
     def is_under_way(self) -> bool:
         """Whether there is an old pair that somebody may know us by."""
         return len(self._ring.pairs(now=True)) > 1
 
     async def waiting(self) -> list[Waiting]:
-        """The servers that do not know the new pair, by URL; nothing is asked of blacklisted ones."""
+        """The servers that do not know the new pair, healthy ones first; nothing is asked of blacklisted ones."""
         query = (
             select(col(Server.url), col(Server.rotation_problem), col(Server.rotation_tried_at))
             .where(self._needs_old())
-            .order_by(col(Server.url))
+            .order_by(col(Server.is_healthy).desc(), col(Server.url))
         )
         async with self._database.read() as session:
             found = [Waiting(url=url, problem=why, tried_at=at) for url, why, at in await session.execute(query)]
@@ -132,6 +137,8 @@ class KeyRotation:
     async def __call__(self) -> Mapping[str, object]:
         """Servers that were asked before in vain are asked again: when their link is back, and each hour.
 
+        So are those that were met since the first was asked. Others wait for the command.
+
         Raises:
             SQLAlchemyError: the database failed.
         """
@@ -139,6 +146,17 @@ class KeyRotation:
             return {"asked": 0, "confirmed": 0}
         asked = await self.ask(await self._due())
         return {"asked": len(asked), "confirmed": sum(each.problem is None for each in asked)}
+
+    async def missing(self) -> int:
+        """How many servers know us by keys that this process has not: it was started before they were made.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        ours = [pair.signing.public_text for pair in self._ring.pairs(now=True)]
+        async with self._database.read() as session:
+            known = (await session.execute(select(col(Server.url)).where(col(Server.knows_key).not_in(ours)))).scalars()
+        return len([url for url in known if not await self._registry.is_blacklisted(url)])
 
     async def is_over(self) -> bool:
         """Whether no server has needed the old pair for ten minutes."""
@@ -148,22 +166,36 @@ class KeyRotation:
             last = (await session.execute(select(func.max(Server.rotation_tried_at)))).scalar_one()
         return last is None or last < self._clock.now() - GRACE
 
-    async def forget_old(self) -> None:
-        """Every server counts as knowing the new pair: there is no other to go by."""
-        newest = self._ring.pairs(now=True)[0].signing.public_text
+    async def prepare(self) -> None:
+        """No server counts as having been asked: what became of an earlier rotation is no news of the next.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        asked = update(Server).where(col(Server.rotation_tried_at).is_not(None))
+        async with self._database.transaction() as session:
+            await session.execute(asked.values(rotation_tried_at=None, rotation_problem=None))
+
+    async def forget_old(self, newest: str) -> None:
+        """Every server counts as knowing the pair with this public signing key: there is no other to go by."""
         forgotten = update(Server).where(or_(col(Server.knows_key).is_(None), col(Server.knows_key) != newest))
         async with self._database.transaction() as session:
             await session.execute(forgotten.values(knows_key=newest, rotation_problem=None))
 
     async def _due(self) -> list[str]:
-        tried = col(Server.rotation_tried_at)
+        tried, met = col(Server.rotation_tried_at), col(Server.created_at)
+        first = select(func.min(tried)).scalar_subquery()  # unless there is one, nobody has been asked yet
         query = (
             select(col(Server.url))
             .outerjoin(ServerLink, col(ServerLink.server_url) == col(Server.url))
             .where(
                 self._needs_old(),
                 func.coalesce(col(ServerLink.state), LinkState.UP) != LinkState.DOWN,
-                or_(tried < self._clock.now() - AGAIN, tried < col(ServerLink.since)),
+                or_(
+                    tried < self._clock.now() - AGAIN,
+                    tried < col(ServerLink.since),
+                    and_(tried.is_(None), met > first),
+                ),
             )
             .order_by(tried)
             .limit(MOST_IN_A_RUN)
@@ -173,8 +205,7 @@ class KeyRotation:
         return [url for url in urls if not await self._registry.is_blacklisted(url)]
 
     def _needs_old(self) -> ColumnElement[bool]:
-        newest = self._ring.pairs(now=True)[0].signing.public_text
-        return or_(col(Server.knows_key).is_(None), col(Server.knows_key) != newest)
+        return or_(col(Server.knows_key).is_(None), col(Server.knows_key) != self.newest)
 
     async def _ask(self, url: str) -> str | None:
         server = await self._registry.find(url)

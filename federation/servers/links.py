@@ -152,7 +152,13 @@ class Links:
         if len(self._heard) > MAX_REMEMBERED:
             self._heard.clear()
         self._heard[server_url] = now
-        await self._change(server_url, lambda link: _probed_by(link, now), "heard")
+        await self.look_now(server_url)
+
+    async def look_now(self, server_url: str) -> None:
+        """The server is probed now, unless its link is up: its keys are other ones, say."""
+        now = self._clock.now()
+        if (await self.find(server_url)).state is not LinkState.UP:
+            await self._change(server_url, lambda link: _probed_by(link, now), "heard")
 
     async def hold(self, server_url: str) -> None:
         """An operator wants deliveries to the server held until `release`."""

@@ -1,8 +1,9 @@
 """Which of our key pairs we show at `/discover`, and introduce ourselves with.
 
-Theory of operation. Whoever looks cannot be told apart, and takes another key than the one it knows for an impostor's.
-While a rotation is under way the pair is shown that most servers know; so asking one server first, or none yet, changes
-nothing for the others.
+Theory of operation. Whoever looks takes another key than the one it knows for an impostor's. While a rotation is under
+way, who says which server it is (anybody may: keys are public) is shown the pair that this one knows. All others cannot
+be told apart, and are shown the pair that most servers know, of those that are there; so asking one server first, or
+none yet, changes nothing for the others.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
+import structlog
 from sqlalchemy import func, select
 from sqlmodel import col
 
 from db import Database, Server
-from federation.protocol.keys import KeyRing, OwnKeys
+from federation.protocol.keys import KeyRing, OwnKeys, pair_known_by
 from workers.clock import monotonic
 
+log = structlog.get_logger(__name__)
+
 COUNT_INTERVAL: Final = timedelta(seconds=5)
+TELL_INTERVAL: Final = timedelta(minutes=1)
 
 
 class OwnIdentity:
@@ -28,13 +33,19 @@ class OwnIdentity:
         self._database = database
         self._shows_newest = False
         self._counted: float | None = None
+        self._told: float | None = None
 
-    async def shown(self) -> OwnKeys:
+    async def shown(self, to: str | None = None) -> OwnKeys:
         """The pair that most servers know us by, as it was some seconds ago; the newest, where we have just one.
+
+        With *to*, the canonical URL of a server, the one that it knows, if it is registered.
 
         Raises:
             SQLAlchemyError: the database failed.
         """
+        known = None if to is None else await self._known_by(to)
+        if known is not None:
+            return known
         newest, *older = self.ring.pairs()
         if not older:
             self._counted = None
@@ -52,9 +63,28 @@ class OwnIdentity:
         """
         return (await self.shown()).signing.public_text if len(self.ring.pairs()) > 1 else None
 
-    async def _is_known_to_most(self, pair: OwnKeys) -> bool:
-        knows = col(Server.knows_key) == pair.signing.public_text
-        query = select(func.count(), func.count().filter(knows))
+    async def _known_by(self, server_url: str) -> OwnKeys | None:
+        query = select(col(Server.knows_key)).where(col(Server.url) == server_url)
         async with self._database.read() as session:
-            everybody, confirmed = (await session.execute(query.select_from(Server))).one()
+            row = (await session.execute(query)).one_or_none()
+        if row is None:
+            return None
+        pair = pair_known_by(self.ring, row[0])
+        if pair is None and (self._told is None or monotonic() - self._told >= TELL_INTERVAL.total_seconds()):
+            self._told = monotonic()
+            log.error("own_keys_missing", server_url=server_url, advice="restart this process, or set the keys")
+        return pair
+
+    async def _is_known_to_most(self, pair: OwnKeys) -> bool:
+        """Of the healthy ones, if there are any: registries are full of servers that never return."""
+        knows, is_there = col(Server.knows_key) == pair.signing.public_text, col(Server.is_healthy)
+        query = select(
+            func.count(),
+            func.count().filter(knows),
+            func.count().filter(is_there),
+            func.count().filter(knows, is_there),
+        )
+        async with self._database.read() as session:
+            all_, all_knowing, there, there_knowing = (await session.execute(query.select_from(Server))).one()
+        everybody, confirmed = (there, there_knowing) if there else (all_, all_knowing)
         return bool(2 * confirmed >= everybody)

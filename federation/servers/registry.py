@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 import structlog
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -79,6 +79,7 @@ class Registry:
         self._clock = clock or SystemClock()
         self._schedule_health_check = schedule_health_check
         self._blacklist = blacklist or Blacklist(database)
+        self._rotation_notes = Gathering(self._write_rotation_notes, MAX_LOADED)
         self._servers = LoadingCache(Gathering(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
 
     async def standing(self, url: str) -> Standing:
@@ -159,26 +160,19 @@ class Registry:
 
     async def note_knows(self, url: str, public_key: str) -> None:
         """The server knows us by this key of ours."""
-        known = (
-            update(Server)
-            .where(col(Server.url) == url)
-            .values(knows_key=public_key, rotation_tried_at=self._clock.now(), rotation_problem=None)
-        )
-        try:
-            async with self._database.transaction() as session:
-                await session.execute(known)
-        finally:
-            self._servers.drop(url)
+        await self._note_rotation(url, public_key, None)
 
     async def note_not_rotated(self, url: str, problem: str) -> None:
         """The server was asked to know us by another key, and does not yet, for this reason: a code."""
-        tried = (
-            update(Server)
-            .where(col(Server.url) == url)
-            .values(rotation_tried_at=self._clock.now(), rotation_problem=problem)
-        )
-        async with self._database.transaction() as session:
-            await session.execute(tried)
+        await self._note_rotation(url, None, problem)
+
+    async def _note_rotation(self, url: str, knows: str | None, problem: str | None) -> None:
+        """Those of a moment share a transaction: a rotation has thousands of them, fifty at once."""
+        try:
+            note = {"server": url, "knows": knows, "problem": problem, "at": self._clock.now()}
+            await self._rotation_notes.ask(note)
+        finally:
+            self._servers.drop(url)
 
     async def mark_healthy(self, server_url: str, *, reason: str) -> None:
         """The server counts as healthy, with its probe counter at 0; `reason` says what showed it."""
@@ -247,6 +241,11 @@ class Registry:
         found = {row.url: KnownServer(**row._mapping) for row in await self._database.rows(_KNOWN, {"urls": urls})}
         return [found.get(url) for url in urls]
 
+    async def _write_rotation_notes(self, notes: Sequence[Mapping[str, object]]) -> Sequence[None]:
+        in_order = sorted(notes, key=lambda note: str(note["server"]))  # or two processes could wait for each other
+        await self._database.transact(lambda connection: connection.execute(_ROTATION_NOTED, in_order))
+        return [None] * len(notes)
+
 
 def _upsert(
     session: Session, url: str, public_key: str, encryption_public_key: str, knows_key: str | None, now: datetime
@@ -287,6 +286,11 @@ _PROBE_FAILED = (
     _CHANGED.where(_TABLE.c.is_healthy.is_(False))
     .values(health_check_attempts=_TABLE.c.health_check_attempts + 1, updated_at=bindparam("now"))
     .returning(_TABLE.c.health_check_attempts)
+)
+_ROTATION_NOTED = _CHANGED.values(
+    knows_key=func.coalesce(bindparam("knows"), _TABLE.c.knows_key),
+    rotation_problem=bindparam("problem"),
+    rotation_tried_at=bindparam("at"),
 )
 _KNOWN = select(*(col(getattr(Server, field.name)) for field in fields(KnownServer))).where(
     col(Server.url).in_(bindparam("urls", expanding=True))

@@ -82,3 +82,20 @@ async def forever(job: Job) -> None:
 
 async def done(job: Job) -> None:
     """A handler that completes at once."""
+
+
+class Crowd:
+    """A handler that counts how many of it run at once, and lets nobody go before `open`."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.peak = 0
+        self.runs: list[str] = []
+        self.open = asyncio.Event()
+
+    async def __call__(self, job: Job) -> None:
+        self.runs.append(job.id)
+        self.inside += 1
+        self.peak = max(self.peak, self.inside)
+        await self.open.wait()
+        self.inside -= 1

@@ -2,7 +2,7 @@
 
     DIR/attempts/day=2025-01-31/*.parquet          replaced whole by every export that covers the day
     DIR/attempts/day=__HIVE_DEFAULT_PARTITION__/   attempts whose time is no time of ours, read with every window
-    DIR/servers/, DIR/blacklist/, DIR/health_events/
+    DIR/servers/, DIR/blacklist/, DIR/health_events/, DIR/links/
     DIR/earlier_servers/                           the registry as the last export of an earlier day found it
 
 A run that fails or is killed leaves every day whole, the old one or the fresh one; days are put in place oldest first,
@@ -39,6 +39,7 @@ SNAPSHOTS: Final = {
     "servers": "server_registry",
     "blacklist": "blacklisted_servers",
     "health_events": "server_health_events",
+    "links": "server_links",
 }
 EARLIER_SERVERS: Final = "earlier_servers"
 UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"

@@ -25,7 +25,7 @@ _WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_at
 
 
 def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs:
-    """The attempts of the days of `window`, those without a day, and the registry, blacklist and health events.
+    """The attempts of the days of `window`, those without a day, and the registry, blacklist, health events and links.
 
     What is not there is empty, as long as anything is: an empty database exports no attempts.
 
@@ -36,13 +36,14 @@ def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs
     require_exports(directory)
     root = directory / ATTEMPTS
     days = [root / f"day={day.isoformat()}" for day in window.days]
-    earlier = directory / EARLIER_SERVERS
+    earlier, links = directory / EARLIER_SERVERS, directory / "links"
     return Inputs(
         attempts=_read(spark, frames.ATTEMPTS, *days, root / UNDATED),
         servers=_read(spark, frames.SERVERS, directory / "servers"),
         blacklist=_read(spark, frames.BLACKLIST, directory / "blacklist"),
         health_events=_read(spark, frames.HEALTH_EVENTS, directory / "health_events"),
         earlier_servers=_read(spark, frames.SERVERS, earlier) if earlier.is_dir() else None,
+        links=_read(spark, frames.LINKS, links) if links.is_dir() else None,
     )
 
 

@@ -24,7 +24,7 @@ from db.url import parse_url
 from federation.analytics.data.arrow_columns import to_batch
 from federation.analytics.data.pushdown import Bound, between, can_push, condition
 from federation.analytics.data.python_workers import SparesWorker
-from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS
+from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, LINKS, SERVERS
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -51,6 +51,7 @@ TABLES: Final = {
     "delivery_attempts": Table(schema=ATTEMPTS, time="started_at", counts_up=True),
     "server_registry": Table(schema=SERVERS),
     "blacklisted_servers": Table(schema=BLACKLIST),
+    "server_links": Table(schema=LINKS),
     "server_health_events": Table(schema=HEALTH_EVENTS, time="at", counts_up=True),
 }
 

@@ -5,7 +5,7 @@ first. Each row's advice rests on that row's window: the 30 days are what to act
 
 | action | when |
 |---|---|
-| `review-for-blacklist` | its keys are shared or were changed outside a rotation; or at least 3 answers were not proven its own |
+| `review-for-blacklist` | its keys are shared or were changed outside a rotation, or it shows others; or at least 3 answers were not proven its own |
 | `prune` | down for 30 days or more, and nothing delivered in the window |
 | `park` | down for 3 days or more; or none of at least 20 attempts delivered |
 | `watch` | down; or under 90 % of at least 10 attempts delivered; or delivering clearly less than before; or 3 or more outages; or reached through relays only; or slow, with a p95 over 5 s; or a malformed key |

@@ -40,7 +40,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
     daily = server_daily(attempts.good)
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
     outages = find_outages(events.good, servers.good, until=until)
-    anomalies = key_anomalies(servers.good, earlier=inputs.earlier_servers, window=window)
+    anomalies = key_anomalies(servers.good, earlier=inputs.earlier_servers, links=inputs.links, window=window)
     scorecard = server_scorecard(
         known_days,
         servers=servers.good,

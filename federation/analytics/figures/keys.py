@@ -6,6 +6,7 @@
 - changed: a key that is another than in the earlier registry, other than by a rotation. A rotation proves both old
   keys, replaces both, and keeps the row. So it is an anomaly when one key of a row changed alone, when another row
   (another id) took a URL with other keys, and when a key went from one URL to another that did not have it.
+- mismatched: the server itself shows another signing key than the registered one, and deliveries to it are held.
 
 Malformed keys are nobody's: they are not compared.
 """
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
+from db import LinkState
+from federation.analytics.days import utc_day
 from federation.analytics.frames import KEY_ANOMALIES, AnomalyKind, Window
 
 if TYPE_CHECKING:
@@ -30,15 +33,19 @@ BOTH: Final = "signing and encryption"
 _KINDS: Final = {SIGNING: "public_key", ENCRYPTION: "encryption_public_key"}
 
 
-def key_anomalies(servers: DataFrame, *, earlier: DataFrame | None, window: Window) -> DataFrame:
-    """One row per key that is malformed, shared or changed outside a rotation; see `KEY_ANOMALIES`.
+def key_anomalies(
+    servers: DataFrame, *, earlier: DataFrame | None, window: Window, links: DataFrame | None = None
+) -> DataFrame:
+    """One row per key that is malformed, shared, changed outside a rotation or not shown; see `KEY_ANOMALIES`.
 
-    `earlier` is the registry as an earlier run saw it; without it no change can be told.
+    `earlier` is the registry as an earlier run saw it: without it no change can be told, without `links` no mismatch.
     """
     keys = _keys(servers)
     found = _malformed(keys).unionByName(_shared(_sound(keys)))
     if earlier is not None:
         found = found.unionByName(_changed(servers, earlier)).unionByName(_moved(keys, _keys(earlier)))
+    if links is not None:
+        found = found.unionByName(_mismatched(servers, links))
     return found.withColumn("as_of", F.lit(window.as_of)).to(KEY_ANOMALIES)
 
 
@@ -99,6 +106,16 @@ def _moved(keys: DataFrame, earlier: DataFrame) -> DataFrame:
     )
     detail = F.format_string("a key of %s became the %s key of %s", "from_url", "key_kind", "url")
     return _anomaly(moves, AnomalyKind.CHANGED, F.sort_array(F.array("url", "from_url")), detail)
+
+
+def _mismatched(servers: DataFrame, links: DataFrame) -> DataFrame:
+    shown = links.where(F.col("state") == LinkState.MISMATCH.value).withColumnRenamed("server_url", "url")
+    rows = servers.join(shown, "url").select(
+        "url", "since", F.lit(SIGNING).alias("key_kind"), F.col("public_key").alias("key")
+    )
+    told = "shows another signing key than the registered one since %s; `federation why` says what to do"
+    detail = F.format_string(told, utc_day("since").cast("string"))
+    return _anomaly(rows, AnomalyKind.MISMATCHED, F.array("url"), detail)
 
 
 def _anomaly(

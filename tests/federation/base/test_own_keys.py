@@ -50,6 +50,17 @@ def test_a_running_process_has_the_new_pair_at_once(file: Path) -> None:
     assert publics(running) == [new] == publics(ring())
 
 
+def test_a_rotation_that_began_meanwhile_keeps_its_old_pair(file: Path) -> None:
+    """Who found the one before to be over must not end this one."""
+    begin_rotation(file)
+    over = ring().pairs()[0].signing.public_text
+    drop_old_pair(file)
+    begin_rotation(file)
+
+    assert not drop_old_pair(file, newest=over)
+    assert len(publics(ring())) == 2
+
+
 def test_a_rotation_that_was_begun_is_not_begun_again(file: Path) -> None:
     """It goes on with the same keys."""
     begin_rotation(file)

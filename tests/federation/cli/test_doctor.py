@@ -17,14 +17,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from db import DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
+from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
+from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
 from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine, worst
 from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings import OLD_KEY_VARIABLES, Settings
+from federation.protocol.keys import generate_own_keys
 from tests import warm
 from tests.federation.cli.conftest import Command
+from tests.federation.cli.elsewhere import PEER, know
 from tests.federation.conftest import alter
 from tests.federation.protocol.vectors import B
 from tests.misbehaving import respond
@@ -78,6 +81,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "database": "ok",
         "writes": "ok",
         "host": "ok",
+        "peer keys": "ok",
         "queues": "ok",
         "open files": "ok",
         "sharing": "ok",
@@ -292,6 +296,41 @@ async def test_the_database_of_another_node_is_a_warning(by: str) -> None:
     found = await finding("database")
     assert (found.verdict, "another node's database?" in found.advice) == (Verdict.WARNING, True)
     assert (await finding("backlog")).verdict is Verdict.OK
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_keys_that_do_not_fit_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not know our new keys, who shows others, who knows us by keys that are not here: the gravest first."""
+    node = Federation(Settings.load())
+    await know(node)
+    assert (await finding("peer keys")).verdict is Verdict.OK
+    for name, value in zip(OLD_KEY_VARIABLES, generate_own_keys().to_env().values(), strict=True):
+        monkeypatch.setenv(name, value)
+    old = await finding("peer keys")
+    assert (old.verdict, f"1 server ({PEER}) knows this node by its old keys" in old.found) == (Verdict.WARNING, True)
+    assert "`federation keys rotate`" in old.advice
+    async with node.database.transaction() as session:
+        attempt = DeliveryAttempt(
+            delivery_id="one",
+            job_name="n",
+            server_url=PEER,
+            attempt=1,
+            started_at=datetime.now(UTC),
+            duration_ms=1,
+            outcome=AttemptOutcome.RETRYABLE,
+            remote_code="INVALID_SIGNATURE",
+        )
+        session.add(attempt)
+    refusing = await finding("peer keys")
+    assert (refusing.verdict, "our signature is refused" in refusing.found) == (Verdict.WARNING, True)
+    await node.links.mismatched(PEER)
+    theirs = await finding("peer keys")
+    assert (theirs.verdict, "shows another signing key" in theirs.found) == (Verdict.WARNING, True)
+    assert "`federation why URL`" in theirs.advice
+    await node.registry.note_knows(PEER, "another")
+    missing = await finding("peer keys")
+    assert (missing.verdict, "by keys that are not set here" in missing.found) == (Verdict.FAILURE, True)
+    await node.close()
 
 
 @pytest.mark.usefixtures("node_environment")

@@ -15,6 +15,8 @@ from db import (
 from db.deliveries import AttemptOutcome
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
+from federation.base.settings import OLD_KEY_VARIABLES
+from federation.protocol.keys import generate_own_keys
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, fall, give_up, know, on_the_node, owe, put_on_hold
 
@@ -84,6 +86,53 @@ def test_why_tells_what_else_holds_deliveries(
     assert (done.status, told in done.stdout) == (1, True)
 
 
+def test_why_says_what_to_do_about_a_mismatch(command: Command) -> None:
+    """Its operator brings the new key; or the old one is lost."""
+    on_the_node(know)
+    on_the_node(lambda node: node.links.mismatched(PEER))
+
+    told = command("why", PEER).stdout
+
+    assert "once it shows the registered key, or has proved the new one (`federation keys rotate` there)" in told
+    assert f"`federation servers forget {PEER}`" in told
+
+
+def test_why_tells_who_does_not_know_our_new_keys(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, and the command that asks again; deliveries go on, so nothing is in the way."""
+    on_the_node(know)
+    for name, value in zip(OLD_KEY_VARIABLES, generate_own_keys().to_env().values(), strict=True):
+        monkeypatch.setenv(name, value)
+    assert f"was not asked to take the new ones: `federation keys rotate --only {PEER}`" in command("why", PEER).stdout
+    on_the_node(lambda node: node.registry.note_not_rotated(PEER, "NOT_SUPPORTED"))
+
+    done = command("why", PEER)
+
+    assert done.status == 0
+    assert "NOT_SUPPORTED: it runs something that cannot change keys, and goes on knowing the old ones." in done.stdout
+    document = command("why", PEER, "--json").json
+    assert isinstance(document, dict)
+    assert document["knows"] == "old"
+
+
+def test_why_tells_of_keys_that_are_not_here(command: Command) -> None:
+    """Nothing can be signed for it: a finding."""
+    on_the_node(know)
+    on_the_node(lambda node: node.registry.note_knows(PEER, "another"))
+
+    done = command("why", PEER)
+
+    assert (done.status, "It knows this node by keys that are not set here" in done.stdout) == (1, True)
+
+
+def test_why_tells_of_a_server_that_refuses_our_signature(command: Command) -> None:
+    """By the last attempt, and what its operator has to do."""
+    on_the_node(know)
+    on_the_node(lambda node: attempted(node.database, "one", code="INVALID_SIGNATURE"))
+    assert "It refuses our signature, so it knows this node by other keys" in command("why", PEER).stdout
+    on_the_node(lambda node: attempted(node.database, "two"))
+    assert "It refuses our signature" not in command("why", PEER).stdout
+
+
 def test_why_is_content_with_a_healthy_server(command: Command) -> None:
     """Status 0, and since when."""
     on_the_node(know)
@@ -92,7 +141,7 @@ def test_why_is_content_with_a_healthy_server(command: Command) -> None:
     assert done.stdout.splitlines()[1] == "  Deliveries to it are sent."
 
 
-async def attempted(database: Database, delivery_id: str) -> None:
+async def attempted(database: Database, delivery_id: str, *, code: str = "A_CODE_OF_ITS_OWN") -> None:
     async with database.transaction() as session:
         session.add(
             DeliveryAttempt(
@@ -104,6 +153,6 @@ async def attempted(database: Database, delivery_id: str) -> None:
                 duration_ms=12,
                 outcome=AttemptOutcome.RETRYABLE,
                 error_code="CONN_REFUSED",
-                remote_code="A_CODE_OF_ITS_OWN",
+                remote_code=code,
             )
         )

@@ -5,44 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
-from tests.workers.running import AT_ONCE, Recorder, broken, done, forever, outcome, running
-from workers.errors import StorageError
-from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Recovery, Renewal
+from tests.workers.running import AT_ONCE, Crowd, Recorder, broken, done, forever, outcome, running
+from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
-from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
-from workers.testing.steps import PATIENCE, until
+from workers.testing.steps import until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, HandlerFunction, Job
 
 WINDOW = 0.3
 """Seconds of looking at a worker that should do nothing."""
-
-
-class Crowd:
-    """A handler that counts how many of it run at once, and lets nobody go before `open`."""
-
-    def __init__(self) -> None:
-        self.inside = 0
-        self.peak = 0
-        self.runs: list[str] = []
-        self.open = asyncio.Event()
-
-    async def __call__(self, job: Job) -> None:
-        self.runs.append(job.id)
-        self.inside += 1
-        self.peak = max(self.peak, self.inside)
-        await self.open.wait()
-        self.inside -= 1
 
 
 class Watched(MemoryStorage):
@@ -204,113 +184,6 @@ async def test_each_name_has_its_lease() -> None:
         await recorder.seen(Kind.READY)
         await until(lambda: bool(storage.asked))
     assert storage.asked[0][0] == {"quick": quick, "plain": default}
-
-
-async def test_a_claim_that_fails_is_tried_again() -> None:
-    """A storage that loses claims is reported as an error and asked again; no job suffers."""
-    storage, faults = faulty(MemoryStorage())
-    faults.requests_lost["claim"] = 2
-    recorder = Recorder()
-    await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": done}, observers=[recorder])):
-        await outcome(storage, "job")
-    assert recorder.story()[:3] == [Kind.READY, Kind.ERROR, Kind.ERROR]
-    assert (await steps.status(storage, "job")).attempt == 1
-
-
-async def test_claims_whose_reply_was_lost_are_recovered() -> None:
-    """Jobs claimed by a call whose answer never came are run once their lease has ended."""
-    storage, faults = faulty(MemoryStorage())
-    faults.replies_lost["claim"] = 1
-    await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": done}, lease=timedelta(milliseconds=200))):
-        assert (await outcome(storage, "job")).kind is OutcomeKind.COMPLETED
-    assert (await steps.status(storage, "job")).attempt == 2
-
-
-async def test_a_storage_not_fit_for_use_ends_the_worker(tmp_path: Path) -> None:
-    """Missing tables end `run` with the storage's own error."""
-    storage = SqlStorage(f"sqlite:///{tmp_path}/empty.db")
-    recorder = Recorder()
-    with pytest.raises(StorageError):
-        await Worker(storage, {"work": done}, observers=[recorder]).run()
-    assert recorder.story() == [Kind.STOPPED]
-
-
-async def test_a_claim_that_is_refused_is_tried_again() -> None:
-    """Claims that answer with `StorageError` are reported; what runs goes on, and so does the worker afterwards."""
-
-    class Breaks(MemoryStorage):
-        broken = False
-
-        async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-            if self.broken:
-                raise StorageError("a key of the wrong type")
-            return await super().claim(worker_id, leases=leases, limit=limit)
-
-    storage, crowd, recorder = Breaks(), Crowd(), Recorder()
-    await steps.enqueue(storage, steps.job("running"))
-    async with running(Worker(storage, {"work": crowd}, observers=[recorder])):
-        await recorder.seen(Kind.ACTIVE)
-        storage.broken = True
-        await steps.enqueue(storage, steps.job("next"))
-        assert isinstance((await recorder.seen(Kind.ERROR, 2)).error, StorageError)
-        crowd.open.set()
-        assert (await outcome(storage, "running")).kind is OutcomeKind.COMPLETED
-        storage.broken = False
-        assert (await outcome(storage, "next")).kind is OutcomeKind.COMPLETED
-
-
-@pytest.mark.parametrize("verb", ["recover", "sweep", "renew"])
-async def test_what_the_storage_refuses_beside_claims_is_tried_again(verb: str) -> None:
-    """A pass or a renewal that answers with `StorageError` is reported; the worker goes on and asks again."""
-
-    class Breaks(MemoryStorage):
-        async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-            refuse("recover")
-            return await super().recover(limit, max_stalls=max_stalls)
-
-        async def sweep(self, limit: int) -> int:
-            refuse("sweep")
-            return await super().sweep(limit)
-
-        async def renew(self, claims: Sequence[Claim]) -> Renewal:
-            refuse("renew")
-            return await super().renew(claims)
-
-    def refuse(called: str) -> None:
-        if called == verb:
-            raise StorageError("no such function")
-
-    storage, recorder = Breaks(), Recorder()
-    await steps.enqueue(storage, steps.job("held"))
-    worker = Worker(storage, {"work": forever, "next": done}, lease=timedelta(milliseconds=300), observers=[recorder])
-    async with running(worker):
-        assert isinstance((await recorder.seen(Kind.ERROR, 2)).error, StorageError)
-        await steps.enqueue(storage, steps.job("next", name="next"))
-        assert (await outcome(storage, "next")).kind is OutcomeKind.COMPLETED
-
-
-async def test_a_side_task_that_fails_ends_the_worker() -> None:
-    """A bug in a recovery ends `run` with exactly that error; jobs are given back."""
-
-    class Breaks(MemoryStorage):
-        async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-            await crowd_inside.wait()
-            raise LookupError("a bug")
-
-    crowd_inside = asyncio.Event()
-
-    async def hang(job: Job) -> None:
-        crowd_inside.set()
-        await forever(job)
-
-    storage = Breaks()
-    await steps.enqueue(storage, steps.job("running"))
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(LookupError, match="a bug"):
-            await Worker(storage, {"work": hang}, grace=timedelta(0)).run()
-    assert await steps.state(storage, "running") is JobState.QUEUED
 
 
 async def test_events_tell_the_story_in_order() -> None:

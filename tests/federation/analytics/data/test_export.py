@@ -49,7 +49,11 @@ def test_all_tables_are_exported_by_day(spark: SparkSession, database_url: str, 
     told = run(spark, database_url, tmp_path)
     assert told.window == Window(since=DAY, until=days(3)[0])
     assert told.attempts == dict.fromkeys(days(0, 1, 2), 10)
-    assert (told.snapshots, told.kept, told.undated) == ({"servers": 3, "blacklist": 1, "health_events": 2}, (), 0)
+    assert (told.snapshots, told.kept, told.undated) == (
+        {"servers": 3, "blacklist": 1, "health_events": 2, "links": 0},
+        (),
+        0,
+    )
     inputs = read_exports(spark, tmp_path, Window(since=days(1)[0], until=days(2)[0]))
     rows = inputs.attempts.orderBy("id").collect()
     assert [row.id for row in rows] == list(range(11, 21))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from datetime import UTC, datetime
 from typing import Final
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
 
 from federation.analytics.figures.keys import KEY, key_anomalies
-from federation.analytics.frames import KEY_ANOMALIES, SERVERS
+from federation.analytics.frames import KEY_ANOMALIES, LINKS, SERVERS
 from federation.protocol.base64_text import decode_base64_sized
 from tests.federation.analytics.rows import WINDOW, columns, frame, key, server
 
@@ -63,6 +64,26 @@ def anomalies(spark: SparkSession) -> list[Row]:
 
 def about(anomalies: list[Row], name: str) -> list[tuple[str, str, str]]:
     return [(row["kind"], row["key_kind"], row["detail"]) for row in anomalies if _url(name) in row["server_urls"]]
+
+
+def test_a_server_that_shows_another_key_is_told(spark: SparkSession) -> None:
+    """By its link, since when and what to do; a link that is down says nothing of keys."""
+    since = datetime(2026, 11, 2, 12, tzinfo=UTC)
+    links = [
+        {"server_url": _url("steady"), "state": "mismatch", "since": since},
+        {"server_url": _url("new"), "state": "down", "since": since},
+    ]
+    result = key_anomalies(
+        frame(spark, SERVERS, [server(_url("steady")), server(_url("new"))]),
+        earlier=None,
+        links=frame(spark, LINKS, links),
+        window=WINDOW,
+    )
+    assert columns(result.schema) == columns(KEY_ANOMALIES)
+    [row] = result.collect()
+    told = "shows another signing key than the registered one since 2026-11-02; `federation why` says what to do"
+    assert (row["kind"], row["server_urls"], row["detail"]) == ("mismatched", [_url("steady")], told)
+    assert row["fingerprint"] is not None
 
 
 @pytest.mark.parametrize("name", ["steady", "rotated", "mended", "returned", "gone", "new"])
