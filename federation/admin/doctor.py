@@ -88,6 +88,7 @@ async def _examine(federation: Federation) -> list[Finding]:
                 ("writes", checks.writes),
                 ("host", checks.host),
                 ("sharing", checks.sharing),
+                ("proxies", checks.proxies),
                 ("clock", checks.clock),
                 ("scheduler", checks.scheduler),
                 ("backlog", checks.backlog),
