@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     federation_bind: str = "127.0.0.1"
     federation_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     federation_trusted_proxies: Networks = ()
-    """Addresses and networks of proxies before the inbound side: their `X-Forwarded-For`, or `Forwarded`, is believed."""
+    """Addresses and networks of proxies before the inbound side: their `X-Forwarded-For` or `Forwarded` counts."""
 
     federation_metrics_bind: str = "127.0.0.1"
     """Where `--metrics-port` listens."""
