@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from tests.patience import PATIENCE_SECONDS
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 MADE_AT = datetime(2026, 3, 31, 4, 12, tzinfo=UTC)
-HOST = "evil.example"
-SCRIPT = "document.documentElement.dataset.pwned=1"
+HOST = "evil.test"
+SCRIPT = "document.title=1"
 FORBIDDEN = (
     f"<script>{SCRIPT}</script>",
     f"<script src=http://{HOST}/s></script>",
@@ -33,10 +32,13 @@ FORBIDDEN = (
     f"<svg><image href=http://{HOST}/v /></svg>",
     f"<iframe src=http://{HOST}/f></iframe>",
     f"<link rel=stylesheet href=http://{HOST}/c>",
-    f"<style>@import url(http://{HOST}/d);*{{background:url(http://{HOST}/b)}}</style>",
+    f"<style>@import url(http://{HOST}/d)</style>",
+    f"<style>*{{background:url(http://{HOST}/b)}}</style>",
+    f"<embed src=http://{HOST}/e>",
     f"<object data=http://{HOST}/o></object>",
     f"<video src=http://{HOST}/m autoplay></video>",
     f"<input autofocus onfocus={SCRIPT}>",
+    f"<details open ontoggle={SCRIPT}></details>",
     f"<base href=http://{HOST}/><img src=x>",
 )
 """What the policy of a page can forbid."""
@@ -59,7 +61,7 @@ class Seen:
 
     @property
     def ran(self) -> bool:
-        return re.search(r"<html[^>]* data-pwned", self.document) is not None
+        return "<title>1</title>" in self.document
 
     @property
     def asked(self) -> bool:
