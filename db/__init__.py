@@ -10,7 +10,7 @@ from db.deliveries import (
     DeliveryState,
     HoldReason,
 )
-from db.follows import Follow
+from db.follows import Follow, FollowNews
 from db.host import Block, HostTablesError, Post, User, create_host_tables
 from db.identity import ForeignDatabase, OwnDatabase
 from db.scheduling import RunOutcome, SchedulerJob
@@ -42,6 +42,7 @@ __all__ = [
     "DeliveryState",
     "FederationTable",
     "Follow",
+    "FollowNews",
     "ForeignDatabase",
     "HoldReason",
     "HostTable",

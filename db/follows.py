@@ -43,3 +43,23 @@ class Follow(FederationTable, table=True):
     acknowledged: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
     requester_signature: str | None = Field(default=None, sa_type=Text)
     responder_signature: str | None = Field(default=None, sa_type=Text)
+
+
+class FollowNews(FederationTable, table=True):
+    """The newest that was told of one user's follow of another, by the clock of the follower's server.
+
+    `id` and `follow_id` are digests: of direction, server, follower and followed, and of the id that the follow has at
+    the follower's server. So a row has one size, whatever ids a stranger makes up. It outlives both follow and server.
+    """
+
+    __tablename__ = "follow_news"
+    __table_args__ = (
+        Index("follow_news_server_url_noted_at_idx", "server_url", "noted_at"),
+        Index("follow_news_noted_at_idx", "noted_at"),
+    )
+
+    id: str = Field(sa_type=Text, primary_key=True)
+    server_url: str = Field(sa_type=Text)
+    follow_id: str = Field(sa_type=Text)
+    told_at: datetime = Field(sa_type=UtcDateTime)
+    noted_at: datetime = Field(sa_type=UtcDateTime)

@@ -1,4 +1,4 @@
-"""Which database this is, and what its processes saw of others at their queues."""
+"""Which database this is, and what its processes saw of others at their queues and before their port."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -18,10 +18,13 @@ class DatabaseIdentity(FederationTable, table=True):
 
 
 class SightingKind(StrEnum):
-    """`place`: a process on this database has its queues there. `stranger`: a job of that origin was in our queue."""
+    """`place`: a process on this database has its queues there. `stranger`: a job of that origin was in our queue.
+    `proxy`: what connects from there forwards for others, and no setting names it.
+    """
 
     PLACE = "place"
     STRANGER = "stranger"
+    PROXY = "proxy"
 
 
 class QueueSighting(FederationTable, table=True):

@@ -53,6 +53,7 @@ from federation.http.pool_limits import pool_limits
 from federation.http.transport import pooled_transport
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
+from federation.node.unnamed_proxies import UnnamedProxies
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discover, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
@@ -213,6 +214,9 @@ class Federation:
             plan=self.probe_plan,
             clock=self.clock,
         )
+        self.unnamed_proxies = UnnamedProxies(
+            self.database, named=settings.federation_trusted_proxies, clock=self.clock
+        )
         self.health_check_processor = HealthCheckProcessor(
             registry=self.registry,
             probe=self.probe,
@@ -331,7 +335,7 @@ class Federation:
         self.settings.require_identity()
         assert self.own_url is not None
         assert self.keys is not None
-        clients = Clients(self.settings.federation_trusted_proxies)
+        clients = Clients(self.settings.federation_trusted_proxies, unnamed=self.unnamed_proxies)
         return create_node_app(
             own_url=self.own_url,
             keys=self.keys,
@@ -355,6 +359,7 @@ class Federation:
         """Everything written, every connection closed; stop workers first. A second call does nothing more."""
         async with contextlib.AsyncExitStack() as stack:  # each step runs, whatever the others raise
             stack.push_async_callback(self.database.close)
+            stack.push_async_callback(self.unnamed_proxies.close)
             stack.push_async_callback(self.ledger.close)
             stack.push_async_callback(self.payloads.close)
             stack.push_async_callback(self.registry.close)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,7 +29,8 @@ from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.reach import HOST_ADVICE, PATIENCE, enumerated, host_lacks, missing_host_tables, schema_of
 from federation.base.settings import Settings
-from federation.delivery.sightings import ADVICE, PLACES_ADVICE, places, strangers
+from federation.delivery.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
+from federation.delivery.sightings import proxies as proxies_seen
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
@@ -205,6 +207,16 @@ async def sharing(federation: Federation) -> Found:
             PLACES_ADVICE,
         )
     return ok(f"our queues are in {here}, where no worker found jobs of another node")
+
+
+async def proxies(federation: Federation) -> Found:
+    named = federation.settings.federation_trusted_proxies
+    seen = sorted(await proxies_seen(federation.database, federation.clock.now()))
+    unnamed = [each for each in seen if not any(ip_address(each) in network for network in named)]
+    if unnamed:
+        text = f"{enumerated(unnamed)} forwards for others, none of whom is limited by address"
+        return warning(text, f"if that is your proxy, set {naming(named, unnamed)} and restart")
+    return ok("whoever forwards for others is named in FEDERATION_TRUSTED_PROXIES")
 
 
 async def open_files(federation: Federation) -> Found:

@@ -89,6 +89,7 @@ async def _examine(federation: Federation) -> list[Finding]:
                 ("host", checks.host),
                 ("peer keys", checks.known_keys),
                 ("sharing", checks.sharing),
+                ("proxies", checks.proxies),
                 ("clock", checks.clock),
                 ("scheduler", checks.scheduler),
                 ("backlog", checks.backlog),

@@ -1,4 +1,9 @@
-"""How a process of ours logs: one line per event on stderr, JSON unless a person is watching."""
+"""How a process of ours logs: one line per event on stderr, JSON unless a person is watching.
+
+What peers wrote is in events of ours as values, in those of libraries anywhere. JSON has nothing but ASCII; for people
+whatever a terminal would obey is escaped, in keys, values, events, names of loggers, and the lines of stacks, which are
+indented besides, so that none looks like an event.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,9 @@ from collections.abc import Iterator
 from typing import Final, TextIO
 
 import structlog
-from structlog.typing import ExcInfo, Processor
+from structlog.typing import EventDict, ExcInfo, Processor
+
+from federation.base.terminal import escaped, escaped_block
 
 _SHARED: Final[list[Processor]] = [
     structlog.contextvars.merge_contextvars,
@@ -49,7 +56,37 @@ def crash(error: BaseException) -> dict[str, str]:
 
 
 def _for_people() -> list[Processor]:
-    return [structlog.dev.ConsoleRenderer(exception_formatter=_write_stack)]
+    return [_escape, structlog.dev.ConsoleRenderer(exception_formatter=_write_stack)]
+
+
+class _Written:
+    """Has this text wherever the renderer would write an object."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """The event with nothing in it that a terminal would obey; the renderer prints `_BLOCKS` as they are."""
+    return {escaped(key): _escaped_value(key, value) for key, value in event.items()}
+
+
+_BLOCKS: Final = frozenset({"stack", "exception"})
+
+
+def _escaped_value(key: str, value: object) -> object:
+    if key == "exc_info" or value is None:
+        return value  # see `_write_stack`
+    if key in _BLOCKS:
+        return escaped_block(str(value))
+    if not isinstance(value, str):
+        return _Written(escaped(repr(value)))
+    if key == "event":
+        return escaped(value)
+    return value if value.isprintable() else _Written(repr(value))
 
 
 def _for_machines() -> list[Processor]:
@@ -57,7 +94,7 @@ def _for_machines() -> list[Processor]:
 
 
 def _write_stack(stream: TextIO, exc_info: ExcInfo) -> None:
-    stream.write("\n" + _formatted(exc_info))
+    stream.write("\n" + escaped_block(_formatted(exc_info)))
 
 
 def _formatted(exc_info: ExcInfo) -> str:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from db.url import parse_url
 from federation.protocol.errors import UrlError
-from federation.protocol.urls import canonical_origin, host_of
+from federation.protocol.urls import canonical_origin, host_of, with_port
 
 LONGEST_DURATION: Final = timedelta(days=365)
 BULL_DIALECT: Final = "C"
@@ -64,7 +64,9 @@ def _own_origin(value: str) -> str:
 
 
 def parse_allowed_hostnames(text: str) -> frozenset[str]:
-    """Return the hosts in a comma list of `host`, `host:port` or URLs, possibly quoted; only the host part counts.
+    """Return the hosts, and hosts with a port, in a comma list of `host`, `host:port` or URLs, possibly quoted.
+
+    An entry with a port opens that one alone; a URL without one counts as its host.
 
     Raises:
         ValueError: an entry has no host; it is named in the message.
@@ -79,9 +81,11 @@ def _allowed_host(entry: str) -> str:
     if authority.count(":") > 1 and not authority.startswith("["):
         authority = f"[{authority}]"
     try:
-        return host_of(canonical_origin(f"http://{authority}"))
+        host = host_of(canonical_origin(f"http://{authority}"))
     except UrlError as exc:
         raise ValueError(f"DEV_ALLOWED_HOSTNAMES: {entry!r} names no host: {exc}") from exc
+    port = urlsplit(f"http://{authority}").port
+    return host if port is None else with_port(host, port)
 
 
 def _hostnames(value: object) -> object:

@@ -75,11 +75,11 @@ class Settings(BaseSettings):
     queue_url: QueueUrl | None = None
     """Picks another queue storage by its scheme; wins over REDIS_URL."""
     dev_allowed_hostnames: Hostnames = frozenset()
-    """Hosts exempt from the ban on private and loopback addresses: `host`, `host:port` or a URL, comma-separated."""
+    """Hosts exempt from the ban on private and loopback addresses: `host`, `host:port` (that port alone) or a URL."""
     federation_bind: str = "127.0.0.1"
     federation_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     federation_trusted_proxies: Networks = ()
-    """Addresses and networks of the proxies before the inbound side, whose `X-Forwarded-For` is believed."""
+    """Addresses and networks of proxies before the inbound side: their `X-Forwarded-For` or `Forwarded` counts."""
 
     federation_metrics_bind: str = "127.0.0.1"
     """Where `--metrics-port` listens."""

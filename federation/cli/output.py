@@ -15,6 +15,7 @@ from typing import Final
 
 import typer
 
+from federation.base.terminal import escaped_json, spaced
 from federation.cli.problems import NOT_FOUND, fail
 
 COLUMN_GAP: Final = 2
@@ -24,7 +25,7 @@ NARROWEST: Final = 20
 
 def print_json(value: object) -> None:
     """*value* is on stdout as one JSON document; days and times in ISO 8601, durations in seconds."""
-    typer.echo(json.dumps(_jsonable(value), ensure_ascii=False, indent=2))
+    typer.echo(escaped_json(json.dumps(_jsonable(value), ensure_ascii=False, indent=2)))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -88,8 +89,8 @@ def shown(value: object) -> str:
         case datetime():
             return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
         case Enum():
-            return str(value.value)
-    return "".join(each if each.isprintable() else " " for each in str(value))
+            return spaced(str(value.value))
+    return spaced(str(value))
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -98,7 +99,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         fail(f"{question} Nothing was done; say --yes where nobody can be asked.", status=NOT_FOUND)
-    typer.confirm(question, abort=True, err=True)
+    typer.confirm(spaced(question), abort=True, err=True)
 
 
 class Bar:

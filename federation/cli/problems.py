@@ -12,6 +12,8 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from federation.base.terminal import escaped_json, spaced
+
 if TYPE_CHECKING:
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -73,9 +75,11 @@ def fail(*lines: str, status: int = USAGE_ERROR, kind: Kind | None = None) -> No
         message, *details = lines
         kind = kind or (Kind.NOT_DONE if status == NOT_FOUND else Kind.USAGE)
         error = {"kind": kind.value, "message": message.removesuffix(":"), "details": details}
-        print(json.dumps({"error": error}, ensure_ascii=False, indent=2), flush=True)  # noqa: T201 - what this is for
+        document = escaped_json(json.dumps({"error": error}, ensure_ascii=False, indent=2))
+        print(document, flush=True)  # noqa: T201 - what this is for
     else:
-        print("federation:", *lines, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201 - likewise
+        told = map(spaced, lines)
+        print("federation:", *told, sep="\n  " if len(lines) > 1 else " ", file=sys.stderr)  # noqa: T201 - likewise
     sys.exit(status)
 
 

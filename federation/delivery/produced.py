@@ -20,6 +20,7 @@ from federation.delivery.owing import Owing, Planned
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
 from federation.protocol.models import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
+from federation.servers.follow_news import Direction, Pair, time_to_tell
 from workers.clock import Clock
 
 FOLLOWS_PATH: Final = "/api/auth/social/follows"
@@ -66,9 +67,11 @@ class Produced:
     ) -> RequestedFollow:
         """See `Producers.request_follow`; the server is known, by its canonical name."""
         self.owing.enter(session)
-        now = self.clock.now()
+        follow_id = new_id()
+        pair = _told(server_url, follower_id, following_id)
+        now = time_to_tell(session, pair, follow_id=follow_id, now=self.clock.now(), after=None)
         follow = Follow(
-            id=new_id(),
+            id=follow_id,
             follower_id=follower_id,
             following_id=following_id,
             created_at=now,
@@ -109,15 +112,24 @@ class Produced:
                 col(Follow.following_id) == following_id,
                 col(Follow.follower_server_url) == server_url,
             )
-            .returning(col(Follow.id))
+            .returning(col(Follow.created_at), col(Follow.id))
         )
         self.owing.enter(session)
-        if not session.execute(removed).all():
+        rows = session.execute(removed).all()
+        if not rows:
             return None
         key = _follow_key(follower_id, following_id)
         if cancelled_unsent(session, server_url, key, FOLLOW_JOB):
             return None
-        payload = unfollow_activity(federation_url=self.own_url, follower_id=follower_id, following_id=following_id)
+        followed_at, follow_id = max((row.created_at, row.id) for row in rows)
+        pair = _told(server_url, follower_id, following_id)
+        payload = unfollow_activity(
+            federation_url=self.own_url,
+            follower_id=follower_id,
+            following_id=following_id,
+            follow_id=follow_id,
+            ended_at=time_to_tell(session, pair, follow_id=follow_id, now=self.clock.now(), after=followed_at),
+        )
         planned = self.owing.delivery(session, UNFOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload, key)
         plan(session, planned)
         return planned.owed[0]
@@ -174,6 +186,10 @@ class Produced:
         query = select(server).where(named, col(Follow.accepted).is_(True), server.is_not(None)).distinct()
         servers = (peer_registry_url(url, self.own_url) for url in session.execute(query).scalars())
         return sorted({server for server in servers if server is not None})
+
+
+def _told(server_url: str, follower_id: str, following_id: str) -> Pair:
+    return Pair(direction=Direction.TOLD, server_url=server_url, follower_id=follower_id, following_id=following_id)
 
 
 def _follow_key(follower_id: str, following_id: str) -> str:

@@ -9,20 +9,21 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, delete, null, select
 from sqlmodel import col
 
-from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, RotateChallengeToken
+from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, FollowNews, RotateChallengeToken
 from federation.delivery.payloads import release
 from federation.servers.blacklist import purge_expired
 from workers.clock import Clock, SystemClock
 
 KEEP_SETTLED_ROWS: Final = timedelta(days=7)
 KEEP_ATTEMPTS: Final = timedelta(days=30)
+KEEP_FOLLOW_NEWS: Final = timedelta(days=30)
 KEEP_UNUSED_TEXTS: Final = timedelta(days=1)
 BATCH: Final = 5_000
 
 
 class Purge:
-    """Deletes settled deliveries after 7 days, attempts after 30, rotation challenges and blacklist rules that
-    expired, and shared texts that nothing refers to (whoever deleted their rows by hand left them).
+    """Deletes settled deliveries after 7 days, attempts and what was told of follows after 30, rotation challenges and
+    blacklist rules that expired, and shared texts that nothing refers to: whoever deleted their rows by hand left them.
 
     In batches: one transaction must not hold SQLite's write lock for long. Repeating it does nothing.
     """
@@ -42,13 +43,14 @@ class Purge:
             "deliveries": await self._delete(DeliveryJob, col(DeliveryJob.settled_at) < now - KEEP_SETTLED_ROWS),
             "attempts": await self._delete(DeliveryAttempt, col(DeliveryAttempt.started_at) < now - KEEP_ATTEMPTS),
             "rotations": await self._delete(RotateChallengeToken, col(RotateChallengeToken.expires_at) < now),
+            "follow_news": await self._delete(FollowNews, col(FollowNews.noted_at) < now - KEEP_FOLLOW_NEWS),
             "rules": await purge_expired(self._database, before=now),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
         }
 
     async def _delete(
         self,
-        model: type[DeliveryJob] | type[DeliveryAttempt] | type[RotateChallengeToken] | type[DeliveryPayload],
+        model: type[DeliveryJob | DeliveryAttempt | RotateChallengeToken | FollowNews | DeliveryPayload],
         expired: ColumnElement[bool],
     ) -> int:
         batch = select(col(model.id)).where(expired).limit(BATCH)

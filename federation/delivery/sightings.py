@@ -1,4 +1,4 @@
-"""What a process sees of others at its queues: jobs of another node, and queues of this node in another place.
+"""What a process sees of others: jobs of another node, queues of this node in another place, proxies nobody named.
 
 Theory of operation. Either is a wrong setting, and deliveries wait until somebody mends it. So each is logged, at most
 once a minute for each origin or place, and written to the database, where doctor and other processes find it. What is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Final
@@ -99,6 +100,25 @@ async def places(database: Database, now: datetime) -> list[str]:
 async def strangers(database: Database, now: datetime) -> list[str]:
     """Whose jobs were found in our queues in the last two hours, longer than such a job is left alone."""
     return await _recent(database, SightingKind.STRANGER, now - timedelta(hours=2))
+
+
+async def proxies(database: Database, now: datetime) -> list[str]:
+    """Addresses of proxies that the settings did not name, of the last day."""
+    return await _recent(database, SightingKind.PROXY, now - KEPT)
+
+
+async def note_proxy(database: Database, address: str, now: datetime) -> None:
+    """What connects from *address* passes on what others ask.
+
+    Raises:
+        SQLAlchemyError: the database did not answer.
+    """
+    await database.transact(lambda connection: _write(connection, [(SightingKind.PROXY, address)], now))
+
+
+def naming(named: Iterable[object], more: Iterable[object]) -> str:
+    """The setting that names those proxies, and *more*."""
+    return f"FEDERATION_TRUSTED_PROXIES={','.join(map(str, (*named, *more)))}"
 
 
 async def _recent(database: Database, kind: SightingKind, since: datetime) -> list[str]:

@@ -19,8 +19,9 @@ import httpx
 
 from federation.http.addresses import Address, is_globally_routable
 from federation.http.errors import BlockedAddress, BlockedUrl
-from federation.protocol.urls import canonical_origin, host_of
+from federation.protocol.urls import canonical_origin, host_of, with_port
 
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog"})
 
 
@@ -31,12 +32,15 @@ class Target:
     url: httpx.URL
     origin: str
     host: str
+    port: int
     address: Address | None
 
 
 @dataclass(frozen=True, slots=True)
 class AddressGuard:
-    """Lets outbound requests reach the public Internet, and besides it only the hosts in `allowed_hostnames`."""
+    """Lets outbound requests reach the public Internet, and besides it only what is in `allowed_hostnames`: hosts at
+    any port, and hosts with a port, as `peer:4000` or `[::1]:4000`, at that one.
+    """
 
     allowed_hostnames: frozenset[str] = frozenset()
 
@@ -48,7 +52,7 @@ class AddressGuard:
                 literal address (in any spelling) that is not globally routable.
         """
         target = parse_target(url)
-        if target.host in self.allowed_hostnames:
+        if self._allows(target.host, target.port):
             return target
         if target.host in _METADATA_NAMES:
             raise BlockedUrl(f"{target.origin} is a cloud metadata service")
@@ -56,8 +60,8 @@ class AddressGuard:
             raise BlockedUrl(f"{target.origin} is not a public address; {_HOW_TO_ALLOW}")
         return target
 
-    def vet(self, host: str, addresses: Sequence[str]) -> None:
-        """All *addresses*, to which *host* resolved just now, may be dialled.
+    def vet(self, host: str, addresses: Sequence[str], *, port: int) -> None:
+        """All *addresses*, to which *host* resolved just now, may be dialled at *port*.
 
         Raises:
             BlockedAddress: there is none, or one of them is not globally routable (one is enough: a name that mixes
@@ -65,11 +69,14 @@ class AddressGuard:
         """
         if not addresses:
             raise BlockedAddress(host, "the name resolves to no address")
-        if host in self.allowed_hostnames:
+        if self._allows(host, port):
             return
         for address in addresses:
-            if not is_globally_routable(ip_address(address)):
+            if not _is_public(address):
                 raise BlockedAddress(host, f"the name resolves to {address}, not a public address; {_HOW_TO_ALLOW}")
+
+    def _allows(self, host: str, port: int) -> bool:
+        return host in self.allowed_hostnames or with_port(host, port) in self.allowed_hostnames
 
 
 _HOW_TO_ALLOW = "DEV_ALLOWED_HOSTNAMES can exempt the host"
@@ -90,7 +97,13 @@ def parse_target(url: str) -> Target:
     except (ValueError, httpx.InvalidURL) as exc:  # every error of the parser is a ValueError
         raise BlockedUrl(f"not a URL that can be fetched: {exc}") from exc
     host = host_of(origin)
-    return Target(url=target, origin=origin, host=host, address=_literal(host))
+    port = target.port or _DEFAULT_PORTS[target.scheme]
+    return Target(url=target, origin=origin, host=host, port=port, address=_literal(host))
+
+
+def _is_public(text: str) -> bool:
+    address = _literal(text)
+    return address is not None and is_globally_routable(address)
 
 
 def _literal(host: str) -> Address | None:

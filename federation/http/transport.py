@@ -99,7 +99,7 @@ class GuardedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         addresses = await self._resolver.resolve(host, port)
-        self._guard.vet(host, addresses)
+        self._guard.vet(host, addresses, port=port)
         return [
             ResolveResult(
                 hostname=host,

@@ -1,45 +1,61 @@
 """Whose request it is: the address that limits per client count by, as far as it can be known.
 
-A request's `X-Forwarded-For` is written by whoever sends it; only what a proxy of ours appended is true. Entries are
-therefore read from the right, and only where the connection comes from a proxy the operator named.
+A request's `X-Forwarded-For` and `Forwarded` are written by whoever sends it; only what a proxy of ours appended is
+true. Entries are therefore read from the right, and only where the connection comes from a proxy the operator named.
+
+Most proxies append to one of the two and pass on whatever a client wrote into the other, and which one that is cannot
+be seen. So where both are there they have to name the same client. All that a client gains by a header of its own is to
+be counted as the proxy itself, together with all others who tried that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, TypeAlias
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from federation.http.addresses import Address, is_globally_routable
 
 Network: TypeAlias = IPv4Network | IPv6Network
+Unnamed: TypeAlias = Callable[[str], None]
+"""Told the address of a proxy that nobody named, at each of its requests."""
 
 _FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
 _IPV6_SUBSCRIBER_BITS: Final = 64
 """What one subscriber has: limiting single addresses of it would limit nobody."""
 
+_PAIR: Final = re.compile(r"""[ \t]*([\w!#$%&'*+.^`|~-]+)=([^\s;,"]+|"(?:[^"\\]|\\.)*")[ \t]*([;,]|$)""", re.ASCII)
+"""A parameter of RFC 7239, and what ends it: `;` before the next, `,` before that of the next proxy."""
+
 
 class Clients:
-    """Names clients by address; *proxies* are trusted to append theirs to `X-Forwarded-For`."""
+    """Names clients by address; *proxies* are trusted to append theirs to `X-Forwarded-For` or `Forwarded`."""
 
-    def __init__(self, proxies: Collection[Network] = ()) -> None:
+    def __init__(self, proxies: Collection[Network] = (), *, unnamed: Unnamed | None = None) -> None:
         self._proxies = tuple(proxies)
+        self._unnamed = unnamed
 
     def address(self, request: Request) -> str | None:
         """The client's address, of IPv6 its network; None where nothing can be known.
 
         That is so behind a proxy nobody named: what connects from a private address is most likely one, and counting
-        by it would shut out everybody at once.
+        by it would shut out everybody at once. Everybody behind a named one that does not say for whom it asks is one
+        client.
         """
         peer = _address(request.client.host if request.client else "")
         if peer is None:
             return None
-        if not self._is_proxy(peer):
-            return _name(peer) if is_globally_routable(peer) else None
-        client = self._behind_proxies(request)
-        return None if client is None else _name(client)
+        if self._is_proxy(peer):
+            return _name(self._behind_proxies(request.headers) or peer)
+        if is_globally_routable(peer):
+            return _name(peer)
+        if self._unnamed is not None and any(name in request.headers for name in _CHAINS):
+            self._unnamed(str(peer))
+        return None
 
     def certain_address(self, request: Request) -> Address | None:
         """The client's address, private ones too; None if a proxy nobody named shows in the request's headers."""
@@ -47,12 +63,17 @@ class Clients:
         if peer is None:
             return None
         if self._is_proxy(peer):
-            return self._behind_proxies(request)
+            return self._behind_proxies(request.headers)
         return None if any(name in request.headers for name in _FORWARDING_HEADERS) else peer
 
-    def _behind_proxies(self, request: Request) -> Address | None:
-        for entry in _forwarded_for(request):
-            client = _address(entry)
+    def _behind_proxies(self, headers: Headers) -> Address | None:
+        clients = {self._first_client(steps(headers)) for name, steps in _CHAINS.items() if name in headers}
+        return clients.pop() if len(clients) == 1 else None
+
+    def _first_client(self, chain: Iterable[str]) -> Address | None:
+        """The last step that is no proxy of ours; None where one says nothing of the step before."""
+        for step in chain:
+            client = _address(step)
             if client is None:
                 return None
             if not self._is_proxy(client):
@@ -63,10 +84,46 @@ class Clients:
         return any(address in network for network in self._proxies)
 
 
-def _forwarded_for(request: Request) -> Iterator[str]:
+def _forwarded_for(headers: Headers) -> Iterator[str]:
     """The entries, the one the nearest proxy wrote first."""
-    entries = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+    entries = ",".join(headers.getlist("x-forwarded-for")).split(",")
     return (entry.strip() for entry in reversed(entries))
+
+
+def _forwarded(headers: Headers) -> Iterator[str]:
+    """As `_forwarded_for`, by RFC 7239; an empty one for what names nobody.
+
+    Each line stands for itself, and one that is not as it should be names nobody: a quote that a client opens must not
+    take in what the proxy wrote after it.
+    """
+    for line in reversed(headers.getlist("forwarded")):
+        yield from reversed(_steps(line))
+
+
+_CHAINS: Final[Mapping[str, Callable[[Headers], Iterator[str]]]] = {
+    "x-forwarded-for": _forwarded_for,
+    "forwarded": _forwarded,
+}
+
+
+def _steps(line: str) -> list[str]:
+    steps: list[str] = []
+    names: dict[str, str] = {}
+    position, end = 0, ","
+    while end:
+        pair = _PAIR.match(line, position)
+        if pair is None or pair[1].lower() in names:
+            return [""]
+        position, end = pair.end(), pair[3]
+        names[pair[1].lower()] = _unquoted(pair[2])
+        if end != ";":
+            steps.append(names.get("for", ""))
+            names = {}
+    return steps
+
+
+def _unquoted(value: str) -> str:
+    return re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
 
 
 def _address(text: str) -> Address | None:

@@ -4,6 +4,9 @@ Theory of operation. One transaction checks and stores, one at a time for each (
 delivery that is repeated, even at the same moment, finds the first one's row and is acknowledged with that row's
 state. A later accept or reject by the followed user changes only our row: peers know no message for it, and learn of
 it at best when they ask again.
+
+What is older than the newest that its server told of the pair was sent again, by whomever: it is acknowledged as what
+it is, and changes nothing. See `federation.servers.follow_news`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import structlog
 from sqlalchemy import ColumnElement, delete, exists, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Session, aliased
 from sqlmodel import col
 from starlette.responses import Response
 
@@ -34,6 +37,8 @@ from federation.protocol.activities import (
     UnfollowActivity,
     unfollow_activity,
 )
+from federation.protocol.times import EPOCH
+from federation.servers.follow_news import Direction, Pair, take_follow, take_unfollow
 from federation.servers.registry import KnownServer, Registry
 
 log = structlog.get_logger(__name__)
@@ -79,16 +84,18 @@ class FollowsInbox:
             async with self._database.transaction() as session:
                 await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
                 is_private = await _followed_privacy(session, following)
+                is_news = await session.run_sync(_is_news, sender, following)
                 row = await _existing(session, sender, following)
-                is_new = row is None
-                if row is None:
+                event = "follow_replayed" if row is not None else "follow_received" if is_news else "follow_outdated"
+                if row is None and is_news:
                     row = _new_row(sender, following, accepted=not is_private, relayed=relayed)
                     session.add(row)
         except IntegrityError:
             # The row references the registry, and the server left it since it was looked up.
             self._registry.forget(sender.url)
             raise unknown_server() from None
-        event = "follow_received" if is_new else "follow_replayed"
+        # One that is over has no row: it is acknowledged by its own id, as a follow that was not accepted.
+        row = row or _ended_row(sender, following)
         log.info(event, server_url=sender.url, follow_id=row.id, accepted=row.accepted)
         plaintext = follow_ack(
             sender_url=sender.url,
@@ -105,12 +112,54 @@ class FollowsInbox:
         is_local = exists().where(col(User.id) == col(Follow.follower_id))
         rows = delete(Follow).where(*_same_follow(sender, following), ~is_local).returning(col(Follow.id))
         async with self._database.transaction() as session:
-            removed = len((await session.execute(rows)).all())
-        log.info("unfollow_received", server_url=sender.url, removed=removed)
+            await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
+            is_news = await session.run_sync(_is_end, sender, following)
+            removed = len((await session.execute(rows)).all()) if is_news else 0
+        event = "unfollow_received" if is_news else "unfollow_outdated"
+        log.info(event, server_url=sender.url, removed=removed)
         # Echoes what is undone, in the sender's name: signed by us, it is no activity of ours to anybody.
         return unfollow_activity(
-            federation_url=sender.url, follower_id=following.follower_id, following_id=following.following_id
+            federation_url=sender.url,
+            follower_id=following.follower_id,
+            following_id=following.following_id,
+            follow_id=following.id,
+            ended_at=following.created_at,
         )
+
+
+def _is_news(session: Session, sender: KnownServer, following: Following) -> bool:
+    """Whether nothing newer was heard of the follow; one without a time is believed to be new."""
+    if following.created_at == EPOCH:
+        return True
+    return take_follow(
+        session,
+        _heard(sender, following),
+        follow_id=following.id,
+        told_at=following.created_at,
+        now=datetime.now(UTC),
+    )
+
+
+def _is_end(session: Session, sender: KnownServer, following: EndedFollowing) -> bool:
+    """As `_is_news`: what earlier versions send has no time."""
+    if following.created_at is None or following.created_at == EPOCH:
+        return True
+    return take_unfollow(
+        session,
+        _heard(sender, following),
+        follow_id=following.id,
+        told_at=following.created_at,
+        now=datetime.now(UTC),
+    )
+
+
+def _heard(sender: KnownServer, following: Following | EndedFollowing) -> Pair:
+    return Pair(
+        direction=Direction.HEARD,
+        server_url=sender.url,
+        follower_id=following.follower_id,
+        following_id=following.following_id,
+    )
 
 
 def _malformed(where: str, problem: str) -> Refusal:
@@ -157,6 +206,13 @@ def _same_follow(sender: KnownServer, following: Following | EndedFollowing) -> 
         col(Follow.following_id) == following.following_id,
         server == sender.url,
     )
+
+
+def _ended_row(sender: KnownServer, following: Following) -> Follow:
+    """For an acknowledgment alone, never stored."""
+    row = _new_row(sender, following, accepted=False, relayed=False)
+    row.id, row.created_at = following.id, following.created_at
+    return row
 
 
 def _new_row(sender: KnownServer, following: Following, *, accepted: bool, relayed: bool) -> Follow:

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 import structlog
-from sqlalchemy import select
+from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 from starlette.responses import Response
 
-from db import Database, Post
+from db import Database, Post, User
 from federation.node.front import Inbound
 from federation.node.inbox import Inbox, Received
 from federation.node.locks import one_at_a_time
@@ -57,6 +57,7 @@ class PostsInbox:
         arrived = _row(received.sender, received.activity)
         async with self._database.transaction() as session:
             stored = await _stored(session, arrived)
+            await _require_remote_author(session, received.activity)
             if stored is None:
                 session.add(arrived)
         if stored is not None and not _is_same(stored, arrived):
@@ -84,6 +85,17 @@ def _row(sender: KnownServer, activity: PostActivity) -> Post:
         federation_url=sender.url,
         federation_post_id=post.id,
     )
+
+
+async def _require_remote_author(session: AsyncSession, activity: PostActivity) -> None:
+    """The author is no user of ours, to whom the post would seem to belong.
+
+    Raises:
+        Refusal: it is.
+    """
+    query = select(exists().where(col(User.id) == activity.post.author_id))
+    if (await session.execute(query)).scalar_one():
+        raise Refusal(403, "The author is a user of this server, not of the sending one", reason="AUTHOR_IS_LOCAL")
 
 
 async def _stored(session: AsyncSession, arrived: Post) -> Post | None:

@@ -89,6 +89,10 @@ class FollowActivity(WireModel):
 
 
 class EndedFollowing(WireModel):
+    """A follow that is over, and when its user said so; earlier versions tell neither its id nor the time."""
+
+    id: Identifier | None = None
+    created_at: Moment | None = None
     follower_id: Identifier
     following_id: Identifier
 
@@ -168,9 +172,25 @@ def follow_activity(
     return dump_json({"following": following, "federationUrl": federation_url, "method": ActivityMethod.FEDERATE})
 
 
-def unfollow_activity(*, federation_url: str, follower_id: str, following_id: str) -> str:
-    """Return the payload that ends a follow; *federation_url* is our own URL."""
-    following = {"followerId": follower_id, "followingId": following_id}
+def unfollow_activity(
+    *,
+    federation_url: str,
+    follower_id: str,
+    following_id: str,
+    follow_id: str | None = None,
+    ended_at: datetime | None = None,
+) -> str:
+    """Return the payload that ends a follow; *federation_url* is our own URL.
+
+    *follow_id* is the id that the follow was requested with, *ended_at* when its user ended it. Receivers tell by them
+    what was sent once more from what is new; those that know neither ignore them.
+    """
+    following = {
+        **({} if follow_id is None else {"id": follow_id}),
+        **({} if ended_at is None else {"createdAt": format_moment(ended_at)}),
+        "followerId": follower_id,
+        "followingId": following_id,
+    }
     return dump_json({"following": following, "federationUrl": federation_url, "method": ActivityMethod.UNFOLLOW})
 
 

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 _MAX_CHARACTERS = 64
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""What peers write for no time at all, as null."""
 
 
 def format_moment(moment: datetime) -> str:
@@ -25,12 +26,12 @@ def parse_moment(value: object) -> datetime:
         ValueError: anything else, or a moment outside the years 1 to 9999.
     """
     if value is None:
-        return _EPOCH
+        return EPOCH
     if isinstance(value, str):
         return _parse_text(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            return _EPOCH + timedelta(milliseconds=value)
+            return EPOCH + timedelta(milliseconds=value)
         except (OverflowError, ValueError):
             raise ValueError("a number of milliseconds outside the years 1 to 9999") from None
     raise ValueError("expected a date as text or a number of milliseconds")

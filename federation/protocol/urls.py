@@ -80,6 +80,11 @@ def host_of(origin: str) -> str:
     return authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
 
 
+def with_port(host: str, port: int) -> str:
+    """Return a host and its port as a URL has them; *host* as `host_of` returns it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _canonical_host(host: str) -> str:
     if host.startswith("["):
         return f"[{_canonical_ipv6(host[1:-1])}]"

@@ -34,6 +34,7 @@ _OURS = {
     "database_identity",
     "delivery_attempts",
     "delivery_payloads",
+    "follow_news",
     "queue_sightings",
     "relay_candidates",
     "scheduler_jobs",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REPORT_FILE: Final = "report.html"
 
 # Should a stranger's text ever get past the escaping, a browser still runs and fetches nothing.
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def write_page(page: str, out: Path) -> Path:

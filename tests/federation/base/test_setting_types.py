@@ -19,14 +19,14 @@ def test_other_spellings_are_no_durations(text: str) -> None:
     [
         ("", set()),
         ("localhost", {"localhost"}),
-        ('"localhost, peer-b:8080"', {"localhost", "peer-b"}),
-        ("http://Peer-B:3000/path?q, 'x.test'", {"peer-b", "x.test"}),
-        ("127.0.0.1:99,[::1]:80,::1,[fd00::2]", {"127.0.0.1", "::1", "fd00::2"}),
+        ('"localhost, peer-b:8080"', {"localhost", "peer-b:8080"}),
+        ("http://Peer-B:3000/path?q, 'x.test', https://y.test/", {"peer-b:3000", "x.test", "y.test"}),
+        ("127.0.0.1:99,[::1]:80,::1,[fd00::2]", {"127.0.0.1:99", "[::1]:80", "::1", "fd00::2"}),
         (",, localhost. ,", {"localhost"}),
     ],
 )
 def test_allowed_hostnames_are_parsed(text: str, hosts: set[str]) -> None:
-    """A comma list of hosts, hosts with ports and URLs, quoted or not, names its hosts."""
+    """A comma list of hosts, hosts with ports and URLs, quoted or not, names its hosts, with the ports it names."""
     assert parse_allowed_hostnames(text) == hosts
 
 

@@ -100,7 +100,11 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("QUEUE_URL", "postgres://u:p@db/x", SecretStr("postgres://u:p@db/x")),
         ("QUEUE_URL", "file:///var/queues", SecretStr("file:///var/queues")),
         ("QUEUE_URL", "rediss://r:1", SecretStr("rediss://r:1")),
-        ("DEV_ALLOWED_HOSTNAMES", "localhost, http://B.test:1/x,[::1]:2", frozenset({"localhost", "b.test", "::1"})),
+        (
+            "DEV_ALLOWED_HOSTNAMES",
+            "localhost, http://B.test:1/x,[::1]:2",
+            frozenset({"localhost", "b.test:1", "[::1]:2"}),
+        ),
         ("FEDERATION_BIND", "0.0.0.0", "0.0.0.0"),
         ("FEDERATION_PORT", "1", 1),
         (

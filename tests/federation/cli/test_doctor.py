@@ -85,6 +85,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "queues": "ok",
         "open files": "ok",
         "sharing": "ok",
+        "proxies": "ok",
         "clock": "ok",
         "scheduler": "note",
         "backlog": "ok",

@@ -56,7 +56,7 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
         session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
         session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
     purge = Purge(database)
-    assert await purge() == {"deliveries": 1, "attempts": 1, "rotations": 0, "rules": 0, "texts": 0}
+    assert await purge() == {"deliveries": 1, "attempts": 1, "rotations": 0, "follow_news": 0, "rules": 0, "texts": 0}
     assert await left(database) == {"open", "fresh", "recent"}
     assert not any((await purge()).values())
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from federation.base.setting_types import parse_allowed_hostnames
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedAddress, BlockedUrl, NetworkError
 from federation.http.guard import AddressGuard
@@ -164,3 +165,16 @@ async def test_too_many_open_files_is_not_the_servers_fault(
     with pytest.raises(Exception, match="Too many open files") as caught:
         await client.fetch(server.url)
     assert not isinstance(caught.value, NetworkError)
+
+
+async def test_a_name_with_a_port_may_lead_inside_at_that_port_alone() -> None:
+    """Also once the name was resolved for that port: another one is looked at for itself."""
+    port, other = free_port(), free_port()
+    guard = AddressGuard(parse_allowed_hostnames(f"b.test:{port}"))
+    resolver = ScriptedResolver(b_test=[["127.0.0.1"], ["127.0.0.1"]])
+    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+        with pytest.raises(NetworkError) as allowed:
+            await client.fetch(f"http://b.test:{port}")
+        with pytest.raises(NetworkError) as blocked:
+            await client.fetch(f"http://b.test:{other}")
+    assert (allowed.value.code, blocked.value.code) == (Code.CONN_REFUSED, Code.DNS_BLOCKED)

@@ -7,6 +7,7 @@ import yarl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from federation.base.setting_types import parse_allowed_hostnames
 from federation.http.errors import BlockedAddress, BlockedUrl
 from federation.http.guard import AddressGuard
 from federation.http.threat_policy import NetworkErrorCode
@@ -179,22 +180,22 @@ def test_any_text_is_a_target_or_blocked(text: str) -> None:
 def test_addresses_are_refused_together(addresses: list[str]) -> None:
     """One address that is not public, or none at all, blocks the name for now."""
     with pytest.raises(BlockedAddress) as caught:
-        GUARD.vet("b.example", addresses)
+        GUARD.vet("b.example", addresses, port=443)
     assert caught.value.code is NetworkErrorCode.DNS_BLOCKED
 
 
 def test_public_addresses_pass() -> None:
     """A name with public addresses only, wrapped ones included, may be dialled."""
-    GUARD.vet("b.example", ["8.8.8.8", "2001:4860:4860::8888", "64:ff9b::808:808", "2002:808:808::1"])
+    GUARD.vet("b.example", ["8.8.8.8", "2001:4860:4860::8888", "64:ff9b::808:808", "2002:808:808::1"], port=443)
 
 
 def test_allowed_hostname_exempts_that_host_only() -> None:
     """An exempt name may lead to loopback; other names that lead there, and the literal itself, may not."""
     guard = AddressGuard(frozenset({"peer-b"}))
     guard.check_url("http://peer-b:8080/")
-    guard.vet("peer-b", ["127.0.0.1"])
+    guard.vet("peer-b", ["127.0.0.1"], port=8080)
     with pytest.raises(BlockedAddress):
-        guard.vet("peer-c", ["127.0.0.1"])
+        guard.vet("peer-c", ["127.0.0.1"], port=8080)
     with pytest.raises(BlockedUrl):
         guard.check_url("http://127.0.0.1/")
 
@@ -203,3 +204,20 @@ def test_allowed_hostname_exempts_that_host_only() -> None:
 def test_allowed_literal_in_any_spelling(url: str) -> None:
     """An exempt literal address is exempt in every spelling of it."""
     assert AddressGuard(frozenset({"127.0.0.1"})).check_url(url).host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("entry", "url", "elsewhere"),
+    [
+        ("127.0.0.1:4000", "http://127.0.0.1:4000/x", "http://127.0.0.1:6379"),
+        ("127.0.0.1:4000", "https://2130706433:4000", "https://127.0.0.1"),
+        ("127.0.0.1:80", "http://127.0.0.1", "https://127.0.0.1"),
+        ("[::1]:4000", "http://[::1]:4000", "http://[::1]:4001"),
+    ],
+)
+def test_an_entry_with_a_port_opens_that_port_alone(entry: str, url: str, elsewhere: str) -> None:
+    """No job of ours speaks to the database beside the peer of a developer's machine."""
+    guard = AddressGuard(parse_allowed_hostnames(entry))
+    guard.check_url(url)
+    with pytest.raises(BlockedUrl):
+        guard.check_url(elsewhere)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from ipaddress import ip_network
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from db import create_host_tables
+from federation.admin.checks import Verdict, proxies
 from federation.app import Federation
 from federation.monitoring.prometheus import ProcessMetrics
+from federation.node.unnamed_proxies import MOST
 from tests.federation.conftest import MakeSettings
 
 Asks = dict[str, object]
@@ -103,3 +107,37 @@ async def test_everybody_may_ask_how_it_is(node: Federation) -> None:
     assert (alive.status_code, alive.json()) == (200, {"status": "ok"})
     assert (ready.status_code, ready.json()["status"]) == (200, "ok")
     assert ready.headers["cache-control"] == "no-store"
+
+
+async def test_a_proxy_that_nobody_named_is_logged_once_and_found_by_the_doctor(node: Federation) -> None:
+    """With the setting to write; once it is named there is nothing to find."""
+    headers = {"X-Forwarded-For": "203.0.113.9"}
+    with capture_logs() as logs:
+        for address in ("10.0.0.7", "10.0.0.7", "fd00::1", *(f"10.0.1.{number}" for number in range(50))):
+            async with client(node, address) as proxy:
+                await proxy.post("/discover", content=b"{}", headers=headers)
+        await node.unnamed_proxies.close()
+    told = [each for each in logs if each["event"] == "proxy_not_named"]
+    assert [each["setting"] for each in told[:2]] == [
+        "FEDERATION_TRUSTED_PROXIES=10.0.0.7",
+        "FEDERATION_TRUSTED_PROXIES=fd00::1",
+    ]
+    assert len(told) == MOST
+    found = await proxies(node)
+    assert (found.verdict, "10.0.0.7, 10.0.1.0" in found.found) == (Verdict.WARNING, True)
+    assert "FEDERATION_TRUSTED_PROXIES=10.0.0.7,10.0.1.0," in found.advice
+    named = node.settings.model_copy(
+        update={"federation_trusted_proxies": (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))}
+    )
+    node.settings = named
+    assert (await proxies(node)).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize("node", [{"federation_trusted_proxies": "10.0.0.7"}], indirect=True)
+async def test_those_behind_a_proxy_that_does_not_say_for_whom_it_asks_are_one_client(node: Federation) -> None:
+    """They are limited together, not unlimited; who is named by it has a window of its own."""
+    async with client(node, "10.0.0.7") as proxy:
+        answers = [(await proxy.post("/discover", content=b"{}")).status_code for _ in range(11)]
+        hidden = await proxy.post("/discover", content=b"{}", headers={"X-Forwarded-For": "8.8.8.8, unknown"})
+        named = await proxy.post("/discover", content=b"{}", headers={"Forwarded": "for=8.8.8.8"})
+    assert (answers, hidden.status_code, named.status_code) == ([400] * 10 + [429], 429, 400)

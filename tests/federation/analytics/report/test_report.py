@@ -20,16 +20,12 @@ from federation.analytics.report.findings import DAYS, MOST_PER_ACTION, Findings
 from federation.analytics.report.page import render
 from federation.analytics.report.summary import summary_of, write_summary
 from tests.federation.analytics.page import Element, read_page
+from tests.federation.analytics.report.hostile import hostile_findings
 from tests.federation.analytics.story import AS_OF, Character, at, make_outputs, steady
 
 MADE_AT = datetime(2026, 3, 31, 4, 12, tzinfo=UTC)
 SECTIONS = ["attention", "network", "errors", "spread", "servers", "relays", "keys", "quarantine", "definitions"]
 HOSTILE = "</title></style><script>alert(1)</script><img src=//evil.example onerror='x'>\u202e\"&<!--"
-
-
-@pytest.fixture(scope="session")
-def findings(spark: SparkSession, written: Path) -> Findings:
-    return find(spark, written, AS_OF)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +68,7 @@ def test_the_page_stands_alone(page: Element, findings: Findings) -> None:
     assert "url(" not in style.text
     assert "@import" not in style.text
     policies = [meta.attributes["content"] for meta in page.all("meta") if "http-equiv" in meta.attributes]
-    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"]
     assert text.startswith("<!doctype html>")
     assert len(text) < 300_000
 
@@ -144,31 +140,7 @@ def test_a_failure_of_this_node_itself_is_told_first(findings: Findings) -> None
 
 def test_a_strangers_text_stays_text(findings: Findings) -> None:
     """Tags and quotes in every field that comes from the network are shown, not obeyed; marks of direction replaced."""
-    server = replace(
-        findings.attention[0], url=f"https://x.example/{HOSTILE}", reasons=(HOSTILE,), top_error=HOSTILE, trend=HOSTILE
-    )
-    hostile = replace(
-        findings,
-        attention=tuple(replace(server, action=action) for action in Action for _ in range(8)),
-        actions=dict.fromkeys(Action, 8),
-        worst=(server,),
-        best=(server,),
-        errors=(replace(findings.errors[0], code=HOSTILE),),
-        error_totals={HOSTILE: 9, "DATABASE": 1},
-        relays=(replace(findings.relays[0], url=HOSTILE),),
-        anomalies=(
-            replace(
-                findings.anomalies[0],
-                kind=HOSTILE,
-                key_kind=HOSTILE,
-                fingerprint=HOSTILE,
-                urls=(HOSTILE,),
-                detail=HOSTILE,
-            ),
-        ),
-        anomaly_counts={HOSTILE: 1},
-        quarantine=(SetAside(source=HOSTILE, reason=HOSTILE, rows=1),),
-    )
+    hostile = hostile_findings(findings, HOSTILE)
     text = render(hostile, made_at=MADE_AT)
     page = read_page(text)
     assert not [element.name for element in page.all() if element.name in {"script", "img"}]

@@ -13,6 +13,7 @@ from federation.admin import blacklist
 from federation.app import Federation
 from federation.delivery.producers import ServerRefused
 from federation.http.errors import BlockedUrl
+from federation.protocol.times import parse_moment
 from federation.servers.discovery import DiscoveryError
 from tests.federation.conftest import OWN_URL
 from tests.federation.delivery.producers.stored import NOW, all_of, everywhere, jobs, nothing_written, only_row
@@ -164,16 +165,18 @@ async def test_a_follow_on_an_unacceptable_url_is_refused(node: Federation, url:
 
 @everywhere
 async def test_an_unfollow_removes_the_follow_and_owes_the_news(node: Federation, peer: Peer) -> None:
-    """Only that follow of that user on that server; the payload names both users."""
+    """Only that follow of that user on that server; the payload names it, both users, and when it ended."""
     await acquaint(node, peer)
     async with node.database.transaction() as session:
-        for follower, following, server in [
-            ("alice", "bob", peer.url),
-            ("alice", "bob", None),
-            ("carol", "bob", peer.url),
+        for follow_id, follower, server in [
+            ("the-follow", "alice", peer.url),
+            ("local", "alice", None),
+            ("carols", "carol", peer.url),
         ]:
             session.add(
-                Follow(follower_id=follower, following_id=following, follower_server_url=server, created_at=NOW)
+                Follow(
+                    id=follow_id, follower_id=follower, following_id="bob", follower_server_url=server, created_at=NOW
+                )
             )
     async with node.outbox.transaction() as session:
         delivery_id = await node.producers.request_unfollow(
@@ -187,8 +190,10 @@ async def test_an_unfollow_removes_the_follow_and_owes_the_news(node: Federation
     row = await only_row(node)
     assert (row.id, row.job_name) == (delivery_id, "deliver-unfollow")
     assert row.target_url == f"{peer.url}/api/auth/social/follows"
-    assert json.loads(row.payload) == {
-        "following": {"followerId": "alice", "followingId": "bob"},
+    payload = json.loads(row.payload)
+    assert parse_moment(payload["following"].pop("createdAt")) > NOW
+    assert payload == {
+        "following": {"id": "the-follow", "followerId": "alice", "followingId": "bob"},
         "federationUrl": OWN_URL,
         "method": "UNFOLLOW",
     }
