@@ -50,6 +50,11 @@ class Clients:
             return self._behind_proxies(request)
         return None if any(name in request.headers for name in _FORWARDING_HEADERS) else peer
 
+    def of_connection(self, host: str) -> str | None:
+        """Whose connection it is that comes from *host*; None if a trusted proxy's, which is many clients'."""
+        peer = _address(host)
+        return None if peer is None or self._is_proxy(peer) else _name(peer)
+
     def _behind_proxies(self, request: Request) -> Address | None:
         for entry in _forwarded_for(request):
             client = _address(entry)
