@@ -199,10 +199,9 @@ def _utf8(text: bytes | bytearray) -> bytes | bytearray:
         UnicodeDecodeError: it is not UTF-8 throughout.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with memoryview(text) as view:
-        for start in range(0, len(text), _PIECE):
-            decoder.decode(view[start : start + _PIECE])
-        decoder.decode(b"", final=True)
+    for start in range(0, len(text), _PIECE):
+        decoder.decode(text[start : start + _PIECE])
+    decoder.decode(b"", final=True)
     return text[len(_BYTE_ORDER_MARK) :] if text[:3] == _BYTE_ORDER_MARK else text
 
 
