@@ -105,6 +105,8 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("DEV_ALLOWED_HOSTNAMES", "localhost, http://B.test:1/x,[::1]:2", frozenset({"localhost", "b.test", "::1"})),
         ("FEDERATION_BIND", "0.0.0.0", "0.0.0.0"),
         ("FEDERATION_PORT", "1", 1),
+        ("FEDERATION_INBOUND_PER_CLIENT", "1", 1),
+        ("FEDERATION_INBOUND_PER_ORIGIN", "1", 1),
         (
             "FEDERATION_TRUSTED_PROXIES",
             "10.0.0.7, fd00::/8",

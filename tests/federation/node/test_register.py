@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from ipaddress import ip_network
 
+import httpx
 import pytest
 
+from federation.node.admission import NEW_SERVERS_PER_NETWORK
 from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_SERVER
+from federation.node.limits import MemoryWindows
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.models import validate
-from tests.federation.node.conftest import Node
+from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond
 from tests.patience import until
@@ -286,3 +290,25 @@ async def test_registrations_of_a_server_that_hangs_hold_up_no_other(
     assert len(refused) == MAX_CALLBACKS - MAX_CALLBACKS_PER_SERVER
     assert {each.headers["Retry-After"] for each in refused} == {"5"}
     assert [each.status_code for each in answers].count(200) == MAX_CALLBACKS_PER_SERVER
+
+
+async def test_a_network_has_a_hundred_new_servers_an_hour(
+    node: Node, remote: RemoteServer, server: MisbehavingServer, database_url: str
+) -> None:
+    """Counted where one would be stored: the known may introduce themselves again, and other networks theirs."""
+    windows = MemoryWindows()
+    for number in range(NEW_SERVERS_PER_NETWORK.requests):
+        assert await windows.allows("register:2001:db8:7::/48", NEW_SERVERS_PER_NETWORK), number
+    proxies = [ip_network("10.0.0.0/8")]
+    async with serving(database_url, windows=windows, proxies=proxies, client_address="10.0.0.1") as visited:
+        refused = await _register(visited, remote, "2001:db8:7:1::1")
+        taken = await _register(visited, remote, "2001:db8:8::1")
+        again = await _register(visited, remote, "2001:db8:7:2::1")
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3600")
+    assert (taken.status_code, again.status_code) == (200, 200)
+
+
+async def _register(node: Node, remote: RemoteServer, client: str) -> httpx.Response:
+    headers = {"Content-Type": "application/json", "X-Forwarded-For": client}
+    return await node.send("/discover", remote.register(), headers)
