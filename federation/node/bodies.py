@@ -2,7 +2,8 @@
 
 Theory of operation. A body counts as what it takes: on its way in its bytes, once it is there several times as much,
 for what is made of it. One over 64 KiB is read only if somebody vouches for its sender, and then waits for its turn
-(`HeavyWork`); a stranger's is refused by its announced length, or once that much of it has come.
+(`HeavyWork`); a stranger's is refused by its announced length, or once that much of it has come. Small bodies and large
+ones have memory of their own: large ones that never end keep no small one out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import FrameworkRefusal, Refusal, try_later
 
 BODY_TIMEOUT = timedelta(seconds=15)
-BODY_MEMORY_BYTES = 24 * 1024 * 1024
+SMALL_MEMORY_BYTES: Final = 12 * 1024 * 1024
+LARGE_MEMORY_BYTES: Final = 16 * 1024 * 1024
 BODY_WEIGHT: Final = 8
 """How many times its bytes a body takes while it is worked on: itself, its members, the ciphertext, the plaintext as
 bytes and as text, the activity, and what of it is on its way to the database."""
@@ -50,15 +52,47 @@ async def _for_anybody() -> None:
 
 
 @dataclass(slots=True)
-class _Arriving:
-    """A body, and how much memory it is known to take."""
+class _Memory:
+    """So many bytes, of which some are held."""
 
-    body: bytearray = field(default_factory=bytearray)
+    most: int
     held: int = 0
 
 
+@dataclass(slots=True)
+class _Arriving:
+    """A body, and how much of which memory it takes."""
+
+    memory: _Memory
+    body: bytearray = field(default_factory=bytearray)
+    held: int = 0
+
+    def take(self, amount: int) -> None:
+        """So much more.
+
+        Raises:
+            Refusal: 503, there is not as much.
+        """
+        self.held += amount
+        self.memory.held += amount
+        if self.memory.held > self.memory.most:
+            raise try_later("Too many requests at once", reason="BODY_MEMORY")
+
+    def leave(self) -> None:
+        """It takes nothing any more."""
+        self.memory.held -= self.held
+        self.held = 0
+
+    def move(self, memory: _Memory) -> None:
+        """What it takes is taken of *memory* from now on."""
+        held = self.held
+        self.leave()
+        self.memory = memory
+        self.take(held)
+
+
 class BodyReader:
-    """Reads request bodies; those on their way, and small ones being worked on, take at most *memory* bytes together.
+    """Reads request bodies: small ones take at most *memory* bytes together, large ones that are on their way *large*.
 
     A body has *timeout* to arrive. A flood of large or slow bodies thus costs a known amount of memory, and what does
     not fit is told to come back.
@@ -68,12 +102,13 @@ class BodyReader:
         self,
         *,
         timeout: timedelta = BODY_TIMEOUT,
-        memory: int = BODY_MEMORY_BYTES,
+        memory: int = SMALL_MEMORY_BYTES,
+        large: int = LARGE_MEMORY_BYTES,
         heavy: HeavyWork | None = None,
     ) -> None:
         self._timeout = timeout.total_seconds()
-        self._memory = memory
-        self._held = 0
+        self._small = _Memory(memory)
+        self._large = _Memory(large)
         self._heavy = heavy or HeavyWork()
 
     @asynccontextmanager
@@ -90,18 +125,19 @@ class BodyReader:
         Raises:
             Refusal: *vouch*'s; *too_large*'s, 413, over *limit* bytes; 408 too slow or cut off; 503 no memory left.
         """
-        arriving = _Arriving()
+        arriving = _Arriving(self._small)
         try:
             await self._fill(arriving, request, limit, too_large, vouch)
             weight = BODY_WEIGHT * len(arriving.body)
-            if len(arriving.body) > HEAVY_BYTES:
+            if arriving.memory is self._large:
                 async with self._heavy.room(weight):
+                    arriving.leave()
                     yield arriving.body
             else:
-                self._take(arriving, weight - arriving.held)
+                arriving.take(weight - arriving.held)
                 yield arriving.body
         finally:
-            self._held -= arriving.held
+            arriving.leave()
 
     async def discard(self, request: Request) -> bool:
         """Whether the body was read and dropped, which it is if it is short; the connection is of no use otherwise."""
@@ -120,9 +156,8 @@ class BodyReader:
     async def _fill(self, arriving: _Arriving, request: Request, limit: int, too_large: TooLarge, vouch: Vouch) -> None:
         if _announced(request) > max(limit, DISCARDED_BYTES):
             raise too_large(limit)
-        is_vouched_for = _announced(request) > HEAVY_BYTES
-        if is_vouched_for:
-            await vouch()
+        if _announced(request) > HEAVY_BYTES:
+            await self._admit_large(arriving, _announced(request), vouch)
         received = 0
         try:
             async with asyncio.timeout(self._timeout):
@@ -130,11 +165,10 @@ class BodyReader:
                     received += len(chunk)
                     if received > max(limit, DISCARDED_BYTES):
                         break
-                    if received > HEAVY_BYTES and not is_vouched_for:
-                        await vouch()
-                        is_vouched_for = True
+                    if received > HEAVY_BYTES and arriving.memory is self._small:
+                        await self._admit_large(arriving, limit, vouch)
                     if received <= limit:
-                        self._take(arriving, len(chunk))
+                        arriving.take(len(chunk))
                         arriving.body += chunk
         except TimeoutError:
             text = f"The body did not arrive within {self._timeout:g} seconds"
@@ -144,11 +178,14 @@ class BodyReader:
         if received > limit:
             raise too_large(limit)
 
-    def _take(self, arriving: _Arriving, amount: int) -> None:
-        arriving.held += amount
-        self._held += amount
-        if self._held > self._memory:
-            raise try_later("Too many large requests at once", reason="BODY_MEMORY")
+    async def _admit_large(self, arriving: _Arriving, size: int, vouch: Vouch) -> None:
+        try:
+            await vouch()
+            await self._heavy.turn(size)
+        except Refusal as refusal:
+            refusal.headers = {**refusal.headers, **_CLOSE}
+            raise
+        arriving.move(self._large)
 
 
 def _announced(request: Request) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeAlias, TypeVar
+from time import monotonic
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -35,6 +36,8 @@ from federation.servers.registry import KnownServer, Registry
 UNKNOWN_SERVER = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
 INVALID_SIGNATURE = "INVALID_SIGNATURE"
 BLACKLISTED_SERVER = "BLACKLISTED_FEDERATION_SERVER"
+
+LOOKS_PER_SECOND: Final = 20
 
 _ORIGIN_HEADERS = ("x-federation-origin", "origin")
 
@@ -91,6 +94,7 @@ class Inbox:
         self._heard = heard
         self._per_origin = per_origin
         self._heavy = heavy
+        self._looks_until = 0.0
 
     async def open(
         self, inbound: Inbound, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
@@ -120,13 +124,9 @@ class Inbox:
         """The server that *headers* name is registered: it may send more than 64 KiB.
 
         Raises:
-            Refusal: 403 it is not, or none is named; the rest of the body is not waited for.
+            Refusal: 403 it is not, or none is named.
         """
-        try:
-            await self.registered(_claimed_origin(headers))
-        except Refusal as refusal:
-            refusal.headers = {**refusal.headers, "Connection": "close"}
-            raise
+        await self.registered(_claimed_origin(headers))
 
     async def open_relayed(
         self,
@@ -168,11 +168,23 @@ class Inbox:
             origin = canonical_origin(url)
         except UrlError:
             raise unknown_server() from None
-        # Another process may have registered the server since it was found missing.
-        server = (await self._registry.standing(origin)).server or await self._registry.find(origin)
+        server = await self._registry.known(origin) or await self._look_again(origin)
         if server is None:
             raise unknown_server()
         return server
+
+    async def _look_again(self, url: str) -> KnownServer | None:
+        """The server as it is now, where what this process knew of it is not enough: another may have changed it.
+
+        A flood of strangers, or in a server's name, has what was known a few seconds ago: a look costs as much as all the
+        rest of a refusal.
+        """
+        now = monotonic()
+        self._looks_until = max(self._looks_until, now - 1) + 1 / LOOKS_PER_SECOND
+        if self._looks_until > now:
+            self._looks_until -= 1 / LOOKS_PER_SECOND
+            return await self._registry.known(url)
+        return await self._registry.find(url)
 
     def unseal(self, envelope: Envelope) -> tuple[str, OwnKeys]:
         """The text sealed to one of our keys, and which.
@@ -196,7 +208,7 @@ class Inbox:
     async def _verified(self, opened: _Opened[Activity], sender: KnownServer) -> Received[Activity]:
         if not opened.is_signed_by(sender):
             # Another process may have registered new keys of it in the seconds since this one looked.
-            current = await self._registry.find(sender.url)
+            current = await self._look_again(sender.url)
             if current is None or current.public_key == sender.public_key or not opened.is_signed_by(current):
                 raise _not_signed()
             sender = current
@@ -208,7 +220,7 @@ class Inbox:
     ) -> _Opened[Activity]:
         """As `_unseal`, off the event loop; only what the server in the headers signed is read."""
         claimed = await self.registered(_claimed_origin(inbound.headers))
-        signer = await self._registry.find(claimed.url) or claimed
+        signer = await self._look_again(claimed.url) or claimed
         return await self._heavy.run(partial(self._unseal, inbound.value, models, malformed, signer))
 
     def _unseal(

@@ -182,6 +182,8 @@ def _built(raw: msgspec.Raw, shape: Shape) -> object:
     if shape is not Leaf.WHOLE and first in (b"{", b"["):
         return {} if first == b"{" else []
     text = bytes(raw)
+    if first == b'"' and b"\\" not in text and text.isascii():  # most of what is large is base64
+        return text[1:-1].decode("ascii")
     return parse_json(text, limit=len(text))
 
 
@@ -198,6 +200,8 @@ def _utf8(text: bytes | bytearray) -> bytes | bytearray:
     Raises:
         UnicodeDecodeError: it is not UTF-8 throughout.
     """
+    if text.isascii():
+        return text
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(text), _PIECE):
         decoder.decode(text[start : start + _PIECE])
