@@ -39,14 +39,24 @@ class Inbound:
     """A request that passed the gate, nothing of it believed yet: its headers, and its body's JSON value or why none.
 
     The body is parsed here once, for the gate and the endpoint. `is_heavy`: it is over 64 KiB, and so is what else is
-    done with it. `client` and `network` are whose request it is, as far as that is known.
+    done with it.
     """
 
     headers: Headers = field(repr=False)
     value: object | NotJson = field(repr=False)
-    is_heavy: bool = False
-    client: str | None = None
-    network: str | None = None
+    is_heavy: bool
+    request: Request = field(repr=False)
+    clients: Clients = field(repr=False)
+
+    @property
+    def client(self) -> str | None:
+        """Whose request it is, as far as that is known."""
+        return self.clients.address(self.request)
+
+    @property
+    def network(self) -> str | None:
+        """Where it came from, as far as that is known."""
+        return self.clients.network(self.request)
 
 
 Vouch: TypeAlias = Callable[[Headers], Awaitable[None]]
@@ -157,8 +167,8 @@ class Front:
             headers=request.headers,
             value=value,
             is_heavy=is_heavy,
-            client=self._clients.address(request),
-            network=self._clients.network(request),
+            request=request,
+            clients=self._clients,
         )
 
 

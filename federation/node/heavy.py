@@ -4,9 +4,9 @@ Theory of operation. What holds up the event loop holds up every other request a
 what is being worked on takes several times the memory that it took on its way in. So it waits until there is room, in
 the order it came; whoever needs more room than there is gets all of it.
 
-A thread has no processor of its own, and to read a body is as much work again. So only as many bytes a second are let in,
-and what would have to wait for long is told to come back before it is read. Whoever writes a registered server's name can
-use that up, and have large bodies wait; nobody else notices.
+A thread has no processor of its own, and to read a body is as much work again. So only so many bytes a second are let
+in, and what would have to wait for long is told to come back before it is read. Whoever writes a registered server's
+name can use that up, and have large bodies wait; nobody else notices.
 """
 
 from __future__ import annotations

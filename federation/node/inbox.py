@@ -176,7 +176,7 @@ class Inbox:
     async def _look_again(self, url: str) -> KnownServer | None:
         """The server as it is now, where what this process knew of it is not enough: another may have changed it.
 
-        A flood of strangers, or in a server's name, has what was known a few seconds ago: a look costs as much as all the
+        A flood of strangers, or in a server's name, has what was known a few seconds ago: a look costs as much as the
         rest of a refusal.
         """
         now = monotonic()
