@@ -75,7 +75,6 @@ async def running_node() -> AsyncIterator[Node]:
     """A node that knows some servers, one of which everybody else pretends to be."""
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(node_environment("sqlite"))
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-"))
         keys, port, friend = own_keys(environment), free_port(), generate_own_keys()
         peers = stack.enter_context(peer_process(PEERS, keys))
         environment |= {"FEDERATION_PORT": str(port), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -83,16 +82,24 @@ async def running_node() -> AsyncIterator[Node]:
         await asyncio.to_thread(upgrade, settings)
         federation = Federation(settings)
         await _furnish(federation, peers, friend)
-        log = stack.enter_context(open(f"{directory}/log", "wb"))
-        command = [sys.executable, "-m", "federation", "--log-level", "warning", "run"]
-        process = subprocess.Popen(command, env=environment, cwd=directory, stdout=log, stderr=log)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
+        process = stack.enter_context(_process(environment))
         await _until_serving(port)
         try:
             yield Node(process, port, keys, federation, peers, friend)
         finally:
             await federation.close()
+
+
+@contextlib.contextmanager
+def _process(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "federation", "--log-level", "warning", "run"]
+    with tempfile.TemporaryDirectory(prefix="fd-bench-") as directory, open(f"{directory}/log", "wb") as log:
+        process = subprocess.Popen(command, env=environment, cwd=directory, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 async def _furnish(federation: Federation, peers: Peers, friend: OwnKeys) -> None:
@@ -139,10 +146,14 @@ async def measure(*, rate: float, seconds: float, offered: float) -> list[Figure
         answers = json.loads((await flooding.communicate())[0])
     print(json.dumps(answers), file=sys.stderr)
     labels: dict[str, object] = {"rate": rate, "seconds": seconds}
-    told = {"lost": float(flooded.lost), "p95_without_ms": calm.p95, "p50_ms": statistics.median(flooded.milliseconds)}
     return [
         Figure(
-            name="p95 of good follows, ms", labels=labels, value=flooded.p95, bar=250, has_to_be="at most", details=told
+            name="p95 of good follows, ms",
+            labels=labels,
+            value=flooded.p95,
+            bar=250,
+            has_to_be="at most",
+            details={"without_ms": calm.p95, "p50_ms": statistics.median(flooded.milliseconds)},
         ),
         Figure(name="good follows lost", labels=labels, value=flooded.lost, bar=0, has_to_be="at most"),
         Figure(
