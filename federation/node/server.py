@@ -57,6 +57,8 @@ DEFAULT_LIMITS = ConnectionLimits()
 # Longer than the four seconds that peers, and we, keep an idle connection for another request.
 _KEEPALIVE_SECONDS = 5
 _MAX_HEAD_BYTES = 16 * 1024
+_READ_BYTES: Final = 64 * 1024
+"""How much one read of a socket takes: so much of a body may be held before anybody has asked whether to read it."""
 _FRAMINGS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -190,6 +192,7 @@ class _BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # of asyncio's own transports
         if not self._bound.admit(self):
             transport.abort()
             return

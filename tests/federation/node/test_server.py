@@ -48,11 +48,17 @@ async def refuse_and_close(request: Request) -> Response:
     return Response(status_code=413, headers={"Connection": "close"})
 
 
+async def stall(request: Request) -> Response:
+    await asyncio.Event().wait()
+    return Response()
+
+
 @asynccontextmanager
 async def listening(limits: ConnectionLimits, clients: Clients | None = None) -> AsyncIterator[NodeServer]:
     """A server on a port of its own, which is in its `config.port`."""
     app = FastAPI()
     app.add_route("/", echo_length, methods=["POST"])
+    app.add_route("/stall", stall, methods=["POST"])
     app.add_route("/talk", talk, methods=["GET"])
     app.add_route("/refuse", refuse_unread, methods=["POST"])
     app.add_route("/close", refuse_and_close, methods=["POST"])
@@ -296,6 +302,21 @@ async def test_a_large_body_behind_a_small_head_is_none_of_the_head() -> None:
         writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
         assert (await read_to_end(reader)).endswith(b"60000")
+
+
+async def test_a_body_that_nobody_reads_takes_little() -> None:
+    """However fast it comes, and before anybody has asked who sends it."""
+    head = HEAD.replace(b"/ ", b"/stall ") + b"Content-Length: 8000000\r\n\r\n"
+    async with listening(LIMITS) as server, connected(server) as (_, writer):
+        writer.write(head + b"x" * 4_000_000)
+        await until(lambda: any(_unread(each) > 60_000 for each in server.server_state.connections))
+
+        assert all(_unread(each) <= 2 * 65_536 for each in server.server_state.connections)
+
+
+def _unread(connection: object) -> int:
+    cycle = getattr(connection, "cycle", None)
+    return len(cycle.body) if cycle is not None else 0
 
 
 async def test_a_body_framed_twice_ends_the_connection() -> None:
