@@ -327,6 +327,7 @@ class Federation:
             ConfigurationError: the node has no URL or no keys of its own.
         """
         # Here, because only nodes that serve need the `node` extra.
+        from federation.node.admission import deliveries_limit
         from federation.node.app import create_node_app
         from federation.node.clients import Clients
         from federation.node.limits import MemoryWindows, RedisWindows
@@ -347,6 +348,8 @@ class Federation:
             discovery=self.discovery,
             windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
             clients=clients,
+            per_client=deliveries_limit(self.settings.federation_inbound_per_client),
+            per_origin=deliveries_limit(self.settings.federation_inbound_per_origin),
             meter=self.meter,
             monitoring=MonitoringRoutes(
                 Endpoints(self.serving_readiness, self.metrics),

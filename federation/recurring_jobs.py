@@ -41,7 +41,7 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
         ),
         RecurringJob(
             name="purge",
-            does="deletes settled deliveries, attempts, rotations and news of follows past their time",
+            does="deletes settled deliveries, attempts, rotations, news of follows and unused registrations in time",
             interval=timedelta(hours=1),
             run=Purge(federation.database, clock=federation.clock),
         ),

@@ -123,10 +123,14 @@ def _stopping_on_signals(parts: Sequence[Part]) -> Iterator[None]:
 
 
 def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:
-    from federation.node.server import NodeServer  # here, because only this needs the `node` extra
+    # Here, because only this needs the `node` extra.
+    from federation.node.clients import Clients
+    from federation.node.server import NodeServer
 
-    server = NodeServer(federation.node_app(), grace=federation.settings.federation_grace)
-    return server, _listen(federation.settings)
+    settings = federation.settings
+    clients = Clients(settings.federation_trusted_proxies)
+    server = NodeServer(federation.node_app(), grace=settings.federation_grace, clients=clients)
+    return server, _listen(settings)
 
 
 def _listen(settings: Settings) -> socket.socket:

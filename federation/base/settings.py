@@ -80,6 +80,10 @@ class Settings(BaseSettings):
     federation_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     federation_trusted_proxies: Networks = ()
     """Addresses and networks of proxies before the inbound side: their `X-Forwarded-For` or `Forwarded` counts."""
+    federation_inbound_per_client: Annotated[int, Field(ge=1, le=1_000_000)] = 3000
+    """Follows, and posts, in ten seconds that one client address may send."""
+    federation_inbound_per_origin: Annotated[int, Field(ge=1, le=1_000_000)] = 3000
+    """Follows and posts in ten seconds that are taken from one server."""
 
     federation_metrics_bind: str = "127.0.0.1"
     """Where `--metrics-port` listens."""

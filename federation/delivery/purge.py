@@ -11,6 +11,7 @@ from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, FollowNews, RotateChallengeToken
 from federation.delivery.payloads import release
+from federation.delivery.strangers import UnusedServers
 from federation.servers.blacklist import purge_expired
 from workers.clock import Clock, SystemClock
 
@@ -22,8 +23,9 @@ BATCH: Final = 5_000
 
 
 class Purge:
-    """Deletes settled deliveries after 7 days, attempts and what was told of follows after 30, rotation challenges and
-    blacklist rules that expired, and shared texts that nothing refers to: whoever deleted their rows by hand left them.
+    """Deletes settled deliveries after 7 days, attempts and what was told of follows after 30, registrations that led
+    to nothing after as many (`UnusedServers`), rotation challenges and blacklist rules that expired, and shared texts
+    that nothing refers to: whoever deleted their rows by hand left them.
 
     In batches: one transaction must not hold SQLite's write lock for long. Repeating it does nothing.
     """
@@ -31,6 +33,7 @@ class Purge:
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
         self._database = database
         self._clock = clock or SystemClock()
+        self._unused_servers = UnusedServers(database, clock=self._clock)
 
     async def __call__(self) -> Mapping[str, object]:
         """Everything past its time is gone; how many rows of which kind.
@@ -46,6 +49,7 @@ class Purge:
             "follow_news": await self._delete(FollowNews, col(FollowNews.noted_at) < now - KEEP_FOLLOW_NEWS),
             "rules": await purge_expired(self._database, before=now),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
+            "servers": await self._unused_servers.purge(),
         }
 
     async def _delete(

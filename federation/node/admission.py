@@ -11,20 +11,24 @@ from starlette.requests import Request
 from federation.node.clients import Clients
 from federation.node.limits import Limit, Windows
 from federation.node.refusals import Refusal
-from federation.protocol.errors import UrlError
 from federation.protocol.relaying import MAX_RELAYED_BYTES, ORIGIN_HEADER, RELAY_PATH
-from federation.protocol.urls import canonical_origin
 
 RATE_LIMITED: Final = "RATE_LIMITED"
 
 DISCOVER_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
 ROTATION_PER_CLIENT: Final = Limit(requests=5, window=timedelta(minutes=1))
+NEW_SERVERS_PER_NETWORK: Final = Limit(requests=100, window=timedelta(hours=1))
 RELAY_PER_CLIENT: Final = Limit(requests=120, window=timedelta(minutes=1))
 RELAY_PER_ORIGIN: Final = Limit(requests=100, window=timedelta(minutes=1))
 
-_NO_SERVER: Final = "invalid"
-"""What all origins that name no server share."""
 
+def deliveries_limit(requests: int) -> Limit:
+    """So many follows or posts at once; the window is that of the other implementation."""
+    return Limit(requests=requests, window=timedelta(seconds=10))
+
+
+DELIVERIES: Final = deliveries_limit(3000)
+"""More than a process can take."""
 
 Admit: TypeAlias = Callable[[Request], Awaitable[None]]
 """Lets a request in; raises its `Refusal` otherwise."""
@@ -50,24 +54,59 @@ class PerClient:
             raise _too_many(self._limit, code=None)
 
 
+class PerOrigin:
+    """Lets a server's deliveries in so often; to be asked only of what the server has proved to be its own."""
+
+    def __init__(self, limit: Limit, *, windows: Windows) -> None:
+        self._limit = limit
+        self._windows = windows
+
+    async def __call__(self, origin: str) -> None:
+        if not await self._windows.allows(f"inbox:{origin}", self._limit):
+            raise _too_many(self._limit, code=RATE_LIMITED)
+
+
+class PerRelayingOrigin:
+    """Lets a server relay so often, for each client that writes its name and its keys.
+
+    Anybody can: relaying proves nothing. Who does it from elsewhere spends nobody else's share.
+    """
+
+    def __init__(self, *, windows: Windows) -> None:
+        self._windows = windows
+
+    async def __call__(self, origin: str, client: str | None) -> None:
+        subject = ":".join([RELAY_PATH.strip("/"), origin, *([client] if client else [])])
+        if not await self._windows.allows(subject, RELAY_PER_ORIGIN):
+            raise _too_many(RELAY_PER_ORIGIN, code=RATE_LIMITED)
+
+
+class PerNetwork:
+    """Lets so many servers that nobody knew register from one network; from one that is not known any number."""
+
+    def __init__(self, *, windows: Windows) -> None:
+        self._windows = windows
+
+    async def __call__(self, network: str | None) -> None:
+        if network is None:
+            return
+        if not await self._windows.allows(f"register:{network}", NEW_SERVERS_PER_NETWORK):
+            raise _too_many(NEW_SERVERS_PER_NETWORK, code=None)
+
+
 class ProxyAdmission:
     """Lets a request to `/proxy` in that is small enough, says for whom it is, and is not one of too many."""
 
-    def __init__(self, *, per_client: Admit, windows: Windows) -> None:
+    def __init__(self, *, per_client: Admit) -> None:
         self._per_client = per_client
-        self._windows = windows
 
     async def __call__(self, request: Request) -> None:
         await self._per_client(request)
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > MAX_RELAYED_BYTES:
             raise too_large_to_relay(MAX_RELAYED_BYTES)
-        claimed = request.headers.get(ORIGIN_HEADER, "")
-        if not claimed:
+        if not request.headers.get(ORIGIN_HEADER, ""):
             raise Refusal(400, f"The {ORIGIN_HEADER} header is missing", code="MISSING_FED_ORIGIN_HEADER")
-        # Anybody can write this header; the limit per client is what stops those who write others' names.
-        if not await self._windows.allows(f"{RELAY_PATH.strip('/')}:{_origin(claimed)}", RELAY_PER_ORIGIN):
-            raise _too_many(RELAY_PER_ORIGIN, code=RATE_LIMITED)
 
 
 def too_large_to_relay(limit: int) -> Refusal:
@@ -80,10 +119,3 @@ def _too_many(limit: Limit, *, code: str | None) -> Refusal:
     seconds = round(limit.window.total_seconds())
     text = f"More than {limit.requests} requests in {seconds} seconds"
     return Refusal(429, text, code=code, reason=RATE_LIMITED, headers={"Retry-After": str(seconds)})
-
-
-def _origin(claimed: str) -> str:
-    try:
-        return canonical_origin(claimed)
-    except UrlError:
-        return _NO_SERVER

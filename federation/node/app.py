@@ -14,34 +14,39 @@ from federation.base.reach import gaps
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import (
+    DELIVERIES,
     DISCOVER_PER_CLIENT,
     RELAY_PER_CLIENT,
     ROTATION_PER_CLIENT,
     PerClient,
+    PerNetwork,
+    PerOrigin,
+    PerRelayingOrigin,
     ProxyAdmission,
     too_large_to_relay,
 )
 from federation.node.blacklist import BlacklistGate
-from federation.node.bodies import BodyReader
 from federation.node.callback import Callback
 from federation.node.clients import Clients
 from federation.node.discover import MAX_DISCOVER_REQUEST_BYTES, Discover
 from federation.node.follows import FOLLOWS_PATH, FollowsInbox
 from federation.node.forwarding import Forwarder
 from federation.node.front import Front
+from federation.node.heavy import HeavyWork
 from federation.node.inbox import Inbox
 from federation.node.key_check import KeyCheck
-from federation.node.limits import Windows
+from federation.node.limits import Limit, Windows
 from federation.node.monitoring import MonitoringRoutes
 from federation.node.posts import POSTS_PATH, PostsInbox
 from federation.node.proxy import ProxyEndpoint
 from federation.node.registration import Registration
 from federation.node.rotation import RotationConfirm, RotationStart
 from federation.node.targeted import TargetedInbox
-from federation.protocol.activities import MAX_REQUEST_BYTES
+from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES
 from federation.protocol.keys import KeyRing
-from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
+from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, ProxyRequest, TargetedRequest
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
+from federation.protocol.skimming import members_of
 from federation.servers.discovery import Discover as DiscoverServer
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
@@ -60,17 +65,27 @@ def create_node_app(
     discovery: DiscoverServer,
     windows: Windows,
     clients: Clients,
+    per_client: Limit = DELIVERIES,
+    per_origin: Limit = DELIVERIES,
     meter: Meter = NO_METER,
     monitoring: MonitoringRoutes | None = None,
 ) -> FastAPI:
     """An ASGI application that serves as *own_url*, given in canonical form; it opens and closes nothing it is given.
 
-    *fetch* and *discovery* should send through the same *guard*. Where `user`, `posts`
-    or `blocks` is missing, or a column, follows and posts are refused with its name.
+    *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* bound follows and
+    posts. Where `user`, `posts` or `blocks` is missing, or a column, follows and posts are refused with its name.
     """
     gate = BlacklistGate(registry)
-    front = Front(gate=gate, bodies=BodyReader(), gaps=lambda: gaps(database), meter=meter)
-    inbox = Inbox(keys=keys, registry=registry, gate=gate, heard=links.look_soon)
+    heavy = HeavyWork()
+    front = Front(gate=gate, gaps=lambda: gaps(database), clients=clients, heavy=heavy, meter=meter)
+    inbox = Inbox(
+        keys=keys,
+        registry=registry,
+        gate=gate,
+        heard=links.look_soon,
+        per_origin=PerOrigin(per_origin, windows=windows),
+        heavy=heavy,
+    )
     follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
     posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)
 
@@ -87,18 +102,25 @@ def create_node_app(
             heard=links.look_soon,
             callback=callback,
             guard=guard,
+            admit_new=PerNetwork(windows=windows),
         ),
         key_check=KeyCheck(keys=keys, database=database, callback=callback, guard=guard, gate=gate),
     )
 
     rotation_start = RotationStart(keys=keys, database=database, windows=windows)
     rotation_confirm = RotationConfirm(keys=keys, database=database, registry=registry, heard=links.look_now)
-    forwarder = Forwarder(own_url=own_url, inbox=inbox, registry=registry, discover=discovery, fetch=fetch)
+    forwarder = Forwarder(
+        own_url=own_url,
+        inbox=inbox,
+        registry=registry,
+        discover=discovery,
+        fetch=fetch,
+        admit=PerRelayingOrigin(windows=windows),
+    )
     proxy = ProxyEndpoint(forwarder=forwarder, targeted=TargetedInbox(inbox=inbox, follows=follows, posts=posts))
     discover_admission = PerClient(DISCOVER_PER_CLIENT, clients=clients, windows=windows)
-    relay_admission = ProxyAdmission(
-        per_client=PerClient(RELAY_PER_CLIENT, clients=clients, windows=windows), windows=windows
-    )
+    relay_admission = ProxyAdmission(per_client=PerClient(RELAY_PER_CLIENT, clients=clients, windows=windows))
+    delivery_admission = PerClient(per_client, clients=clients, windows=windows)
 
     # The documentation pages load scripts from elsewhere and describe nothing here: the wire protocol does.
     app = FastAPI(title="Federation node", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -112,13 +134,24 @@ def create_node_app(
     for path, rotation in ((ROTATE_INIT_PATH, rotation_start), (ROTATE_CONFIRM_PATH, rotation_confirm)):
         endpoint = front.endpoint(rotation, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=rotation_admission)
         app.add_route(path, endpoint, methods=["POST"])
-    app.add_route(FOLLOWS_PATH, front.endpoint(follows, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
-    app.add_route(POSTS_PATH, front.endpoint(posts, max_bytes=MAX_REQUEST_BYTES), methods=["POST"])
-    app.add_route(
-        RELAY_PATH,
-        front.endpoint(proxy, max_bytes=MAX_RELAYED_BYTES, admit=relay_admission, too_large=too_large_to_relay),
-        methods=["POST"],
+    for path, deliveries in ((FOLLOWS_PATH, follows), (POSTS_PATH, posts)):
+        endpoint = front.endpoint(
+            deliveries,
+            max_bytes=MAX_REQUEST_BYTES,
+            admit=delivery_admission,
+            reads=DELIVERY_MEMBERS,
+            vouch=inbox.vouch,
+        )
+        app.add_route(path, endpoint, methods=["POST"])
+    endpoint = front.endpoint(
+        proxy,
+        max_bytes=MAX_RELAYED_BYTES,
+        admit=relay_admission,
+        too_large=too_large_to_relay,
+        reads=members_of(ProxyRequest) | members_of(TargetedRequest),
+        vouch=inbox.vouch,
     )
+    app.add_route(RELAY_PATH, endpoint, methods=["POST"])
     if monitoring is not None:
         monitoring.add_to(app)
     return app

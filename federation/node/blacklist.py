@@ -11,7 +11,7 @@ from federation.protocol.urls import MAX_URL_CHARACTERS
 from federation.servers.registry import Registry
 
 _HEADERS = ("origin", "x-federation-origin")
-_BODY_MEMBERS = ("url", "serverUrl")
+BODY_MEMBERS = ("url", "serverUrl")
 
 
 class BlacklistGate:
@@ -23,13 +23,21 @@ class BlacklistGate:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    async def check_request(self, headers: Headers, value: object) -> None:
-        """The request names no blacklisted server, neither in its headers nor in *value*, its parsed body.
+    async def check_headers(self, headers: Headers) -> None:
+        """The request names no blacklisted server in its headers.
 
         Raises:
             Refusal: it does.
         """
-        await self.check([*_named_in_headers(headers), *_named_in_body(value)])
+        await self.check(_named_in_headers(headers))
+
+    async def check_body(self, value: object) -> None:
+        """As `check_headers`, of the request's parsed body.
+
+        Raises:
+            Refusal: it does.
+        """
+        await self.check(_named_in_body(value))
 
     async def check(self, named: Iterable[object]) -> None:
         """None of the server URLs in *named* is blacklisted; what is no URL at all is ignored.
@@ -49,4 +57,4 @@ def _named_in_headers(headers: Headers) -> Iterator[str]:
 
 def _named_in_body(value: object) -> Iterator[object]:
     if isinstance(value, dict):
-        yield from (value.get(member) for member in _BODY_MEMBERS)
+        yield from (value.get(member) for member in BODY_MEMBERS)

@@ -1,22 +1,34 @@
-"""Request bodies, read within bounds of size, time and memory."""
+"""Request bodies, read within bounds of size, time and memory.
+
+Theory of operation. A body counts as what it takes: on its way in its bytes, once it is there several times as much,
+for what is made of it. One over 64 KiB is read only if somebody vouches for its sender, and then waits for its turn
+(`HeavyWork`); a stranger's is refused by its announced length, or once that much of it has come. Small bodies and large
+ones have memory of their own: large ones that never end keep no small one out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 
+from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import FrameworkRefusal, Refusal, try_later
 
 BODY_TIMEOUT = timedelta(seconds=15)
-BODY_MEMORY_BYTES = 64 * 1024 * 1024
-DISCARDED_BYTES = 16 * 1024 * 1024
-"""How much of a body over its limit is read and dropped: a client that is still sending would miss the answer."""
+SMALL_MEMORY_BYTES: Final = 12 * 1024 * 1024
+LARGE_MEMORY_BYTES: Final = 16 * 1024 * 1024
+BODY_WEIGHT: Final = 8
+"""How many times its bytes a body takes while it is worked on: itself, its members, the ciphertext, the plaintext as
+bytes and as text, the activity, and what of it is on its way to the database."""
+DISCARDED_BYTES = HEAVY_BYTES
+"""How much of a refused body is read and dropped, so that the connection can be used again."""
 
 # What is left of a refused body may still be on its way: the connection cannot be used again.
 _CLOSE = {"Connection": "close"}
@@ -31,58 +43,133 @@ def framework_too_large(limit: int) -> Refusal:
     return FrameworkRefusal(413, f"The body has more than {limit} bytes", code="PAYLOAD_TOO_LARGE", headers=_CLOSE)
 
 
+Vouch: TypeAlias = Callable[[], Awaitable[None]]
+"""Raises its `Refusal` if nobody may send more than 64 KiB here in the name that a request gives."""
+
+
+async def _for_anybody() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Memory:
+    """So many bytes, of which some are held."""
+
+    most: int
+    held: int = 0
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A body, and how much of which memory it takes."""
+
+    memory: _Memory
+    body: bytearray = field(default_factory=bytearray)
+    held: int = 0
+
+    def take(self, amount: int) -> None:
+        """So much more.
+
+        Raises:
+            Refusal: 503, there is not as much.
+        """
+        self.held += amount
+        self.memory.held += amount
+        if self.memory.held > self.memory.most:
+            raise try_later("Too many requests at once", reason="BODY_MEMORY")
+
+    def leave(self) -> None:
+        """It takes nothing any more."""
+        self.memory.held -= self.held
+        self.held = 0
+
+    def move(self, memory: _Memory) -> None:
+        """What it takes is taken of *memory* from now on."""
+        held = self.held
+        self.leave()
+        self.memory = memory
+        self.take(held)
+
+
 class BodyReader:
-    """Reads request bodies; those being read or worked on take at most *memory* bytes together.
+    """Reads request bodies: small ones take at most *memory* bytes together, large ones that are on their way *large*.
 
     A body has *timeout* to arrive. A flood of large or slow bodies thus costs a known amount of memory, and what does
     not fit is told to come back.
     """
 
-    def __init__(self, *, timeout: timedelta = BODY_TIMEOUT, memory: int = BODY_MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        timeout: timedelta = BODY_TIMEOUT,
+        memory: int = SMALL_MEMORY_BYTES,
+        large: int = LARGE_MEMORY_BYTES,
+        heavy: HeavyWork | None = None,
+    ) -> None:
         self._timeout = timeout.total_seconds()
-        self._memory = memory
-        self._held = 0
+        self._small = _Memory(memory)
+        self._large = _Memory(large)
+        self._heavy = heavy or HeavyWork()
 
     @asynccontextmanager
     async def read(
-        self, request: Request, *, limit: int, too_large: TooLarge = framework_too_large
-    ) -> AsyncIterator[bytes]:
-        """The whole body; its memory counts as taken until the block ends.
+        self,
+        request: Request,
+        *,
+        limit: int,
+        too_large: TooLarge = framework_too_large,
+        vouch: Vouch = _for_anybody,
+    ) -> AsyncIterator[bytearray]:
+        """The whole body; its memory counts as taken until the block ends. *vouch* is asked for one over 64 KiB.
 
         Raises:
-            Refusal: *too_large*'s, 413, over *limit* bytes; 408 too slow or cut off; 503 no memory left for it.
+            Refusal: *vouch*'s; *too_large*'s, 413, over *limit* bytes; 408 too slow or cut off; 503 no memory left.
         """
-        body = bytearray()
+        arriving = _Arriving(self._small)
         try:
-            await self._fill(body, request, limit, too_large)
-            yield bytes(body)
+            await self._fill(arriving, request, limit, too_large, vouch)
+            weight = BODY_WEIGHT * len(arriving.body)
+            if arriving.memory is self._large:
+                async with self._heavy.room(weight):
+                    arriving.leave()
+                    yield arriving.body
+            else:
+                arriving.take(weight - arriving.held)
+                yield arriving.body
         finally:
-            self._held -= len(body)
+            arriving.leave()
 
-    async def discard(self, request: Request) -> None:
-        """The body was read and dropped, if it is not too long for that: its sender can read the refusal."""
+    async def discard(self, request: Request) -> bool:
+        """Whether the body was read and dropped, which it is if it is short; the connection is of no use otherwise."""
         if _announced(request) > DISCARDED_BYTES:
-            return
+            return False
         received = 0
         with contextlib.suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(self._timeout):
                 async for chunk in request.stream():
                     received += len(chunk)
                     if received > DISCARDED_BYTES:
-                        break
+                        return False
+                return True
+        return False
 
-    async def _fill(self, body: bytearray, request: Request, limit: int, too_large: TooLarge) -> None:
-        if _announced(request) > limit + DISCARDED_BYTES:
+    async def _fill(self, arriving: _Arriving, request: Request, limit: int, too_large: TooLarge, vouch: Vouch) -> None:
+        if _announced(request) > max(limit, DISCARDED_BYTES):
             raise too_large(limit)
+        if _announced(request) > HEAVY_BYTES:
+            await self._admit_large(arriving, _announced(request), vouch)
         received = 0
         try:
             async with asyncio.timeout(self._timeout):
                 async for chunk in request.stream():
                     received += len(chunk)
-                    if received <= limit:
-                        self._keep(body, chunk)
-                    elif received > limit + DISCARDED_BYTES:
+                    if received > max(limit, DISCARDED_BYTES):
                         break
+                    if received > HEAVY_BYTES and arriving.memory is self._small:
+                        await self._admit_large(arriving, limit, vouch)
+                    if received <= limit:
+                        arriving.take(len(chunk))
+                        arriving.body += chunk
         except TimeoutError:
             text = f"The body did not arrive within {self._timeout:g} seconds"
             raise FrameworkRefusal(408, text, code="REQUEST_TIMEOUT", headers=_CLOSE) from None
@@ -91,11 +178,14 @@ class BodyReader:
         if received > limit:
             raise too_large(limit)
 
-    def _keep(self, body: bytearray, chunk: bytes) -> None:
-        body += chunk
-        self._held += len(chunk)
-        if self._held > self._memory:
-            raise try_later("Too many large requests at once", reason="BODY_MEMORY")
+    async def _admit_large(self, arriving: _Arriving, size: int, vouch: Vouch) -> None:
+        try:
+            await vouch()
+            await self._heavy.turn(size)
+        except Refusal as refusal:
+            refusal.headers = {**refusal.headers, **_CLOSE}
+            raise
+        arriving.move(self._large)
 
 
 def _announced(request: Request) -> int:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
 from federation.http.errors import BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch
 from federation.node.refusals import Refusal, try_later
+from federation.protocol.urls import host_of
 
 CALLBACK_TIMEOUT: Final = timedelta(seconds=10)
 MAX_CALLBACKS: Final = 16
+MAX_CALLBACKS_PER_HOST: Final = 12
+"""Whatever the ports: one that hangs on all of them leaves room for others."""
+MAX_CALLBACKS_PER_SERVER: Final = 4
 
 
 class Callback:
     """Callable with the origin of a server; the one way to make this node talk to somebody on request.
 
-    Only a few run at once: each may wait on a server of the requester's choice, on connections deliveries use, too.
+    Only a few run at once, and fewer to one host and to one server: each may wait on a server of the requester's
+    choice, on connections deliveries use, too, and one that hangs may not hold up the introductions of all others.
     """
 
     def __init__(self, fetch: FederationFetch) -> None:
         self._fetch = fetch
-        self._slots = asyncio.Semaphore(MAX_CALLBACKS)
+        self._under_way: Counter[str] = Counter()
 
     async def __call__(self, origin: str) -> bytes:
         """What *origin*'s `/discover` answers within ten seconds, whatever its status.
@@ -31,9 +38,7 @@ class Callback:
             Refusal: 502 no answer, with the network error's code if that is why; 503 too many are being asked.
             BlockedUrl: the guard refuses it.
         """
-        if self._slots.locked():
-            raise try_later("Too many servers are being asked for their keys", reason="CALLBACKS")
-        async with self._slots:
+        with self._slot(origin):
             try:
                 fetched = await self._fetch(f"{origin}/discover", timeout=CALLBACK_TIMEOUT, server_url=origin)
             except NetworkError as error:
@@ -42,6 +47,18 @@ class Callback:
             except BodyTooLarge:
                 raise no_document(origin) from None
         return fetched.response.body
+
+    @contextmanager
+    def _slot(self, origin: str) -> Iterator[None]:
+        bounds = {"": MAX_CALLBACKS, host_of(origin): MAX_CALLBACKS_PER_HOST, origin: MAX_CALLBACKS_PER_SERVER}
+        if any(self._under_way[name] >= bound for name, bound in bounds.items()):
+            raise try_later("Too many servers are being asked for their keys", reason="CALLBACKS")
+        self._under_way.update(bounds.keys())
+        try:
+            yield
+        finally:
+            self._under_way.subtract(bounds.keys())
+            self._under_way = +self._under_way  # forgets those at zero
 
 
 def no_document(origin: str) -> Refusal:

@@ -27,6 +27,8 @@ Unnamed: TypeAlias = Callable[[str], None]
 _FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
 _IPV6_SUBSCRIBER_BITS: Final = 64
 """What one subscriber has: limiting single addresses of it would limit nobody."""
+_IPV4_SITE_BITS: Final = 24
+_IPV6_SITE_BITS: Final = 48
 
 _PAIR: Final = re.compile(r"""[ \t]*([\w!#$%&'*+.^`|~-]+)=([^\s;,"]+|"(?:[^"\\]|\\.)*")[ \t]*([;,]|$)""", re.ASCII)
 """A parameter of RFC 7239, and what ends it: `;` before the next, `,` before that of the next proxy."""
@@ -65,6 +67,19 @@ class Clients:
         if self._is_proxy(peer):
             return self._behind_proxies(request.headers)
         return None if any(name in request.headers for name in _FORWARDING_HEADERS) else peer
+
+    def network(self, request: Request) -> str | None:
+        """What the client's provider gave it and its neighbours, /24 or /48; None if a proxy nobody named shows."""
+        address = self.certain_address(request)
+        if address is None:
+            return None
+        bits = _IPV6_SITE_BITS if isinstance(address, IPv6Address) else _IPV4_SITE_BITS
+        return str(ip_network((address, bits), strict=False))
+
+    def of_connection(self, host: str) -> str | None:
+        """Whose connection it is that comes from *host*; None if a trusted proxy's, which is many clients'."""
+        peer = _address(host)
+        return None if peer is None or self._is_proxy(peer) else _name(peer)
 
     def _behind_proxies(self, headers: Headers) -> Address | None:
         clients = {self._first_client(steps(headers)) for name, steps in _CHAINS.items() if name in headers}

@@ -68,7 +68,7 @@ class Discover:
         """
         match inbound.value:
             case {"method": "REGISTER"}:
-                return await self._registration(inbound.value)
+                return await self._registration(inbound.value, network=inbound.network)
             case {"method": "DISCOVER"}:
                 return await self._key_check(inbound.value)
             case NotJson():

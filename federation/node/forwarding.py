@@ -23,6 +23,7 @@ from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch
 from federation.http.response import Response as Answer
 from federation.http.threat_policy import NetworkErrorCode
+from federation.node.admission import PerRelayingOrigin
 from federation.node.inbox import Inbox
 from federation.node.refusals import Refusal, invalid_proxy_data, try_later
 from federation.protocol.acks import ACK_METHOD, MAX_ACK_BYTES
@@ -58,6 +59,7 @@ class Forwarder:
         registry: Registry,
         discover: Discover,
         fetch: FederationFetch,
+        admit: PerRelayingOrigin,
         timeout: timedelta = RELAY_TIMEOUT,
     ) -> None:
         self._own_url = own_url
@@ -65,18 +67,21 @@ class Forwarder:
         self._registry = registry
         self._discover = discover
         self._fetch = fetch
+        self._admit = admit
         self._timeout = timeout
         self._under_way: Counter[str] = Counter()
 
-    async def __call__(self, request: ProxyRequest, *, sender_url: str) -> Response:
+    async def __call__(self, request: ProxyRequest, *, sender_url: str, client: str | None) -> Response:
         """The target's answer, which was asked in our name.
 
         Raises:
             Refusal: 400 no target of a relay; 403 the sender is not registered with these keys, or one of the two is
-                blacklisted; 502 the target did not answer, or not with 2xx and JSON; 503 too many at once.
+                blacklisted; 429 too often in that sender's name by this client; 502 the target did not answer, or not
+                with 2xx and JSON; 503 too many at once.
         """
         target = self._target(request.target_url)
         sender = await self._sender(request, sender_url)
+        await self._admit(sender.url, client)
         if target == sender.url:
             raise invalid_proxy_data("targetUrl: the sender itself")
         await self._inbox.require_welcome(target)

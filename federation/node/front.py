@@ -1,9 +1,13 @@
-"""What happens to every request before and after its endpoint: bounded body, blacklist, errors, log."""
+"""What happens to every request before and after its endpoint: bounded body, blacklist, errors, log.
+
+Nothing of a body is read before its headers have passed, and no more is built of it than its endpoint reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import structlog
@@ -17,11 +21,14 @@ from federation.base.errors import Unreachable
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from federation.node.admission import Admit, everybody
-from federation.node.blacklist import BlacklistGate
+from federation.node.blacklist import BODY_MEMBERS, BlacklistGate
 from federation.node.bodies import BodyReader, TooLarge, framework_too_large
+from federation.node.clients import Clients
+from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal, incomplete_database, try_later
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.json_text import parse_json
+from federation.protocol.skimming import Leaf, Members, skim
 from federation.protocol.urls import canonical_origin
 
 log = structlog.get_logger(__name__)
@@ -31,11 +38,33 @@ log = structlog.get_logger(__name__)
 class Inbound:
     """A request that passed the gate, nothing of it believed yet: its headers, and its body's JSON value or why none.
 
-    The body is parsed here once, for the gate and the endpoint: for a large one that is most of the work.
+    The body is parsed here once, for the gate and the endpoint. `is_heavy`: it is over 64 KiB, and so is what else is
+    done with it.
     """
 
     headers: Headers = field(repr=False)
     value: object | NotJson = field(repr=False)
+    is_heavy: bool
+    request: Request = field(repr=False)
+    clients: Clients = field(repr=False)
+
+    @property
+    def client(self) -> str | None:
+        """Whose request it is, as far as that is known."""
+        return self.clients.address(self.request)
+
+    @property
+    def network(self) -> str | None:
+        """Where it came from, as far as that is known."""
+        return self.clients.network(self.request)
+
+
+Vouch: TypeAlias = Callable[[Headers], Awaitable[None]]
+"""Raises its `Refusal` if nobody may send more than 64 KiB in the name that these headers give."""
+
+
+async def _for_anybody(_: Headers) -> None:
+    pass
 
 
 Handler: TypeAlias = Callable[[Inbound], Awaitable[Response]]
@@ -49,11 +78,21 @@ class Front:
     `gaps` is asked what the database lacks when it refused a statement.
     """
 
-    def __init__(self, *, gate: BlacklistGate, bodies: BodyReader, gaps: Gaps, meter: Meter = NO_METER) -> None:
+    def __init__(
+        self,
+        *,
+        gate: BlacklistGate,
+        gaps: Gaps,
+        clients: Clients,
+        heavy: HeavyWork,
+        meter: Meter = NO_METER,
+    ) -> None:
         self._gate = gate
         self._gaps = gaps
+        self._clients = clients
+        self._heavy = heavy
         self._meter = meter
-        self._bodies = bodies
+        self._bodies = BodyReader(heavy=heavy)
 
     def endpoint(
         self,
@@ -62,20 +101,26 @@ class Front:
         max_bytes: int,
         admit: Admit = everybody,
         too_large: TooLarge = framework_too_large,
+        reads: Members | None = None,
+        vouch: Vouch = _for_anybody,
     ) -> Endpoint:
         """*handler* as an endpoint for bodies of up to *max_bytes* of requests that *admit* lets in.
 
+        *reads* are the members that it looks at, None: all. *vouch* is asked for those over 64 KiB.
         A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, one without a table or column
         503 with its name, any other exception 500.
         Senders try again after all of them.
         """
 
+        members = None if reads is None else reads | _NAMES
+
         async def answer(request: Request) -> Response:
             try:
                 await self._admit(request, admit)
-                async with self._bodies.read(request, limit=max_bytes, too_large=too_large) as body:
-                    inbound = Inbound(headers=request.headers, value=_json_value(body))
-                    await self._gate.check_request(inbound.headers, inbound.value)
+                vouched = partial(vouch, request.headers)
+                async with self._bodies.read(request, limit=max_bytes, too_large=too_large, vouch=vouched) as body:
+                    inbound = await self._inbound(request, body, members)
+                    await self._gate.check_body(inbound.value)
                     return await handler(inbound)
             except Refusal as refusal:
                 return _refused(request, refusal)
@@ -107,16 +152,37 @@ class Front:
     async def _admit(self, request: Request, admit: Admit) -> None:
         try:
             await admit(request)
-        except Refusal:
-            await self._bodies.discard(request)
+            await self._gate.check_headers(request.headers)
+        except Refusal as refusal:
+            if not await self._bodies.discard(request):
+                refusal.headers = {**refusal.headers, "Connection": "close"}
             raise
 
+    async def _inbound(self, request: Request, body: bytearray, members: Members | None) -> Inbound:
+        is_heavy = len(body) > HEAVY_BYTES
+        read = partial(_json_value, body, members)
+        value = await self._heavy.run(read) if is_heavy else read()
+        body.clear()  # what was wanted of it is in the value
+        return Inbound(
+            headers=request.headers,
+            value=value,
+            is_heavy=is_heavy,
+            request=request,
+            clients=self._clients,
+        )
 
-def _json_value(body: bytes) -> object | NotJson:
+
+_NAMES = Members(shapes=dict.fromkeys(BODY_MEMBERS, Leaf.SCALAR))
+
+
+def _json_value(body: bytearray, members: Members | None) -> object | NotJson:
     try:
-        return parse_json(body, limit=len(body))
+        if members is not None:
+            return skim(body, members, limit=len(body))
+        return parse_json(bytes(body), limit=len(body))
     except NotJson as error:
-        return error.with_traceback(None)  # its frames hold the body
+        error.__context__ = None
+        return error.with_traceback(None)  # the frames of both hold the body
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from functools import partial
+from time import monotonic
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
+from federation.node.admission import PerOrigin
 from federation.node.blacklist import BlacklistGate
 from federation.node.front import Inbound
+from federation.node.heavy import HeavyWork
 from federation.node.refusals import FrameworkRefusal, Refusal, json_response
 from federation.protocol.acks import ack_response
 from federation.protocol.activities import (
@@ -22,16 +26,18 @@ from federation.protocol.activities import (
 )
 from federation.protocol.errors import EnvelopeError, NotJson, ProtocolError, UrlError
 from federation.protocol.keys import KeyRing, OwnKeys, decode_key
-from federation.protocol.models import parse_model
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.signing import verify_signature
+from federation.protocol.skimming import read_model
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import KnownServer, Registry
 
 UNKNOWN_SERVER = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
 INVALID_SIGNATURE = "INVALID_SIGNATURE"
 BLACKLISTED_SERVER = "BLACKLISTED_FEDERATION_SERVER"
+
+LOOKS_PER_SECOND: Final = 20
 
 _ORIGIN_HEADERS = ("x-federation-origin", "origin")
 
@@ -55,25 +61,40 @@ class Received(Generic[Activity]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened(Generic[Activity]):
-    """An activity as it was sealed to us, by whomever."""
+    """An activity as it was sealed to us, by whomever; its signature may have been verified already, with that key."""
 
     text: str = field(repr=False)
     signature: str = field(repr=False)
     activity: Activity
     opened_with: OwnKeys
+    verified_with: str | None = None
 
     def is_signed_by(self, sender: KnownServer) -> bool:
+        if self.verified_with == sender.public_key:
+            return True
         return verify_signature(self.text, self.signature, sender.public_key)
 
 
 class Inbox:
     """Opens deliveries sealed to our keys and signs their acknowledgments."""
 
-    def __init__(self, *, keys: KeyRing, registry: Registry, gate: BlacklistGate, heard: HeardOf) -> None:
+    def __init__(
+        self,
+        *,
+        keys: KeyRing,
+        registry: Registry,
+        gate: BlacklistGate,
+        heard: HeardOf,
+        per_origin: PerOrigin,
+        heavy: HeavyWork,
+    ) -> None:
         self._keys = keys
         self._registry = registry
         self._gate = gate
         self._heard = heard
+        self._per_origin = per_origin
+        self._heavy = heavy
+        self._looks_until = 0.0
 
     async def open(
         self, inbound: Inbound, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
@@ -84,10 +105,13 @@ class Inbox:
 
         Raises:
             Refusal: 415 no JSON by its header; *malformed*'s where the body, envelope or plaintext is no such
-                activity; 403 unknown or blacklisted server, or not signed by it.
+                activity; 403 unknown or blacklisted server, or not signed by it; 429 too often.
         """
         _require_json(inbound.headers)
-        opened = self._unseal(inbound.value, models, malformed)
+        if inbound.is_heavy:
+            opened = await self._open_heavy(inbound, models, malformed)
+        else:
+            opened = self._unseal(inbound.value, models, malformed)
         author = opened.activity.federation_url
         await self._gate.check([author])
         sender = await self.registered(author)
@@ -95,6 +119,14 @@ class Inbox:
         received = await self._verified(opened, sender)
         await self._heard(sender.url)
         return received
+
+    async def vouch(self, headers: Headers) -> None:
+        """The server that *headers* name is registered: it may send more than 64 KiB.
+
+        Raises:
+            Refusal: 403 it is not, or none is named.
+        """
+        await self.registered(_claimed_origin(headers))
 
     async def open_relayed(
         self,
@@ -136,11 +168,23 @@ class Inbox:
             origin = canonical_origin(url)
         except UrlError:
             raise unknown_server() from None
-        # Another process may have registered the server since it was found missing.
-        server = (await self._registry.standing(origin)).server or await self._registry.find(origin)
+        server = await self._registry.known(origin) or await self._look_again(origin)
         if server is None:
             raise unknown_server()
         return server
+
+    async def _look_again(self, url: str) -> KnownServer | None:
+        """The server as it is now, where what this process knew of it is not enough: another may have changed it.
+
+        A flood of strangers, or in a server's name, has what was known a few seconds ago: a look costs as much as the
+        rest of a refusal.
+        """
+        now = monotonic()
+        self._looks_until = max(self._looks_until, now - 1) + 1 / LOOKS_PER_SECOND
+        if self._looks_until > now:
+            self._looks_until -= 1 / LOOKS_PER_SECOND
+            return await self._registry.known(url)
+        return await self._registry.find(url)
 
     def unseal(self, envelope: Envelope) -> tuple[str, OwnKeys]:
         """The text sealed to one of our keys, and which.
@@ -164,14 +208,27 @@ class Inbox:
     async def _verified(self, opened: _Opened[Activity], sender: KnownServer) -> Received[Activity]:
         if not opened.is_signed_by(sender):
             # Another process may have registered new keys of it in the seconds since this one looked.
-            current = await self._registry.find(sender.url)
+            current = await self._look_again(sender.url)
             if current is None or current.public_key == sender.public_key or not opened.is_signed_by(current):
-                raise Refusal(403, "The signature is not the sending server's", code=INVALID_SIGNATURE)
+                raise _not_signed()
             sender = current
+        await self._per_origin(sender.url)
         return Received(sender=sender, activity=opened.activity, opened_with=opened.opened_with)
 
+    async def _open_heavy(
+        self, inbound: Inbound, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
+    ) -> _Opened[Activity]:
+        """As `_unseal`, off the event loop; only what the server in the headers signed is read."""
+        claimed = await self.registered(_claimed_origin(inbound.headers))
+        signer = await self._look_again(claimed.url) or claimed
+        return await self._heavy.run(partial(self._unseal, inbound.value, models, malformed, signer))
+
     def _unseal(
-        self, value: object, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
+        self,
+        value: object,
+        models: Mapping[ActivityMethod, type[Activity]],
+        malformed: Malformed,
+        signer: KnownServer | None = None,
     ) -> _Opened[Activity]:
         request = _parse(value, malformed)
         model = models.get(request.method)
@@ -179,8 +236,16 @@ class Inbox:
             raise malformed("body.method", f"expected {' or '.join(models)}")
         try:
             text, pair = self.unseal(request.payload)
-            activity = parse_model(model, text)
-            return _Opened(text=text, signature=request.signature, activity=activity, opened_with=pair)
+            if signer is not None and not verify_signature(text, request.signature, signer.public_key):
+                raise _not_signed()
+            activity = read_model(model, text)
+            return _Opened(
+                text=text,
+                signature=request.signature,
+                activity=activity,
+                opened_with=pair,
+                verified_with=signer.public_key if signer is not None else None,
+            )
         except ProtocolError as error:
             raise malformed("body.payload", str(error)) from None
 
@@ -188,6 +253,14 @@ class Inbox:
 def unknown_server() -> Refusal:
     """The refusal of a server that is not in the registry."""
     return Refusal(403, "The sending server is not registered here; POST /discover first", code=UNKNOWN_SERVER)
+
+
+def _not_signed() -> Refusal:
+    return Refusal(403, "The signature is not the sending server's", code=INVALID_SIGNATURE)
+
+
+def _claimed_origin(headers: Headers) -> str:
+    return next((claimed for name in _ORIGIN_HEADERS if (claimed := headers.get(name))), "")
 
 
 def _require_json(headers: Headers) -> None:

@@ -3,6 +3,9 @@
 Theory of operation. A window remembers when it was last asked, refusals included, so hammering prolongs the block. To
 know whether more than n requests came within it, the times of the newest n + 1 are enough: older ones are dropped, and
 a flood costs no more memory than its limit. The keys in Redis are those other implementations use.
+
+Where n is large, that would be too much to remember of everybody. Then requests are counted, by stretches of time as
+long as the window; of the last stretch as large a part counts as the window still covers.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 MAX_WINDOWS: Final = 10_000
 """How many windows a process keeps; those asked least recently go first."""
+MAX_REMEMBERED: Final = 500
+"""Up to this limit each request is remembered."""
 REDIS_TIMEOUT: Final = timedelta(milliseconds=500)
 REDIS_PAUSE: Final = timedelta(seconds=5)
 """How long a Redis that failed is not asked again."""
@@ -36,6 +41,27 @@ class Limit:
 
     requests: int
     window: timedelta
+
+    @property
+    def counts(self) -> bool:
+        """Whether requests are counted and not remembered."""
+        return self.requests > MAX_REMEMBERED
+
+
+@dataclass(slots=True)
+class _Count:
+    """How many requests came in one stretch of time, and in the one before."""
+
+    stretch: int
+    requests: int = 0
+    before: int = 0
+
+    def add(self, stretch: int) -> None:
+        """One more, in *stretch*."""
+        if stretch != self.stretch:
+            self.before = self.requests if stretch == self.stretch + 1 else 0
+            self.stretch, self.requests = stretch, 0
+        self.requests += 1
 
 
 class Windows(Protocol):
@@ -52,15 +78,27 @@ class MemoryWindows:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
+        self._counts: OrderedDict[str, _Count] = OrderedDict()
 
     async def allows(self, subject: str, limit: Limit) -> bool:
         now = self._clock()
+        if limit.counts:
+            return self._counted(subject, limit, now)
         times = self._times.setdefault(subject, deque(maxlen=limit.requests + 1))
         self._times.move_to_end(subject)
         if len(self._times) > MAX_WINDOWS:
             self._times.popitem(last=False)
         times.append(now)
         return len(times) <= limit.requests or times[0] <= now - limit.window.total_seconds()
+
+    def _counted(self, subject: str, limit: Limit, now: float) -> bool:
+        stretch, part = divmod(now / limit.window.total_seconds(), 1)
+        count = self._counts.setdefault(subject, _Count(int(stretch)))
+        self._counts.move_to_end(subject)
+        if len(self._counts) > MAX_WINDOWS:
+            self._counts.popitem(last=False)
+        count.add(int(stretch))
+        return count.requests + count.before * (1 - part) <= limit.requests
 
 
 class RedisWindows:
@@ -75,11 +113,23 @@ class RedisWindows:
     async def allows(self, subject: str, limit: Limit) -> bool:
         if time.monotonic() >= self._ask_again:
             try:
-                return await self._count(f"rl:{subject}", limit) <= limit.requests
+                asked = self._counted if limit.counts else self._count
+                return await asked(f"rl:{subject}", limit) <= limit.requests
             except _redis_failures() as error:
                 self._ask_again = time.monotonic() + REDIS_PAUSE.total_seconds()
                 log.warning("rate_limits_not_shared", error=type(error).__name__)
         return await self._meanwhile.allows(subject, limit)
+
+    async def _counted(self, key: str, limit: Limit) -> float:
+        seconds = limit.window.total_seconds()
+        stretch, part = divmod(self._clock() / seconds, 1)
+        current = f"{key}:{stretch:.0f}"
+        async with asyncio.timeout(REDIS_TIMEOUT.total_seconds()), self._redis.pipeline(transaction=True) as pipe:
+            pipe.incr(current)
+            pipe.pexpire(current, round(2000 * seconds))
+            pipe.get(f"{key}:{stretch - 1:.0f}")
+            requests, _, before = await pipe.execute()
+            return float(requests) + float(before or 0) * (1 - part)
 
     async def _count(self, key: str, limit: Limit) -> int:
         now = round(self._clock() * 1000)

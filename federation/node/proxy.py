@@ -33,7 +33,8 @@ class ProxyEndpoint:
         bearer = inbound.headers.get(ORIGIN_HEADER, "")
         match inbound.value:
             case {"method": str(method)} if method == PROXY:
-                return await self._forwarder(_parse(ProxyRequest, inbound.value), sender_url=bearer)
+                request = _parse(ProxyRequest, inbound.value)
+                return await self._forwarder(request, sender_url=bearer, client=inbound.client)
             case {"method": str(method)} if method == TARGETED:
                 return await self._targeted(_parse(TargetedRequest, inbound.value), bearer_url=bearer)
             case NotJson() as error:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from federation.http.errors import BlockedUrl
 from federation.http.guard import AddressGuard
+from federation.node.admission import PerNetwork
 from federation.node.callback import Callback, no_document
 from federation.node.inbox import HeardOf
 from federation.node.refusals import Refusal, invalid_member, json_response
@@ -32,6 +33,7 @@ class Registration:
         heard: HeardOf,
         callback: Callback,
         guard: AddressGuard,
+        admit_new: PerNetwork,
     ) -> None:
         self._own_url = own_url
         self._identity = identity
@@ -39,11 +41,13 @@ class Registration:
         self._heard = heard
         self._callback = callback
         self._guard = guard
+        self._admit_new = admit_new
 
-    async def __call__(self, request: object) -> Response:
+    async def __call__(self, request: object, *, network: str | None) -> Response:
         """The server is in the registry under its canonical URL, and healthy.
 
-        One that is known keeps its registered keys; a new signing key needs the rotation flow.
+        One that is known keeps its registered keys; a new signing key needs the rotation flow. *network* is where the
+        request came from, if that is known.
 
         Raises:
             Refusal: nothing was changed.
@@ -54,7 +58,7 @@ class Registration:
         if (shown.public_key, shown.encryption_public_key) != (claimed.public_key, claimed.encryption_public_key):
             text = f"Public keys do not match those {origin}/discover shows"
             raise Refusal(400, text, reason="KEYS_DO_NOT_MATCH")
-        await self._store(origin, shown)
+        await self._store(origin, shown, network)
         return json_response(
             {"message": "Server registered", "echo": own_document(self._own_url, await self._identity.shown())}
         )
@@ -84,11 +88,13 @@ class Registration:
             raise Refusal(400, text, reason="INVALID_SERVER")
         return document
 
-    async def _store(self, origin: str, shown: DiscoverDocument) -> None:
+    async def _store(self, origin: str, shown: DiscoverDocument, network: str | None) -> None:
         known = await self._registry.find(origin)
         if known is not None and known.public_key != shown.public_key:
             text = "This server is registered with another signing key; use the key rotation flow to change it"
             raise Refusal(400, text, reason="SIGNING_KEY_CHANGED")
+        if known is None:
+            await self._admit_new(network)
         try:
             await self._registry.register(
                 url=origin,

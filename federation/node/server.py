@@ -3,7 +3,11 @@
 Theory of operation. A connection is always in one of two phases: it owes us the head of a request, or we owe it an
 answer. Each phase has its time, counted from its beginning and not from the last byte, because a client that sends a
 header every second, or reads its answers as slowly, would otherwise keep its connection for ever. A connection whose
-phase does not end is cut; connections are counted, and the last ones before the limit are still told to come back.
+phase does not end is cut.
+
+Connections are counted, together and by client. Where they are too many, the one that has owed us a head for longest
+goes: silence holds nobody's place, and who sends a request at once gets in. Only where all are being answered are the
+last ones before the limit told to come back, and those beyond it cut.
 
 A client that is answered before it has sent its whole body would lose the answer if the connection were closed at once:
 what it goes on sending would meet a reset. So only our side is closed, and what still comes is dropped for a moment.
@@ -12,12 +16,13 @@ what it goes on sending would meet a reset. So only our side is closed, and what
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import h11
 import uvicorn
@@ -25,19 +30,23 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from federation.node.clients import Clients
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """Bounds of one listener.
 
-    Requests are answered 503 from `busy` connections on, and a connection beyond `connections` is cut unheard: by then
-    descriptors are needed for the deliveries of the same process. `request` is the time for a request's head, idle
+    From `busy` connections on, each new one cuts the one that has been without a head for longest; where there is none,
+    requests are answered 503, and a connection beyond `connections` is cut unheard: by then descriptors are needed for
+    the deliveries of the same process. One client has `per_client`. `request` is the time for a request's head, idle
     time before it included, `answer` the time from there to the last byte of the answer; a body's own is shorter.
     `early` is how long a client that still sends has to read an answer after which the connection closes.
     """
 
     busy: int = 400
     connections: int = 450
+    per_client: int = 64
     request: timedelta = timedelta(seconds=15)
     answer: timedelta = timedelta(seconds=60)
     early: timedelta = timedelta(seconds=2)
@@ -48,14 +57,75 @@ DEFAULT_LIMITS = ConnectionLimits()
 # Longer than the four seconds that peers, and we, keep an idle connection for another request.
 _KEEPALIVE_SECONDS = 5
 _MAX_HEAD_BYTES = 16 * 1024
+_READ_BYTES: Final = 64 * 1024
+"""How much one read of a socket takes: so much of a body may be held before anybody has asked whether to read it."""
+_FRAMINGS: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Connections:
+    """The connections of one listener. A proxy that *clients* trusts has no share: it is many clients."""
+
+    def __init__(self, limits: ConnectionLimits, clients: Clients) -> None:
+        self._limits = limits
+        self._names = clients
+        self._clients: dict[_BoundedProtocol, str | None] = {}
+        self._count: Counter[str | None] = Counter()
+        self._idle: dict[_BoundedProtocol, None] = {}  # the one that has been so for longest first
+
+    def admit(self, connection: _BoundedProtocol) -> bool:
+        """Whether there is room for *connection*, which counts in any case until it is `lost`."""
+        client = self._names.of_connection(connection.client[0] if connection.client else "")
+        self._clients[connection] = client
+        self._count[client] += 1
+        if client is not None and self._count[client] > self._limits.per_client:
+            return self._cut(each for each in self._idle if self._clients[each] == client)
+        if len(self._clients) >= self._limits.busy:
+            self._cut(iter(self._idle))
+        return len(self._clients) <= self._limits.connections
+
+    def rests(self, connection: _BoundedProtocol) -> None:
+        """From now on we owe *connection* nothing: it is before a head, or after its last answer."""
+        self._idle.pop(connection, None)
+        self._idle[connection] = None
+
+    def asks(self, connection: _BoundedProtocol) -> None:
+        """From now on we owe *connection* an answer."""
+        self._idle.pop(connection, None)
+
+    def lost(self, connection: _BoundedProtocol) -> None:
+        """It counts no more. Repeating it does nothing."""
+        self._idle.pop(connection, None)
+        if connection not in self._clients:
+            return
+        client = self._clients.pop(connection)
+        self._count[client] -= 1
+        if not self._count[client]:
+            del self._count[client]
+
+    def _cut(self, candidates: Iterator[_BoundedProtocol]) -> bool:
+        """The first of them is no connection any more; False if there is none."""
+        connection = next(candidates, None)
+        if connection is None:
+            return False
+        self.lost(connection)
+        connection.transport.abort()
+        return True
 
 
 class NodeServer(uvicorn.Server):
     """Serves the inbound side; the process handles signals, not this."""
 
-    def __init__(self, app: FastAPI, *, grace: timedelta, limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        grace: timedelta,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        clients: Clients | None = None,
+    ) -> None:
+        connections = Connections(limits, clients or Clients())
         # All uvicorn does with the class is to call it.
-        protocol = cast("type[asyncio.Protocol]", partial(_BoundedProtocol, limits=limits))
+        protocol = cast("type[asyncio.Protocol]", partial(_BoundedProtocol, limits=limits, bound=connections))
         super().__init__(
             uvicorn.Config(
                 app,
@@ -83,6 +153,23 @@ class NodeServer(uvicorn.Server):
         self.should_exit = True
 
 
+class _BoundedConnection(h11.Connection):
+    """h11's, which by itself bounds only heads that arrive in pieces, and believes one of two framings of a body."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is not h11.IDLE:
+            return super().next_event()
+        before = len(self.trailing_data[0])
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if before - len(self.trailing_data[0]) > _MAX_HEAD_BYTES:
+                raise h11.RemoteProtocolError("the head is too long")
+            if {name for name, _ in event.headers} >= _FRAMINGS:
+                # Whoever stands before us may have believed the other one: what follows might be no request.
+                raise h11.RemoteProtocolError("content-length together with transfer-encoding")
+        return event
+
+
 class _BoundedProtocol(H11Protocol):
     """uvicorn's protocol, which by itself waits for a request's head, and for a slow reader, without end."""
 
@@ -94,20 +181,26 @@ class _BoundedProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        bound: Connections,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = _BoundedConnection(h11.SERVER, _MAX_HEAD_BYTES)
         self._limits = limits
+        self._bound = bound
         self._cut: asyncio.TimerHandle | None = None
         self._drops = False  # whether the last answer is out, and what still comes is of no use
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
-        self._begin_phase(self._limits.request)
-        if len(self.connections) > self._limits.connections:
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # of asyncio's own transports
+        if not self._bound.admit(self):
             transport.abort()
+            return
+        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._bound.lost(self)
         if self._cut is not None:
             self._cut.cancel()
 
@@ -120,18 +213,20 @@ class _BoundedProtocol(H11Protocol):
         super().handle_events()
         if self.cycle is not None and self.cycle is not before:
             self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self.transport, self._close))
+            self._bound.asks(self)
             self._begin_phase(self._limits.answer)
 
     def on_response_complete(self) -> None:
         # First, because uvicorn goes on to the next request if that is there already.
         if not self._drops:
-            self._begin_phase(self._limits.request)
+            self._await_head()
         super().on_response_complete()
 
     def _close(self) -> None:
         """The answer is written, and the last one of this connection."""
         if self.conn.their_state is h11.SEND_BODY:
             self._drops = True
+            self._bound.rests(self)
             self._begin_phase(self._limits.early)
             self.transport.write_eof()
         else:
@@ -145,6 +240,10 @@ class _BoundedProtocol(H11Protocol):
         super().send_400_response(msg)
         if self.cycle is not None:
             self.cycle.disconnected = True
+
+    def _await_head(self) -> None:
+        self._bound.rests(self)
+        self._begin_phase(self._limits.request)
 
     def _begin_phase(self, time: timedelta) -> None:
         if self._cut is not None:

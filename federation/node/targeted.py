@@ -16,9 +16,9 @@ from federation.node.inbox import Inbox
 from federation.node.posts import POST_MODELS, POSTS_PATH, PostsInbox, malformed_post
 from federation.node.refusals import Refusal, json_response
 from federation.protocol.acks import ACK_METHOD
-from federation.protocol.activities import MAX_REQUEST_BYTES, ActivityMethod
+from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES, ActivityMethod
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, UrlError
-from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.json_text import dump_json
 from federation.protocol.models import MAX_PAYLOAD_BYTES, validate
 from federation.protocol.relaying import (
     ORIGIN_HEADER,
@@ -30,9 +30,11 @@ from federation.protocol.relaying import (
     TargetedRequest,
 )
 from federation.protocol.sealing import Envelope
+from federation.protocol.skimming import members_of, skim
 from federation.protocol.urls import canonical_origin
 from federation.servers.registry import KnownServer
 
+_MEMBERS: Final = members_of(RelayedRequest) | members_of(Ping)
 _RELAYED_CODES: Final = frozenset({USER_BLOCKED})
 
 
@@ -65,7 +67,7 @@ class TargetedInbox:
         except EnvelopeError as error:
             raise Refusal(400, f"payload: {error}", code="DECRYPT_FAILED") from None
         try:
-            return parse_json(text, limit=MAX_PAYLOAD_BYTES)
+            return skim(text, _MEMBERS, limit=MAX_PAYLOAD_BYTES)
         except NotJson as error:
             raise _invalid(str(error)) from None
 
@@ -103,7 +105,7 @@ def _read(content: object) -> tuple[RelayedRequest, object]:
             raise _invalid(f"headers: {TARGET_HEADER}, {ORIGIN_HEADER} and Origin are required")
         if canonical_origin(relayed.header(TARGET_HEADER)) != canonical_origin(relayed.target_url):
             raise _invalid(f"headers: {TARGET_HEADER} names another server than targetUrl")
-        return relayed, parse_json(relayed.body, limit=MAX_REQUEST_BYTES)
+        return relayed, skim(relayed.body, DELIVERY_MEMBERS, limit=MAX_REQUEST_BYTES)
     except (PayloadError, UrlError) as error:
         raise _invalid(str(error)) from None
     except NotJson as error:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, JsonValue
 
@@ -23,7 +23,8 @@ from federation.protocol.models import (
     ServerUrl,
     WireModel,
 )
-from federation.protocol.sealing import Envelope
+from federation.protocol.sealing import ENVELOPE_MEMBERS, Envelope
+from federation.protocol.skimming import Leaf, Members
 from federation.protocol.times import format_moment, parse_moment
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -213,6 +214,16 @@ def post_activity(
         "isPrivate": bool(is_private),
     }
     return dump_json({"method": ActivityMethod.FEDERATE_POST, "federationUrl": federation_url, "post": post})
+
+
+DELIVERY_MEMBERS: Final = Members(
+    shapes={
+        "method": Leaf.SCALAR,
+        "payload": Members(shapes=dict.fromkeys(ENVELOPE_MEMBERS, Leaf.SCALAR)),
+        "signature": Leaf.SCALAR,
+    }
+)
+"""What `DeliveryRequest` reads of a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from federation.protocol.errors import EnvelopeError, KeyMaterialError
 from federation.protocol.json_text import encode_text
 from federation.protocol.keys import ENCRYPTION_SECRET_BYTES, PUBLIC_KEY_BYTES, KeyRing, OwnKeys
 
+ENVELOPE_MEMBERS = ("ephemeralPublicKey", "iv", "ciphertext", "authTag")
 IV_BYTES = 12
 AUTH_TAG_BYTES = 16
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,7 +16,13 @@ from db import (
     DeliveryAttempt,
     DeliveryJob,
     DeliveryPayload,
+    Follow,
+    LinkState,
+    Post,
     RotateChallengeToken,
+    Server,
+    ServerLink,
+    create_host_tables,
 )
 from federation.delivery import purge as module
 from federation.delivery.purge import Purge
@@ -31,11 +38,11 @@ def settled(name: str, age: timedelta | None) -> DeliveryJob:
     )
 
 
-def attempt(name: str, age: timedelta) -> DeliveryAttempt:
+def attempt(name: str, age: timedelta, server_url: str = "https://b.example") -> DeliveryAttempt:
     return DeliveryAttempt(
         delivery_id=name,
         job_name="deliver-post",
-        server_url="https://b.example",
+        server_url=server_url,
         attempt=1,
         started_at=NOW - age,
         duration_ms=1,
@@ -56,7 +63,8 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
         session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
         session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
     purge = Purge(database)
-    assert await purge() == {"deliveries": 1, "attempts": 1, "rotations": 0, "follow_news": 0, "rules": 0, "texts": 0}
+    nothing_else = dict.fromkeys(("rotations", "follow_news", "rules", "texts", "servers"), 0)
+    assert await purge() == {"deliveries": 1, "attempts": 1, **nothing_else}
     assert await left(database) == {"open", "fresh", "recent"}
     assert not any((await purge()).values())
 
@@ -107,4 +115,60 @@ def rotation(name: str, expires_in: timedelta) -> RotateChallengeToken:
         server_url="https://b.example",
         created_at=NOW,
         expires_at=NOW + expires_in,
+    )
+
+
+USES: dict[str, Callable[[str], list[object]]] = {
+    "a delivery acknowledged": lambda url: [ServerLink(server_url=url, since=NOW, acknowledged=True)],
+    "held by an operator": lambda url: [ServerLink(server_url=url, since=NOW, operator_hold=True)],
+    "of a known kind": lambda url: [ServerLink(server_url=url, since=NOW, profile="original")],
+    "owed a delivery": lambda url: [DeliveryJob(target_url="t", payload="p", created_at=NOW, server_url=url)],
+    "tried": lambda url: [attempt("d", HOUR, url)],
+    "follows": lambda url: [Follow(follower_id="f", following_id="g", created_at=NOW, following_server_url=url)],
+    "followed": lambda url: [Follow(follower_id="f", following_id="g", created_at=NOW, follower_server_url=url)],
+    "posted": lambda url: [Post(content=[], published=NOW, created_at=NOW, federation_url=url)],
+}
+
+
+async def test_registrations_that_led_to_nothing_go_after_thirty_days(database: Database) -> None:
+    """A server that was down all the time, too; each that was of use stays, whatever its use, and so do young ones."""
+    month = timedelta(days=30)
+    async with database.transaction() as session:
+        await (await session.connection()).run_sync(create_host_tables)
+        session.add_all([server("unused", month + HOUR), server("down", month + HOUR), server("young", month - HOUR)])
+        session.add_all([server(name, month + HOUR) for name in USES])
+        await session.flush()
+        session.add(ServerLink(server_url=url_of("down"), since=NOW, state=LinkState.DOWN))
+        for name, rows in USES.items():
+            session.add_all(rows(url_of(name)))
+    assert (await Purge(database)())["servers"] == 2
+    assert await registered(database) == {url_of(name) for name in (*USES, "young")}
+
+
+async def test_where_posts_cannot_be_seen_no_registration_goes(database: Database) -> None:
+    """A server may have sent thousands: the host's tables are not there at the moment."""
+    async with database.transaction() as session:
+        session.add(server("unused", timedelta(days=31)))
+    assert (await Purge(database)())["servers"] == 0
+    assert await registered(database) == {url_of("unused")}
+
+
+async def registered(database: Database) -> set[str]:
+    async with database.read() as session:
+        return set((await session.execute(select(col(Server.url)))).scalars())
+
+
+def url_of(name: str) -> str:
+    return f"https://{name.replace(' ', '-')}.example"
+
+
+def server(name: str, age: timedelta) -> Server:
+    return Server(
+        url=url_of(name),
+        public_key=f"p-{name}",
+        encryption_public_key=f"e-{name}",
+        last_seen=NOW,
+        created_at=NOW - age,
+        updated_at=NOW,
+        is_healthy=True,
     )

@@ -20,9 +20,10 @@ from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, 
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
+from federation.node.admission import DELIVERIES
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH, create_node_app
 from federation.node.clients import Clients, Network
-from federation.node.limits import MemoryWindows, Windows
+from federation.node.limits import Limit, MemoryWindows, Windows
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
 from federation.servers.discovery import Discovery
@@ -108,6 +109,8 @@ async def serving(
     windows: Windows | None = None,
     proxies: Collection[Network] = (),
     client_address: str = "127.0.0.1",
+    per_client: Limit = DELIVERIES,
+    per_origin: Limit = DELIVERIES,
 ) -> AsyncIterator[Node]:
     """A node on a database that has its tables already; requests come from *client_address*."""
     keys = vectors.B.keys
@@ -138,6 +141,8 @@ async def serving(
             discovery=discovery,
             windows=windows or MemoryWindows(),
             clients=Clients(proxies),
+            per_client=per_client,
+            per_origin=per_origin,
         )
         transport = httpx.ASGITransport(app=app, client=(client_address, 1))
         own = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url=OWN_URL))

@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 from starlette.requests import Request
 
-from federation.node.bodies import BodyReader
+from federation.node.bodies import BODY_WEIGHT, BodyReader
+from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal
 
 Message = dict[str, object]
@@ -94,7 +95,7 @@ async def test_an_announced_length_far_over_the_limit_is_refused_unread(announce
 
 async def test_all_bodies_together_have_a_limit_and_memory_comes_back() -> None:
     """503 while others hold the memory; room again as soon as they end."""
-    reader = BodyReader(memory=100)
+    reader = BodyReader(memory=100 * BODY_WEIGHT)
 
     async with reader.read(request(complete(b"x" * 60)), limit=100):
         refused = await refusal(reader, request(complete(b"x" * 60)))
@@ -114,3 +115,44 @@ async def test_a_moderate_body_over_the_limit_is_taken_and_dropped() -> None:
 
     assert (await refusal(BodyReader(), request(receive))).status == 413
     assert left == []
+
+
+async def nobody() -> None:
+    raise Refusal(403, "nobody vouches for you")
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_large_body_is_read_only_if_somebody_vouches_for_its_sender(announced: bool) -> None:
+    """Refused unread by its announced length, or as soon as too much of it has come."""
+    left = [b"x" * 1024] * 1024
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+    asked = request(receive, **({"content-length": str(1024 * 1024)} if announced else {}))
+    with pytest.raises(Refusal) as caught:
+        async with BodyReader().read(asked, limit=2 * 1024 * 1024, vouch=nobody):
+            pass
+
+    assert caught.value.status == 403
+    assert len(left) == 1024 - (0 if announced else HEAVY_BYTES // 1024 + 1)
+
+
+async def test_a_small_body_needs_nobody_to_vouch_for_it() -> None:
+    """Up to 64 KiB everybody may say what they want."""
+    async with BodyReader().read(request(complete(b"x" * HEAVY_BYTES)), limit=HEAVY_BYTES, vouch=nobody) as body:
+        assert len(body) == HEAVY_BYTES
+
+
+async def test_large_bodies_are_worked_on_by_weight() -> None:
+    """One waits until there is room for what it will take, however many times its bytes are free on the way in."""
+    large = b"x" * (HEAVY_BYTES + 1)
+    reader = BodyReader(heavy=HeavyWork(memory=len(large) * BODY_WEIGHT, patience=timedelta(milliseconds=20)))
+
+    async with reader.read(request(complete(large)), limit=len(large)):
+        refused = await refusal(reader, request(complete(large)), limit=len(large))
+    async with reader.read(request(complete(large)), limit=len(large)) as body:
+        pass
+
+    assert (refused.status, refused.reason, refused.headers["Retry-After"]) == (503, "BODY_MEMORY", "5")
+    assert len(body) == len(large)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
+from federation.node.limits import Limit
 from federation.protocol.activities import MAX_REQUEST_BYTES
+from federation.protocol.keys import generate_own_keys
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 
@@ -179,24 +182,108 @@ async def test_a_large_post_within_the_limit_is_stored(node: Node, peer: RemoteS
     assert row.content[0] == {"type": "text", "value": "☃" * 350_000}
 
 
-@both_inboxes
-async def test_a_body_is_parsed_once(
-    node: Node, peer: RemoteServer, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Parsing blocks every other request, for a second where a body is made for it."""
-    body = peer.delivery(inbox.write(peer), inbox.method, node.keys)
-    parsed: list[str] = []
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were parsed as JSON."""
+    texts: list[str] = []
     decode = json.JSONDecoder.decode
 
     def note(decoder: json.JSONDecoder, text: str) -> Any:
-        parsed.append(text)
+        texts.append(text)
         return decode(decoder, text)
 
     monkeypatch.setattr(json.JSONDecoder, "decode", note)
+    return texts
+
+
+def with_junk(body: bytes, size: int) -> bytes:
+    """*body* with a member that nobody reads."""
+    return b'{"junk":[' + b"{}," * (size // 3) + b"{}]," + body[1:]
+
+
+@both_inboxes
+async def test_what_nobody_reads_of_a_delivery_is_never_built(
+    node: Node, peer: RemoteServer, inbox: Inbox, parsed: list[str]
+) -> None:
+    """Neither of its body nor of its plaintext: thirty times the memory, and everything else would wait."""
+    plaintext = with_junk(inbox.write(peer).encode(), 100_000).decode()
+    body = with_junk(peer.delivery(plaintext, inbox.method, node.keys), 100_000)
+
     response = await node.send(inbox.path, body, peer.headers())
 
     assert response.status_code == 200
-    assert parsed.count(body.decode()) == 1
+    assert not any("{}," in text for text in parsed)
+
+
+@both_inboxes
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://c.example"}, {"X-Federation-Origin": "nonsense"}])
+async def test_more_than_64_kib_are_read_only_in_a_registered_name(
+    node: Node, peer: RemoteServer, inbox: Inbox, headers: dict[str, str]
+) -> None:
+    """403 as for every stranger, before the body is there, and the connection is not used again."""
+    read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(64):
+            read += 16_384
+            yield b" " * 16_384
+
+    claimed = {"Content-Type": "application/json", **headers}
+    streamed = await node.client.post(inbox.path, content=chunks(), headers=claimed)
+    announced = await node.client.post(inbox.path, content=b" " * 100_000, headers=claimed)
+
+    for response in (streamed, announced):
+        assert (response.status_code, response.json()["code"]) == (403, "UNKNOWN_FEDERATION_SERVER_INTERACTION")
+        assert response.headers["Connection"] == "close"
+    assert read < 128 * 1024
+
+
+@both_inboxes
+async def test_a_large_delivery_is_read_only_if_the_claimed_server_signed_it(
+    node: Node, peer: RemoteServer, inbox: Inbox, parsed: list[str]
+) -> None:
+    """403: whoever writes a registered name without its key has us unseal, and no more."""
+    nonsense = "[" + "{}," * 40_000 + "{}]"
+    stranger = RemoteServer(url=peer.url, keys=node.keys)
+
+    response = await node.send(inbox.path, stranger.delivery(nonsense, inbox.method, node.keys), peer.headers())
+
+    assert (response.status_code, response.json()["code"]) == (403, "INVALID_SIGNATURE")
+    assert nonsense not in parsed
+
+
+async def test_a_server_has_a_window_that_nobody_else_can_spend(database_url: str, node: Node) -> None:
+    """The next is told when to come back; what it did not sign does not count, nor what others sent."""
+    alice, mallory = (
+        RemoteServer(url=f"https://{name}.example", keys=generate_own_keys()) for name in ("alice", "mallory")
+    )
+    forger = RemoteServer(url=alice.url, keys=mallory.keys)
+    async with serving(database_url, per_origin=Limit(requests=2, window=timedelta(seconds=10))) as limited:
+        await limited.know(alice)
+        await limited.know(mallory)
+        forged = [await limited.follow(forger) for _ in range(3)]
+        taken = [await limited.follow(alice), await limited.post(alice)]
+        refused = await limited.follow(alice)
+        another = await limited.follow(mallory)
+
+    assert {each.status_code for each in forged} == {403}
+    assert [each.status_code for each in taken] == [200, 200]
+    assert (refused.status_code, refused.json()["code"]) == (429, "RATE_LIMITED")
+    assert refused.headers["Retry-After"] == "10"
+    assert another.status_code == 200
+
+
+async def test_a_client_has_a_window_for_each_inbox(database_url: str, node: Node, peer: RemoteServer) -> None:
+    """Counted before its body is read."""
+    limit = Limit(requests=2, window=timedelta(seconds=10))
+    async with serving(database_url, client_address="8.8.8.8", per_client=limit) as limited:
+        taken = [await limited.follow(peer), await limited.follow(peer)]
+        refused = await limited.send(FOLLOWS_PATH, b" " * 1024 * 1024, peer.headers())
+        post = await limited.post(peer)
+
+    assert [each.status_code for each in (*taken, post)] == [200] * 3
+    assert (refused.status_code, refused.headers["Retry-After"], refused.headers["Connection"]) == (429, "10", "close")
 
 
 @both_inboxes

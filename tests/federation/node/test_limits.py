@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from federation.node.limits import MAX_WINDOWS, Limit, MemoryWindows, RedisWindows, Windows
+from federation.node.limits import MAX_REMEMBERED, MAX_WINDOWS, Limit, MemoryWindows, RedisWindows, Windows
 from tests.servers import valkey
 
 THREE = Limit(requests=3, window=timedelta(seconds=60))
@@ -51,7 +51,7 @@ async def subject(redis: Redis) -> AsyncIterator[str]:
     """A name of this test's own."""
     name = f"proxy:https://{uuid.uuid4().hex}.example"
     yield name
-    await redis.delete(f"rl:{name}")
+    await redis.delete(*[key async for key in redis.scan_iter(f"rl:{name}*")], f"rl:{name}")
 
 
 async def ask(windows: Windows, subject: str, times: int) -> list[bool]:
@@ -103,6 +103,19 @@ async def test_processes_share_a_window(redis: Redis, subject: str, clock: Clock
     first, second = RedisWindows(redis, clock), RedisWindows(redis, clock)
 
     assert await ask(first, subject, 2) + await ask(second, subject, 2) == [True, True, True, False]
+
+
+@pytest.mark.parametrize("windows", ["memory", "redis"], indirect=True)
+async def test_a_large_limit_is_counted_and_slides(windows: Windows, subject: str, clock: Clock) -> None:
+    """Of the stretch before as much counts as the window still covers; two later nothing is left of it."""
+    limit = Limit(requests=MAX_REMEMBERED + 1, window=timedelta(seconds=60))
+    answers = [await windows.allows(subject, limit) for _ in range(limit.requests + 1)]
+    clock.now += 90  # half of the next stretch is over
+    half = [await windows.allows(subject, limit) for _ in range(limit.requests // 2 + 1)]
+    clock.now += 120
+    assert [answers.count(False), answers[-1]] == [1, False]
+    assert [half.count(False), half[-1]] == [1, False]
+    assert await windows.allows(subject, limit)
 
 
 async def test_memory_is_bounded(clock: Clock) -> None:

@@ -87,26 +87,6 @@ async def test_what_is_no_proxy_request_is_invalid(node: Node, body: bytes) -> N
     assert code(await ask(node, body)) == (400, "INVALID_PROXY_DATA")
 
 
-async def test_an_origin_has_a_hundred_a_minute(node: Node) -> None:
-    """The next is told when to come back; every spelling is the same origin, and another is another."""
-    for number in range(100):
-        spelled = ORIGIN if number % 2 else "https://A.example:443/"
-        assert (await ask(node, origin=spelled)).status_code == 400
-
-    refused = await ask(node, b" " * 200_000)
-
-    assert code(refused) == (429, "RATE_LIMITED")
-    assert refused.headers["Retry-After"] == "60"
-    assert (await ask(node, origin="https://c.example")).status_code == 400
-
-
-async def test_origins_that_name_nobody_share_their_hundred(node: Node) -> None:
-    """No number of invented words makes room."""
-    answers = [(await ask(node, origin=f"nonsense {number}")).status_code for number in range(101)]
-
-    assert answers == [400] * 100 + [429]
-
-
 @asynccontextmanager
 async def public(database_url: str, address: str = CLIENT) -> AsyncIterator[Node]:
     """A node whose requests come from a public address, or through a proxy it trusts."""
@@ -118,6 +98,27 @@ async def public(database_url: str, address: str = CLIENT) -> AsyncIterator[Node
 
 def origins() -> Iterator[str]:
     return (f"https://{number}.example" for number in range(1000))
+
+
+async def relay(node: Node, sender: RemoteServer, client: str = CLIENT, **changes: object) -> httpx.Response:
+    """The answer to a request to relay from *sender* to itself, which is refused once the sender is known."""
+    body = sender.proxied("text", sender.url, node.keys, **changes)
+    return await ask(node, body, **{"Content-Type": "application/json", "X-Forwarded-For": client})
+
+
+async def test_an_origin_has_a_hundred_a_minute(database_url: str, node: Node, peer: RemoteServer) -> None:
+    """The next is told when to come back; who writes its name, with other keys or from elsewhere, spends another's."""
+    wrong = {"publicSigningKey": node.keys.signing.public_text}
+    async with public(database_url, "10.0.0.1") as visited:
+        forged = [await relay(visited, peer, "9.9.9.9", **wrong) for _ in range(15)]
+        elsewhere = [await relay(visited, peer, "9.9.9.9") for _ in range(100)]
+        taken = [await relay(visited, peer) for _ in range(100)]
+        refused = await relay(visited, peer)
+
+    assert {code(each) for each in forged} == {(403, "INCORRECT_KEYS")}
+    assert {code(each) for each in (*elsewhere, *taken)} == {(400, "INVALID_PROXY_DATA")}
+    assert code(refused) == (429, "RATE_LIMITED")
+    assert refused.headers["Retry-After"] == "60"
 
 
 async def test_an_address_has_a_hundred_and_twenty_a_minute(database_url: str, node: Node) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from ipaddress import ip_network
 
+import httpx
 import pytest
 
-from federation.node.callback import MAX_CALLBACKS
+from federation.node.admission import NEW_SERVERS_PER_NETWORK
+from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_SERVER
+from federation.node.limits import MemoryWindows
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.models import validate
-from tests.federation.node.conftest import Node
+from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import until
 
 
 @pytest.fixture
@@ -260,10 +264,10 @@ async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other:
     assert "::1" not in response.text
 
 
-async def test_a_flood_of_registrations_asks_only_a_few_servers_at_once(
+async def test_registrations_of_a_server_that_hangs_hold_up_no_other(
     node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
-    """Those beyond are told to come back, while the first ones still wait for a server that takes its time."""
+    """However many: a few wait, those beyond are told to come back, and the next server is registered at once."""
     released = asyncio.Event()
     answer = respond(body=remote.document())
 
@@ -272,10 +276,39 @@ async def test_a_flood_of_registrations_asks_only_a_few_servers_at_once(
         await answer(request, exchange)
 
     server.routes["/discover"] = wait
-    tasks = [asyncio.create_task(node.discover(remote.register())) for _ in range(MAX_CALLBACKS + 1)]
-    [first], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_SECONDS)
+    tasks = [asyncio.create_task(node.discover(remote.register())) for _ in range(MAX_CALLBACKS)]
+    await until(lambda: len(server.requests) == MAX_CALLBACKS_PER_SERVER)
+    async with MisbehavingServer() as well:
+        another = RemoteServer(url=well.url, keys=generate_own_keys())
+        well.routes["/discover"] = respond(body=another.document())
+        registered = await node.discover(another.register())
     released.set()
     answers = await asyncio.gather(*tasks)
 
-    assert (first.result().status_code, first.result().headers["Retry-After"]) == (503, "5")
-    assert sorted(each.status_code for each in answers) == [200] * MAX_CALLBACKS + [503]
+    assert registered.status_code == 200, registered.text
+    refused = [each for each in answers if each.status_code == 503]
+    assert len(refused) == MAX_CALLBACKS - MAX_CALLBACKS_PER_SERVER
+    assert {each.headers["Retry-After"] for each in refused} == {"5"}
+    assert [each.status_code for each in answers].count(200) == MAX_CALLBACKS_PER_SERVER
+
+
+async def test_a_network_has_a_hundred_new_servers_an_hour(
+    node: Node, remote: RemoteServer, server: MisbehavingServer, database_url: str
+) -> None:
+    """Counted where one would be stored: the known may introduce themselves again, and other networks theirs."""
+    windows = MemoryWindows()
+    for number in range(NEW_SERVERS_PER_NETWORK.requests):
+        assert await windows.allows("register:2001:db8:7::/48", NEW_SERVERS_PER_NETWORK), number
+    proxies = [ip_network("10.0.0.0/8")]
+    async with serving(database_url, windows=windows, proxies=proxies, client_address="10.0.0.1") as visited:
+        refused = await _register(visited, remote, "2001:db8:7:1::1")
+        taken = await _register(visited, remote, "2001:db8:8::1")
+        again = await _register(visited, remote, "2001:db8:7:2::1")
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3600")
+    assert (taken.status_code, again.status_code) == (200, 200)
+
+
+async def _register(node: Node, remote: RemoteServer, client: str) -> httpx.Response:
+    headers = {"Content-Type": "application/json", "X-Forwarded-For": client}
+    return await node.send("/discover", remote.register(), headers)

@@ -6,15 +6,18 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from ipaddress import ip_network
 
 import pytest
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
+from federation.node.clients import Clients
 from federation.node.server import ConnectionLimits, NodeServer
 from tests.patience import PATIENCE_SECONDS, until
 
@@ -45,15 +48,21 @@ async def refuse_and_close(request: Request) -> Response:
     return Response(status_code=413, headers={"Connection": "close"})
 
 
+async def stall(request: Request) -> Response:
+    await asyncio.Event().wait()
+    return Response()
+
+
 @asynccontextmanager
-async def listening(limits: ConnectionLimits) -> AsyncIterator[NodeServer]:
+async def listening(limits: ConnectionLimits, clients: Clients | None = None) -> AsyncIterator[NodeServer]:
     """A server on a port of its own, which is in its `config.port`."""
     app = FastAPI()
     app.add_route("/", echo_length, methods=["POST"])
+    app.add_route("/stall", stall, methods=["POST"])
     app.add_route("/talk", talk, methods=["GET"])
     app.add_route("/refuse", refuse_unread, methods=["POST"])
     app.add_route("/close", refuse_and_close, methods=["POST"])
-    server = NodeServer(app, grace=timedelta(seconds=1), limits=limits)
+    server = NodeServer(app, grace=timedelta(seconds=1), limits=limits, clients=clients)
     listener = socket.create_server(("127.0.0.1", 0))
     server.config.port = listener.getsockname()[1]
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -167,20 +176,89 @@ async def test_a_client_that_never_ends_is_cut() -> None:
             await asyncio.wait_for(send_for_ever(writer), timeout=PATIENCE_SECONDS)
 
 
-async def test_connections_are_counted() -> None:
-    """From `busy` on a client is told to come back; beyond the limit it is not heard; room comes back."""
-    request = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-    async with listening(replace(LIMITS, busy=2, connections=2)) as server:
-        async with connected(server), connected(server) as (reader, writer):
-            await until(lambda: len(server.server_state.connections) == 2)
-            async with connected(server) as (third, _):
-                assert await read_to_end(third) == b""
-            writer.write(request)
-            assert b" 503 " in await read_to_end(reader)
+EMPTY = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+UNFINISHED = HEAD + b"Content-Length: 2\r\n\r\nx"
+
+
+def _serves(server: NodeServer, requests: int) -> bool:
+    return len(server.server_state.tasks) == requests
+
+
+async def ask(server: NodeServer, client: str = "127.0.0.1") -> bytes:
+    """The answer to a whole request of the client at that address."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.config.port, local_addr=(client, 0))
+    writer.write(EMPTY)
+    try:
+        return await read_to_end(reader)
+    finally:
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("connections", "answer"), [(3, b" 503 "), (2, b"")], ids=["the last is told to come back", "one more is not heard"]
+)
+async def test_connections_are_counted(connections: int, answer: bytes) -> None:
+    """Where all of them are being answered there is no room, and room comes back."""
+    async with listening(replace(LIMITS, busy=3, connections=connections)) as server:
+        async with AsyncExitStack() as stack:
+            for number in range(2):
+                _, writer = await stack.enter_async_context(connected(server))
+                writer.write(UNFINISHED)
+                await until(partial(_serves, server, number + 1))
+            said = await ask(server)
+            assert answer in said
+            assert bool(said) is bool(answer)
         await until(lambda: not server.server_state.connections)
-        async with connected(server) as (reader, writer):
-            writer.write(request)
-            assert b" 200 " in await read_to_end(reader)
+        assert b" 200 " in await ask(server)
+
+
+async def test_idle_connections_shut_nobody_out() -> None:
+    """Twice as many as there may be, silent or with half a head: whoever asks is answered, and the newest are kept."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(listening(replace(LIMITS, busy=10, connections=12)))
+        idle = [await stack.enter_async_context(connected(server)) for _ in range(20)]
+        idle[0][1].write(HEAD)
+
+        assert b" 200 " in await ask(server)
+
+        await until(lambda: len(server.server_state.connections) < 10)
+        assert await read_to_end(idle[0][0]) == b""
+        idle[-1][1].write(EMPTY)
+        assert b" 200 " in await read_to_end(idle[-1][0])
+
+
+async def test_a_client_has_its_share_of_connections() -> None:
+    """Its own idle ones go first; where it is being answered on all of them one more is not heard, but others are."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(listening(replace(LIMITS, per_client=2)))
+        idle, _ = await stack.enter_async_context(connected(server))
+        for number in range(2):
+            _, writer = await stack.enter_async_context(connected(server))
+            writer.write(UNFINISHED)
+            await until(partial(_serves, server, number + 1))
+
+        assert await read_to_end(idle) == b""
+        assert await ask(server) == b""
+        assert b" 200 " in await ask(server, "127.0.0.2")
+
+
+async def test_a_trusted_proxy_has_no_share() -> None:
+    """Its connections are those of everybody behind it."""
+    clients = Clients([ip_network("127.0.0.0/30")])
+    async with listening(replace(LIMITS, per_client=1), clients) as server, connected(server) as (_, busy):
+        busy.write(UNFINISHED)
+        await until(lambda: bool(server.server_state.tasks))
+
+        assert b" 200 " in await ask(server)
+
+
+async def test_what_is_only_being_dropped_makes_room() -> None:
+    """A client that goes on sending after its answer holds no place for as long as it may read that."""
+    async with listening(replace(LIMITS, busy=2, connections=2)) as server, connected(server) as (reader, writer):
+        writer.write(ENDLESS)
+        await reader.readuntil(b"\r\n\r\n")
+
+        assert b" 200 " in await ask(server)
 
 
 @pytest.mark.parametrize("moment", ["before the endpoint runs", "while it reads", "after its answer"])
@@ -208,9 +286,46 @@ async def test_a_body_that_breaks_its_framing_is_no_fault_of_ours(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_head_has_a_limit() -> None:
-    """A header without an end is refused long before memory is at stake."""
+@pytest.mark.parametrize("padding", [b"y" * 20_000, b"y" * 60_000 + b"\r\n\r\n", b" " * 60_000 + b"y\r\n\r\n"])
+async def test_a_head_has_a_limit(padding: bytes) -> None:
+    """Refused however it arrives: without an end, at once, or blown up with blanks."""
     async with listening(LIMITS) as server, connected(server) as (reader, writer):
-        writer.write(HEAD + b"X: " + b"y" * 20_000)
+        writer.write(HEAD + b"X: " + padding)
 
         assert b" 400 " in await read_to_end(reader)
+
+
+async def test_a_large_body_behind_a_small_head_is_none_of_the_head() -> None:
+    """Though they arrive at once."""
+    body = b"x" * 60_000
+    async with listening(LIMITS) as server, connected(server) as (reader, writer):
+        writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+        assert (await read_to_end(reader)).endswith(b"60000")
+
+
+async def test_a_body_that_nobody_reads_takes_little() -> None:
+    """However fast it comes, and before anybody has asked who sends it."""
+    head = HEAD.replace(b"/ ", b"/stall ") + b"Content-Length: 8000000\r\n\r\n"
+    async with listening(LIMITS) as server, connected(server) as (_, writer):
+        writer.write(head + b"x" * 4_000_000)
+        await until(lambda: any(_unread(each) > 60_000 for each in server.server_state.connections))
+
+        assert all(_unread(each) <= 2 * 65_536 for each in server.server_state.connections)
+
+
+def _unread(connection: object) -> int:
+    cycle = getattr(connection, "cycle", None)
+    return len(cycle.body) if cycle is not None else 0
+
+
+async def test_a_body_framed_twice_ends_the_connection() -> None:
+    """Whoever stands before us may have believed the other length: what follows is answered to nobody."""
+    twice = HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    async with listening(LIMITS) as server, connected(server) as (reader, writer):
+        writer.write(twice + EMPTY)
+
+        answer = await read_to_end(reader)
+
+    assert b" 400 " in answer
+    assert b" 200 " not in answer

@@ -1,0 +1,54 @@
+"""What strangers cost a node: a flood of bad requests against a real process on SQLite, on loopback.
+
+    python scripts/bench_strangers.py [--figure flood cost] [--rate 200] [--seconds 60] [--offered 50] [--check]
+
+Figures:
+- `flood`: bad requests from 50 addresses of 127.0.0.0/8, three small ones for each large one; meanwhile p95 and losses
+  of good follows at 10/s, growth of the process' resident memory, and its deliveries, against the same time without a
+  flood. So many deliveries a second are owed (`--offered`); more than it can deliver measure how fast it is;
+- `cost`: CPU of the process for each kind of refused request, against that of a good follow and 20 ms for each MiB.
+
+Prints a table on stderr and one JSON object on stdout. With `--check` the exit status is 1 if a bar is missed. Needs
+the `dev` extra, and Linux, whose `/proc` tells what a process takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.node import machine, unwind_when_terminated
+from bench.strangers import costs, measure
+
+
+def main() -> None:
+    """Measure the chosen figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figure", nargs="+", default=["flood", "cost"], choices=["flood", "cost"])
+    parser.add_argument("--rate", type=float, default=200, help="bad requests a second")
+    parser.add_argument("--seconds", type=float, default=60, help="how long, with the flood and without")
+    parser.add_argument("--offered", type=float, default=50, help="deliveries owed a second")
+    parser.add_argument("--requests", type=int, default=50, help="of each kind, for their cost")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
+    options = parser.parse_args()
+    unwind_when_terminated()
+
+    figures = []
+    if "flood" in options.figure:
+        figures += asyncio.run(measure(rate=options.rate, seconds=options.seconds, offered=options.offered))
+    if "cost" in options.figure:
+        figures += asyncio.run(costs(requests=options.requests))
+    for figure in figures:
+        print(figure.line(), file=sys.stderr)
+    print(json.dumps({**machine(), "figures": [figure.to_json() for figure in figures]}))
+    if options.check and not all(figure.is_met for figure in figures):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
