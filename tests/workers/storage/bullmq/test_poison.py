@@ -116,6 +116,29 @@ async def test_what_is_no_job_is_set_aside(
     assert (await storage.counts())[JobState.PROCESSING] == 0
 
 
+async def test_a_job_named_as_a_lock_leaves_the_lock_alone(storage: BullMQStorage, client: Any) -> None:
+    """It is set aside, and whoever holds the job of that lock goes on holding it."""
+    await steps.enqueue(storage, steps.job("ours"))
+    [held] = await steps.claim(storage)
+    await client.lpush(key(storage, "wait"), "ours:lock")
+    assert await steps.claim(storage) == []
+    assert [entry.id for entry in await storage.quarantine()] == ["ours:lock"]
+    assert await client.get(key(storage, "ours:lock")) == held.token
+
+
+async def test_a_running_job_that_is_none_any_more_costs_no_neighbour_its_lease(
+    storage: BullMQStorage, client: Any
+) -> None:
+    """Its lease and the others' are renewed, and what is asked of them is heard."""
+    await steps.enqueue(storage, steps.job("bad"), steps.job("good"))
+    claims = await steps.claim(storage, 2)
+    await client.set(key(storage, "bad"), "x")
+    await storage.cancel("good")
+    renewal = await storage.renew(claims)
+    assert renewal.lost == {}
+    assert renewal.cancel_requested == {claim.token for claim in claims if claim.job_id == "good"}
+
+
 async def test_a_thousand_of_them_keep_nobody_out(storage: BullMQStorage, client: Any) -> None:
     """Each is told of once, by whichever of two workers met it."""
     names = [f"theirs-{number}" for number in range(1_000)]
