@@ -19,7 +19,7 @@ from workers.storage.bullmq.codec import OWN_KEYS, decode_id, decode_options
 from workers.storage.bullmq.jobs import Jobs
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis import quarantine
-from workers.storage.on_redis.node_values import decode_bytes, json_object, moment, whole
+from workers.storage.on_redis.node_values import decode_bytes, json_object, whole
 from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import Command
 
@@ -43,7 +43,7 @@ class Quarantine(quarantine.Quarantine):
         if isinstance(reply, StorageError):
             return reply
         told, damage = reply
-        self.heed(told, moment(self._queue.now_ms()))
+        self.heed(told)
         return StorageDamaged(f"the queue is damaged: {damage}") if damage else None
 
     async def mend(self) -> None:

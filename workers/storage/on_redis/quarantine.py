@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from workers.errors import StorageError
@@ -45,8 +45,9 @@ class Quarantine(ABC):
     @abstractmethod
     async def _enqueue(self, job: NewJob) -> EnqueueResult: ...
 
-    def heed(self, told: Sequence[Reply], at: datetime) -> None:
+    def heed(self, told: Sequence[Reply]) -> None:
         """Remember what a script set aside just now: `[raw id, why, ...]`."""
+        at = datetime.now(UTC)
         self._news += [SetAside(id=self._name(raw), reason=why, at=at) for raw, why in _pairs(told)]
 
     def news(self) -> list[SetAside]:
