@@ -120,7 +120,7 @@ def repair(
     Other programs that write to the queues' Redis may leave jobs there that no worker can run, and keys where the queue
     has its own, which are set aside now: the log tells of them as `job_set_aside` and `worker_error`. Jobs come back as
     new ones. What is none is kept, where `--drop` does not remove it. Queues in a database or in files set nothing
-    aside, which is told with status 1.
+    aside: that is told with status 1.
     """
     from federation.admin import queues
 

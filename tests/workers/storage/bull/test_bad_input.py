@@ -160,8 +160,8 @@ async def test_numbers_that_are_none_read_as_if_they_were_not_there(storage: Bul
     assert (await storage.counts())[JobState.COMPLETED] == 2
 
 
-async def test_a_record_of_another_type_is_dropped(storage: BullStorage, node: NodeBull) -> None:
-    """An id in line whose key is no hash is taken off, and the key left as it is."""
+async def test_a_record_of_another_type_is_set_aside(storage: BullStorage, node: NodeBull) -> None:
+    """An id in line whose key is no hash is taken off and told once, and what lies there is kept."""
     await node.client.set(node.key("text"), "precious")
     for line in ("wait", "active"):
         await node.client.lpush(node.key(line), "text")
@@ -170,7 +170,8 @@ async def test_a_record_of_another_type_is_dropped(storage: BullStorage, node: N
     assert await claimed(storage) == ["good"]
     await storage.recover(10)
     assert await node.line("active") == ["good"]
-    assert await node.client.get(node.key("text")) == "precious"
+    assert [one.id for one in storage.news()] == ["text"]
+    assert await node.client.get(node.key("workers:quarantine:text")) == "precious"
 
 
 async def test_ids_like_keys_of_the_queue_cost_no_key(storage: BullStorage, node: NodeBull) -> None:
