@@ -296,6 +296,13 @@ def decode_error(packed: bytes) -> ErrorInfo | None:
     """The error, None for nothing."""
     if not packed:
         return None
+    try:
+        return _decoded_error(packed)
+    except (ValueError, TypeError):
+        return ErrorInfo(type="CorruptRecord", message="the stored error was changed by somebody else")
+
+
+def _decoded_error(packed: bytes) -> ErrorInfo:
     if packed[:1] == _STALLED:
         worker, attempts, max_attempts, stalls, max_stalls = unpack(packed[1:])
         return stalled_error(
@@ -306,7 +313,7 @@ def decode_error(packed: bytes) -> ErrorInfo | None:
             max_stalls=max_stalls,
         )
     kind, message, stack = msgpack.unpackb(packed[1:], unicode_errors="surrogatepass")
-    return ErrorInfo(type=kind, message=message, stack=stack, exhausted=packed[:1] == _EXHAUSTED)
+    return ErrorInfo(type=str(kind), message=str(message), stack=str(stack), exhausted=packed[:1] == _EXHAUSTED)
 
 
 def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:

@@ -49,7 +49,7 @@ async def workers(lua: QueueScripts) -> list[WorkerInfo]:
     """See `Storage.workers`."""
     answer = iter(unpack(await lua.run("workers")))
     return [
-        WorkerInfo(id=text_of(worker), seen_at=moment(int(seen)), claims=claims)
+        WorkerInfo(id=text_of(worker), seen_at=moment(float(seen)), claims=claims)
         for worker, seen, claims in zip(answer, answer, answer, strict=True)
     ]
 

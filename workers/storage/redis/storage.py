@@ -126,7 +126,8 @@ class RedisStorage(ScriptedStorage):
         due = await self._lua.run("look", *(name.encode() for name in names))
         if due is None:
             return None
-        return min(int(due) / 1e6, LOOK_SECONDS) if int(due) >= 0 else LOOK_SECONDS
+        seconds = float(due) / 1e6  # of what somebody else has put into line it may be infinite
+        return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
 
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
         packed: bytes = pack([codec.bytes_of(job_id) for job_id in ids])

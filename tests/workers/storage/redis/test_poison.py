@@ -13,7 +13,7 @@ from tests.workers.storage.redis.steps import LEASES, THROTTLED, key
 from workers import JobState, StorageDamaged
 from workers.jobs import OutcomeKind, RepairOutcome
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import claim_one, completed, enqueue, job, state
+from workers.testing.steps import ERROR, claim_one, completed, enqueue, failed, job, state
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
@@ -117,3 +117,19 @@ async def test_a_place_that_is_no_number_is_not_counted_on(place: str, storage: 
     await client.hset(key(storage, "meta"), "place", place)
     await enqueue(storage, job("first"), job("second"))
     assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=5)] == ["first", "second"]
+
+
+async def test_times_and_errors_that_are_none_end_nobody(storage: RedisStorage, client: Any) -> None:
+    """What is due never, a worker seen in no year, an error that is none: waits and lists go on."""
+    await enqueue(storage, job("bad"))
+    await storage.settle([failed(await claim_one(storage))])
+    run = bytearray(await client.hget(key(storage, "runs"), "bad"))
+    run[run.index(ERROR.type.encode())] = 0xFF
+    await client.hset(key(storage, "runs"), "bad", bytes(run))
+    await client.zadd(key(storage, "scheduled"), {b"foreign": float("inf")})
+    await client.zadd(key(storage, "workers"), {b"late": 1e300})
+    await storage.wait(["work"], timeout=MOMENT)
+    assert "late" in [worker.id for worker in await storage.workers()]
+    [found] = (await storage.list(JobState.FAILED)).jobs
+    assert found.last_error is not None
+    assert found.last_error.type == "CorruptRecord"
