@@ -158,7 +158,8 @@ class BullStorage(ScriptedStorage):
         changes_in_ms = await self._lua.run("look")
         if changes_in_ms is None:
             return None
-        return min(int(changes_in_ms) / 1_000, LOOK_SECONDS) if int(changes_in_ms) >= 0 else LOOK_SECONDS
+        seconds = float(changes_in_ms) / 1_000  # of what somebody else has put into line it may be infinite
+        return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
 
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
         return self._inspector.names(ids)

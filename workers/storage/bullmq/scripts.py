@@ -146,7 +146,7 @@ def scripts() -> Mapping[str, Script]:
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
 
 
-_pack = msgpack.Packer(use_bin_type=True).pack
+_pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack  # ids of others may be any bytes
 
 
 class QueueScripts:

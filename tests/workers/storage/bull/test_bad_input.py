@@ -9,8 +9,8 @@ import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claimed
-from workers.errors import StorageError
-from workers.jobs import Claim, Completed, Failed, JobState, OutcomeKind, SettleStatus
+from workers.errors import StorageDamaged, StorageError
+from workers.jobs import Claim, Completed, EnqueueStatus, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.testing.steps import claim_one, job
 from workers.worker import Worker
@@ -78,11 +78,24 @@ async def test_keys_of_another_type(name: str, storage: BullStorage, node: NodeB
 
 
 async def test_a_counter_that_is_no_number_is_refused(storage: BullStorage, node: NodeBull) -> None:
-    """Nothing is enqueued halfway."""
+    """Nothing is enqueued halfway, and what adds nothing goes on; a repair begins where no id has been."""
+    await storage.enqueue([job("held")])
+    held = await claim_one(storage)
     await node.client.set(node.key("id"), "junk")
-    with pytest.raises(StorageError, match="is no number; set it to one"):
+    with pytest.raises(StorageDamaged, match="is no number; set it to one"):
         await storage.enqueue([job("one")])
     assert await node.client.exists(node.key("one")) == 0
+    with pytest.raises(StorageDamaged, match="is no number"):
+        await storage.settle([Completed(claim=held, result=b"1", then=job("one"))])
+    assert [one.status for one in await storage.settle([Completed(claim=held, result=b"1")])] == [SettleStatus.APPLIED]
+    assert [one.id for one in await storage.repair()] == ["id"]
+    assert (await storage.enqueue([job("one")]))[0].status is EnqueueStatus.QUEUED
+
+
+async def test_what_is_due_never_ends_no_wait(storage: BullStorage, node: NodeBull) -> None:
+    """A score that is no time is as far off as any."""
+    await node.client.zadd(node.key("delayed"), {"never": float("inf")})
+    await storage.wait(["work"], timeout=timedelta(milliseconds=1))
 
 
 async def test_a_key_that_is_no_job_is_not_overwritten(storage: BullStorage, node: NodeBull) -> None:

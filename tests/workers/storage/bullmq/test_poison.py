@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from tests.patience import until
 from tests.workers.running import Recorder, done, outcome, running
 from workers.errors import StorageDamaged, StorageError, StorageUnavailable
-from workers.jobs import JobState, OutcomeKind, RepairOutcome
+from workers.jobs import JobState, OutcomeKind, RepairOutcome, SettleStatus
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.codec import RESERVED_IDS
 from workers.storage.bullmq.scripts import scripts
@@ -137,6 +137,27 @@ async def test_a_running_job_that_is_none_any_more_costs_no_neighbour_its_lease(
     renewal = await storage.renew(claims)
     assert renewal.lost == {}
     assert renewal.cancel_requested == {claim.token for claim in claims if claim.job_id == "good"}
+
+
+async def test_an_id_that_is_no_text_ends_no_worker(storage: BullMQStorage, redis_url: str) -> None:
+    """What stands in line may be any bytes; the lease of that job is renewed, and it fails as one without a record."""
+    async with Redis.from_url(redis_url) as client:
+        await client.lpush(key(storage, "wait"), b"\xff\xfe")
+    [claim] = await steps.claim(storage)
+    assert (await storage.renew([claim])).lost == {}
+    [settled] = await storage.settle([steps.failed(claim)])
+    assert settled.status is not SettleStatus.LOST
+
+
+async def test_a_length_of_the_events_that_is_no_number_is_named_and_repaired(
+    storage: BullMQStorage, client: Any
+) -> None:
+    """BullMQ's recovery would stop at it each time."""
+    await client.hset(key(storage, "meta"), "opts.maxLenEvents", "many")
+    with pytest.raises(StorageDamaged, match=r"`opts\.maxLenEvents` is no number"):
+        await storage.recover(10)
+    assert [one.outcome for one in await storage.repair()] == [RepairOutcome.MOVED]
+    await storage.recover(10)
 
 
 async def test_a_thousand_of_them_keep_nobody_out(storage: BullMQStorage, client: Any) -> None:

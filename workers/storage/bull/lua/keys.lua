@@ -29,3 +29,10 @@ end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local at_ms = now
+
+local function counter_fault()
+  local counter = redis.pcall('GET', COUNTER)
+  if type(counter) == 'string' and not (string.find(counter, '^%d+$') and #counter < 17) then
+    return 'DAMAGED ' .. COUNTER .. ' is no number; set it to one that no id of this queue has reached'
+  end
+end

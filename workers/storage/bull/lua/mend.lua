@@ -40,4 +40,8 @@ for kind, keys in pairs(KINDS) do
     end
   end
 end
+if repairing and counter_fault() then
+  clear_away(COUNTER, 'id', P .. 'id holds no number')
+  redis.call('SET', COUNTER, string.format('%.0f', at_ms))
+end
 return cmsgpack.pack(told)

@@ -104,9 +104,9 @@ local function damaged()
       found[#found + 1] = { name, P .. name .. ' holds no whole number' }
     end
   end
-  for _, field in ipairs({ 'concurrency', 'max', 'duration' }) do
+  for field, number in pairs({ concurrency = '', max = '', duration = '', ['opts.maxLenEvents'] = '^%d+$' }) do
     local value = try('HGET', P .. 'meta', field)
-    if type(value) == 'string' and not tonumber(value) then
+    if type(value) == 'string' and not (tonumber(value) and string.find(value, number)) then
       found[#found + 1] = { 'meta', P .. 'meta: `' .. field .. '` is no number', field }
     end
   end
