@@ -63,8 +63,13 @@ class Relaying(Recipient):
 
 
 class RelayingPeer(Relaying, Peer):
-    """One on loopback."""
+    """One on loopback, under the name *host*."""
 
-    def __init__(self, keys: OwnKeys = B.keys) -> None:
+    def __init__(self, keys: OwnKeys = B.keys, *, host: str = "127.0.0.1") -> None:
         super().__init__(keys)
+        self._host = host
         self.server.routes[RELAY_PATH] = respond_with(self.proxy)
+
+    @property
+    def url(self) -> str:
+        return self.server.url_for(self._host)

@@ -84,6 +84,11 @@ class Management:
         await self._connect()
         return await self._storage.workers()
 
+    @property
+    def sets_aside(self) -> bool:
+        """Whether the storage sets aside what no worker can run; another one fails such jobs, with a reason."""
+        return isinstance(self._storage, Repairable)
+
     async def quarantine(self) -> list[SetAside]:
         """What no worker can run, and nobody will until `repair`; the oldest first."""
         await self._connect()

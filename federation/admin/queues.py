@@ -123,9 +123,14 @@ async def quarantined(queues: Sequence[Queue]) -> list[SetAside]:
     return found
 
 
+def set_nothing_aside(queues: Sequence[Queue]) -> bool:
+    """Whether there can be nothing to repair in any of these queues, wherever they are damaged."""
+    return not any(queue.manage.sets_aside for queue in queues)
+
+
 async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:
     """Jobs that were set aside are queued again, keys in the way of a queue set aside; with *drop* the rest is gone."""
-    found = []
+    found: list[Repair] = []
     for queue in queues:
         await connect(queue)
         found += [

@@ -9,7 +9,7 @@ import typer
 
 from federation.cli.options import AsJson, Duration, Yes, group
 from federation.cli.output import confirm, print_json, print_lines, print_table
-from federation.cli.problems import fail
+from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_node
 
 if TYPE_CHECKING:
@@ -119,21 +119,30 @@ def repair(
 
     Other programs that write to the queues' Redis may leave jobs there that no worker can run, and keys where the queue
     has its own, which are set aside now: the log tells of them as `job_set_aside` and `worker_error`. Jobs come back as
-    new ones. What is none is kept, where `--drop` does not remove it. Only queues on BullMQ set anything aside.
+    new ones. What is none is kept, where `--drop` does not remove it. Queues in a database or in files set nothing
+    aside: that is told with status 1.
     """
     from federation.admin import queues
 
+    async def session(federation: Federation) -> tuple[list[queues.Repair], bool]:
+        chosen = _chosen(federation, queue)
+        return await queues.repair(chosen, drop=drop), queues.set_nothing_aside(chosen)
+
     if drop:
         confirm("Remove what was set aside and cannot be queued again?", yes=yes)
-    found = with_node(lambda federation: queues.repair(_chosen(federation, queue), drop=drop))
+    found, pointless = with_node(session)
     if as_json:
         print_json(found)
+    elif pointless:
+        print_lines(["these queues set nothing aside: a job that cannot be read fails, and `queues clean` removes it"])
     elif found:
         print_table(
             ("QUEUE", "ID", "REASON", "NOW"), ((each.queue, each.id, each.reason, each.outcome) for each in found)
         )
     else:
         print_lines(["nothing was set aside"])
+    if pointless:
+        raise typer.Exit(NOT_FOUND)
 
 
 def list_workers(as_json: AsJson = False) -> None:

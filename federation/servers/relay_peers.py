@@ -1,4 +1,4 @@
-"""Whom to ask for a relay: healthy peers, and, where there is none, sick ones that turn out to be well."""
+"""Whom to ask for a relay: healthy peers of different domains; if there is none, sick ones that turn out to be well."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from datetime import timedelta
 from typing import Final
 
 import structlog
-from sqlalchemy import or_, select
-from sqlmodel import col
 
-from db import Database, Server
+from db import Database
 from federation.http.client import FederationClient
 from federation.http.errors import OutboundError
-from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.protocol.discovery import shows_key
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
+from federation.servers.cache import LoadingCache
+from federation.servers.domains import first_of_each_domain, registrable_domain
 from federation.servers.registry import Registry
+from federation.servers.relay_order import MAX_CONSIDERED, healthy_by_merit, sick_by_merit
 from federation.servers.single_flight import SingleFlight
 from workers.clock import monotonic
 
@@ -32,8 +32,8 @@ MAX_PROBES: Final = 10
 SWEEP_PROBE_TIMEOUT: Final = timedelta(seconds=2)
 SWEEP_PAUSE: Final = timedelta(seconds=30)
 """The least time from the end of one sweep to the start of the next."""
-
-_ROWS_LOOKED_AT: Final = 50
+ORDER_TTL: Final = timedelta(seconds=30)
+"""How old the order of candidates may be. Their health and the blacklist are looked up at each choice."""
 
 Ranking = Callable[[], Awaitable[Sequence[str]]]
 """Tells the URLs of servers that have proven good relays, best first."""
@@ -45,7 +45,7 @@ async def unranked() -> Sequence[str]:
 
 
 class RelayPeers:
-    """Finds relays in the registry. Those of `ranking` come first, in its order, then those seen last."""
+    """Finds relays in the registry: those of `ranking` first, in its order, then the others by merit."""
 
     def __init__(
         self,
@@ -61,42 +61,43 @@ class RelayPeers:
         self._client = client
         self._own_url = own_url
         self._ranking = ranking
+        self._by_merit = LoadingCache(lambda _: healthy_by_merit(database), ttl=ORDER_TTL, max_entries=1)
         self._sweeps: SingleFlight[list[str]] = SingleFlight()
         self._rest_until = 0.0
 
     async def healthy(self, target: str, *, without: Collection[str] = ()) -> list[str]:
-        """The origins of up to three healthy servers that may relay to *target*, none of them blacklisted."""
-        ranked = list(await self._ranking())[:_ROWS_LOOKED_AT]
-        healthy = select(col(Server.url)).where(col(Server.is_healthy))
-        newest_first = healthy.order_by(col(Server.last_seen).desc()).limit(_ROWS_LOOKED_AT)
-        async with self._database.read() as session:
-            seen_last = list((await session.execute(newest_first)).scalars())
-            known = set(seen_last)
-            if unseen := [url for url in ranked if url not in known]:
-                known.update((await session.execute(healthy.where(col(Server.url).in_(unseen)))).scalars())
-        ordered = dict.fromkeys([url for url in ranked if url in known] + seen_last)
-        found: list[str] = []
-        for url in ordered:
-            origin = await self._usable(url, target)
-            if origin is not None and origin not in without and origin not in found:
-                found.append(origin)
+        """The origins of up to three healthy servers that may relay to *target*, each of another domain, none of them
+        blacklisted.
+        """
+        ranked = list(await self._ranking())[:MAX_CONSIDERED]
+        found: dict[str, str] = {}  # by domain
+        for url in dict.fromkeys([*ranked, *await self._by_merit.get("")]):
+            origin = self._foreign_origin(url, target)
+            if origin is None or origin in without or registrable_domain(origin) in found:
+                continue
+            standing = await self._registry.standing(url)
+            if standing.server is not None and standing.server.is_healthy and not standing.blacklisted:
+                found[registrable_domain(origin)] = origin
                 if len(found) == MAX_CANDIDATES:
                     break
-        return found
+        if not found:
+            self._by_merit.drop("")  # who is healthy the next time may be in no order yet
+        return list(found.values())
 
     async def sweep(self, target: str) -> list[str]:
-        """The origins of up to three servers that were sick and answered just now, those seen last first.
+        """The origins of up to three servers that were sick and answered just now, best first, each of another domain.
 
         Asks at most 20 of those whose sickness a direct probe may tell about, ten at a time, two seconds each. All
         callers share one sweep, and within 30 s after one there is no other: the sick are not to be flooded by
         everything that waits for a relay.
         """
         healed = await self._sweeps.run("", lambda: self._sweep(target))
-        return [origin for origin in healed if origin != target][:MAX_CANDIDATES]
+        return first_of_each_domain(origin for origin in healed if origin != target)[:MAX_CANDIDATES]
 
     async def close(self) -> None:
-        """No sweep is under way any more."""
+        """No sweep is under way any more, and nothing is being read."""
         await self._sweeps.close()
+        await self._by_merit.close()
 
     async def _sweep(self, target: str) -> list[str]:
         if monotonic() < self._rest_until:
@@ -116,17 +117,8 @@ class RelayPeers:
         return healed
 
     async def _sick(self, target: str) -> list[str]:
-        hopeless = [code for code in NetworkErrorCode if not get_threat_policy(code).direct_health_checkable]
-        reason = col(Server.unhealthy_reason)
-        query = (
-            select(col(Server.url))
-            .where(col(Server.is_healthy).is_(False), or_(reason.is_(None), reason.not_in(hopeless)))
-            .order_by(col(Server.last_seen).desc())
-            .limit(_ROWS_LOOKED_AT)
-        )
-        async with self._database.read() as session:
-            urls = list((await session.execute(query)).scalars())
-        return [url for url in urls if await self._usable(url, target)][:MAX_SWEPT]
+        urls = [url for url in await sick_by_merit(self._database) if self._foreign_origin(url, target)]
+        return [url for url in urls if not await self._registry.is_blacklisted(url)][:MAX_SWEPT]
 
     async def _heals(self, url: str, slots: asyncio.Semaphore) -> bool:
         server = (await self._registry.standing(url)).server
@@ -142,12 +134,10 @@ class RelayPeers:
         await self._registry.mark_healthy(url, reason="sweep")
         return True
 
-    async def _usable(self, url: str, target: str) -> str | None:
-        """The origin of the server at *url*, None if it is ourselves, the target, blacklisted or nonsense."""
+    def _foreign_origin(self, url: str, target: str) -> str | None:
+        """The origin of the server at *url*, None if it is ourselves, the target or nonsense."""
         try:
             origin = canonical_origin(url)
         except UrlError:
             return None
-        if origin in (self._own_url, target) or (await self._registry.standing(url)).blacklisted:
-            return None
-        return origin
+        return None if origin in (self._own_url, target) else origin

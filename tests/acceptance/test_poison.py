@@ -14,6 +14,9 @@ from redis.asyncio import Redis
 from federation.protocol.keys import generate_own_keys
 from tests.acceptance.node_process import NodeProcess
 from tests.patience import until
+from workers import JobFailedError, Queue, RepairOutcome
+from workers.storage.bull import BullStorage
+from workers.storage.redis import RedisStorage
 
 QUEUE = "federation-delivery"
 
@@ -84,3 +87,29 @@ async def test_keys_in_the_way_leave_the_inbound_side_serving(
     await client.delete(key)
     await works(client, queue_prefix, "theirs")
     assert node.stop() == 0
+
+
+LAYOUTS = {"": RedisStorage, "bull+": BullStorage}
+
+
+@pytest.mark.parametrize("scheme", LAYOUTS)
+async def test_other_layouts_leave_it_serving_as_well(
+    tmp_path: Path, migrated_file: Path, redis_url: str, queue_prefix: str, client: Any, scheme: str
+) -> None:
+    """The key is named, and when it has been set aside what waits is done."""
+    settings = {"QUEUE_URL": scheme + redis_url, "FEDERATION_QUEUE_PREFIX": queue_prefix, "FEDERATION_LEASE": "1s"}
+    node = NodeProcess("a", generate_own_keys(), tmp_path / "a", f"sqlite:///{migrated_file}", settings)
+    key = f"{queue_prefix}:{QUEUE}:wait" if scheme else f"{{{queue_prefix}:{QUEUE}}}:ready"
+    await client.set(key, "no queue's")
+    queue = Queue(LAYOUTS[scheme](redis_url, QUEUE, prefix=queue_prefix))
+    try:
+        await node.start()
+        await until(lambda: [line for line in node.events("worker_error") if key in str(line["error"])])
+        assert await served(node)
+        assert [one.outcome for one in await queue.manage.repair()] == [RepairOutcome.MOVED]
+        with pytest.raises(JobFailedError):  # it is no delivery
+            await queue.enqueue_and_wait({"of": "theirs"}, name="deliver-post")
+        assert node.stop() == 0
+    finally:
+        node.kill()
+        await queue.stop()

@@ -2,8 +2,8 @@
 
 Theory of operation. Attempts hand in their settlement and wait for its outcome; one loop takes whatever has gathered
 and settles it. There is never more than one call under way, so under load groups form by themselves and an idle worker
-adds no delay. A storage that does not answer is asked again with back-off as long as the claim's lease is kept alive by
-the renewal loop; after that the job is somebody else's, and the settlement is given up.
+adds no delay. A storage that does not answer, or is damaged, is asked again with back-off as long as the claim's lease
+is kept alive by the renewal loop; after that the job is somebody else's, and the settlement is given up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from workers.errors import StorageUnavailable
+from workers.errors import StorageDamaged, StorageUnavailable
 from workers.jobs import Claim, Settlement, SettleOutcome
 from workers.storage.base import Storage
 
@@ -62,7 +62,7 @@ class Settler:
         while group:
             try:
                 outcomes = await self._storage.settle([settlement for settlement, _ in group])
-            except StorageUnavailable as error:
+            except (StorageUnavailable, StorageDamaged) as error:  # no fault of a job, whatever lies in the queue's way
                 self._report(error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

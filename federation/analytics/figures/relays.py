@@ -7,7 +7,8 @@ days: what reached it through others says nothing of the way there. By definitio
 - availability = (direct deliveries + 1) / (attempts not failed through our own fault + 2): one success out of one
   counts for less than 99 of 100. The column `availability` has the plain quotient;
 - latency = 1 / (1 + p95 in seconds), with the p95 of a typical day;
-- recency halves every 3 days since the server was last seen: by the registry, or on the last day it took a delivery.
+- recency halves every 3 days since the last day on which the server took a delivery. That the registry has seen it
+  since counts for nothing: introducing oneself costs a stranger nothing.
 """
 
 from __future__ import annotations
@@ -72,5 +73,5 @@ def _direct(daily: DataFrame, window: Window) -> DataFrame:
 def _score(window: Window) -> Column:
     availability = (F.col("direct") + 1) / (F.col("blamed") + 2)
     latency = 1000 / (1000 + F.col("p95_ms"))
-    unseen = F.greatest(seconds_between(F.col("last_seen"), F.lit(midnight(window.until))), F.lit(0.0))
-    return availability * latency * F.pow(F.lit(0.5), unseen / HALF_LIFE.total_seconds())
+    idle = F.greatest(seconds_between(start_of("last_day"), F.lit(midnight(window.until))), F.lit(0.0))
+    return availability * latency * F.pow(F.lit(0.5), idle / HALF_LIFE.total_seconds())

@@ -105,6 +105,13 @@ def test_queues_are_repaired(command: Command, monkeypatch: pytest.MonkeyPatch, 
     assert command("queues", "repair").stdout == "nothing was set aside\n"
 
 
+def test_queues_that_set_nothing_aside_say_so(command: Command) -> None:
+    """Those in the database, with status 1: there is nothing that could be repaired, whatever is wrong."""
+    done = command("queues", "repair")
+    assert (done.status, "set nothing aside" in done.stdout) == (1, True)
+    assert command("queues", "repair", "--json").json == []
+
+
 async def claimed(node: Federation) -> int:
     await node.delivery_queue.start()
     return len(await node.delivery_queue.storage.claim("w", leases={"*": timedelta(minutes=1)}, limit=10))

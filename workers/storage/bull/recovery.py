@@ -19,6 +19,7 @@ from typing import Final
 
 from workers.jobs import Recovery
 from workers.storage.bull.codec import Dialect, decode_id
+from workers.storage.bull.quarantine import Quarantine
 from workers.storage.bull.scripts import QueueScripts
 from workers.storage.on_redis.batches import AT_ONCE
 from workers.storage.on_redis.messages import pack, unpack
@@ -43,8 +44,9 @@ MOST_RESTARTS: Final = 5
 class Recoverer:
     """Looks for abandoned jobs of one queue."""
 
-    def __init__(self, lua: QueueScripts, dialect: Dialect, grace: timedelta) -> None:
+    def __init__(self, lua: QueueScripts, quarantine: Quarantine, dialect: Dialect, grace: timedelta) -> None:
         self._lua = lua
+        self._quarantine = quarantine
         self._ours_at_once = dialect != "A"
         self._grace = grace.total_seconds()
 
@@ -80,8 +82,9 @@ class Recoverer:
     async def _look(
         self, limit: int, max_stalls: int, ripe: Sequence[bytes]
     ) -> tuple[list[str], list[str], Sequence[bytes]]:
-        answer = await self._lua.run("recover", limit, max_stalls, int(self._ours_at_once), pack(ripe))
-        requeued, failed, dropped, suspects = unpack(answer)
+        answer = await self._quarantine.run("recover", limit, max_stalls, int(self._ours_at_once), pack(ripe))
+        requeued, failed, dropped, suspects, told = unpack(answer)
+        self._quarantine.heed(told)
         report_dropped(self._lua.queue, dropped)
         return [decode_id(raw) for raw in requeued], [decode_id(raw) for raw in failed], suspects
 

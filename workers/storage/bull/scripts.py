@@ -13,15 +13,16 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep"), ()
     ),
-    **dict.fromkeys(
-        ("pause", "paused", "counts", "read", "result", "workers", "progress", "recover", "page", "adopt"), ()
-    ),
+    **dict.fromkeys(("pause", "paused", "counts", "read", "result", "workers", "progress", "page", "adopt"), ()),
     "enqueue": ("add",),
-    "claim": ("due",),
+    "claim": ("quarantine", "drop", "due"),
+    "recover": ("quarantine", "drop"),
     "renew": ("hold",),
     "settle": ("add", "hold"),
 }
-"""Every script, and the files it needs beside `batched.lua`, `states.lua` and `queue.lua`, which come first."""
+"""Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua` and `queue.lua`,
+which come first; but `mend`, for what keeps the others from beginning.
+"""
 
 EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
 """Who all of us together are to Node processes, which hear only what others than themselves publish."""
@@ -30,7 +31,8 @@ EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script, by its name."""
-    return {name: assembled(__package__, "queue", *parts, name) for name, parts in PARTS.items()}
+    working = {name: assembled(__package__, "keys", "queue", *parts, name) for name, parts in PARTS.items()}
+    return working | {"mend": assembled(__package__, "keys", "quarantine", "mend")}
 
 
 def loaded_scripts() -> Sequence[Script]:

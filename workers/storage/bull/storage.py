@@ -3,7 +3,8 @@
 Keys, fields and messages are Bull's own. What we keep beside them, and Node neither reads nor changes: in the hash of a
 job `name` (Bull 1.x has no names) and fields `workers:...`; in its options the member `workers`; and the keys
 `<prefix>:<queue>:workers:completed` and `...:failed` (which records expire when), `...:cancelled` (tombstones, for an
-hour) and `...:seen` (workers). Events are on channels `...:workers:events@<database>` and `...:cancels@<database>`.
+hour), `...:seen` (workers) and `...:quarantine` (what was set aside). Events are on channels
+`...:workers:events@<database>` and `...:cancels@<database>`.
 
 Each transition is one Lua script of ours, whole or not at all, and a batch is one round trip. Where Bull takes several
 steps, or forgets, ours do not: a job is taken off the line and locked in one step, ended and unlocked in one step,
@@ -37,7 +38,9 @@ from workers.jobs import (
     Page,
     ProgressReport,
     Recovery,
+    Repaired,
     Retention,
+    SetAside,
     Settlement,
     SettleOutcome,
     SettleStatus,
@@ -57,6 +60,7 @@ from workers.storage.bull.codec import (
 from workers.storage.bull.inspect import Inspector
 from workers.storage.bull.notices import Notices
 from workers.storage.bull.options import LONGEST_DELAY, keep_ms
+from workers.storage.bull.quarantine import Quarantine
 from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
 from workers.storage.bull.scripts import QueueScripts, loaded_scripts
 from workers.storage.on_redis.batches import AT_ONCE, portions
@@ -138,7 +142,9 @@ class BullStorage(ScriptedStorage):
         server = Server(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = QueueScripts(server, prefix, queue, self._dialect)
         self._inspector = Inspector(self._lua, self._dialect)
-        self._recoverer = Recoverer(self._lua, self._dialect, GRACES[self._dialect] if grace is None else grace)
+        self._quarantine = Quarantine(self._lua, self._dialect, self.enqueue, self.next_id)
+        grace = GRACES[self._dialect] if grace is None else grace
+        self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
         super().__init__(queue, server, Notices(self._lua, self._inspector.ends))
         self._results = Gathering(self._inspector.results, RESULTS_AT_ONCE)
 
@@ -152,7 +158,8 @@ class BullStorage(ScriptedStorage):
         changes_in_ms = await self._lua.run("look")
         if changes_in_ms is None:
             return None
-        return min(int(changes_in_ms) / 1_000, LOOK_SECONDS) if int(changes_in_ms) >= 0 else LOOK_SECONDS
+        seconds = float(changes_in_ms) / 1_000  # of what somebody else has put into line it may be infinite
+        return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
 
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
         return self._inspector.names(ids)
@@ -206,8 +213,10 @@ class BullStorage(ScriptedStorage):
         while limit > len(claims):
             head = os.urandom(TOKEN_HEAD_BYTES)
             some = min(limit - len(claims), AT_ONCE)
-            answer, dropped = unpack(await self._lua.run("claim", worker_id.encode(), head.hex(), some, pack(wanted)))
+            arguments = (worker_id.encode(), head.hex(), some, pack(wanted))
+            answer, dropped, told = unpack(await self._quarantine.run("claim", *arguments))
             report_dropped(self._name, dropped)
+            self._quarantine.heed(told)
             brought = list(codec.decode_claims(worker_id, head, answer))
             claims += brought
             if len(brought) < AT_ONCE:
@@ -284,6 +293,15 @@ class BullStorage(ScriptedStorage):
         returnvalue, exact = codec.encode_result(result)
         kept = "" if keep is None else keep_ms(keep)
         return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept))
+
+    def news(self) -> list[SetAside]:
+        return self._quarantine.news()
+
+    async def quarantine(self) -> list[SetAside]:
+        return await self._quarantine.entries()
+
+    async def repair(self, *, drop: bool = False) -> list[Repaired]:
+        return await self._quarantine.repair(drop=drop)
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)

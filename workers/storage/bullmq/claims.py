@@ -138,7 +138,7 @@ class Claims:
             [self._quarantine.look(count), *commands, *counts, *self._queue.seen(worker_id)]
         )
         claims: list[BullMQClaim] = []
-        failure = self._quarantine.heed(looked)
+        failure = self._quarantine.take_note(looked)
         for token, reply in zip(tokens, replies, strict=False):
             if isinstance(reply, StorageError):
                 failure = failure or reply
@@ -170,7 +170,7 @@ class Claims:
         marks: list[Command] = [("HMGET", self._lua.job(_raw(claim)), CANCEL_FIELD, "ats", "stc") for claim in claims]
         seen = [command for worker in {claim.worker_id for claim in claims} for command in self._queue.seen(worker)]
         replies = await self._queue.server.run(extensions + marks + seen)
-        for reply in replies:
+        for reply in replies[: len(extensions)]:
             if isinstance(reply, StorageError):
                 raise reply
         refused = {raw for reply in replies[: len(extensions)] for raw in reply}
@@ -178,8 +178,8 @@ class Claims:
         lost = await self._lost([claim for claim in claims if _raw(claim) in refused])
         cancelled = frozenset(
             claim.token
-            for claim, (mark, starts, stalls) in zip(claims, replies[len(extensions) :], strict=False)
-            if claim.token not in lost and mark is not None and mark == cancel_mark(starts, stalls)
+            for claim, mark in zip(claims, replies[len(extensions) :], strict=False)
+            if claim.token not in lost and _asks_to_cancel(mark)
         )
         return Renewal(lost=lost, cancel_requested=cancelled)
 
@@ -355,6 +355,14 @@ class Claims:
             if isinstance(reply, StorageError):
                 raise reply
         return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
+
+
+def _asks_to_cancel(found: Reply) -> bool:
+    """By the mark, starts and stalls of a job; an error is about that job alone, whose key is no hash any more."""
+    if isinstance(found, StorageError):
+        return False
+    mark, starts, stalls = found
+    return mark is not None and mark == cancel_mark(starts, stalls)
 
 
 def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:

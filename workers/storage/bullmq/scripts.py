@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -18,6 +17,7 @@ from bullmq.queue_keys import QueueKeys
 from bullmq.redis_connection import basePath, loadScript
 
 from workers.errors import StorageError
+from workers.storage.on_redis.scripts import joined
 from workers.storage.on_redis.server import Command
 
 Options: TypeAlias = Mapping[str, object]
@@ -121,8 +121,7 @@ class Script:
 
 def own(*parts: str) -> str:
     """Lua of ours, each of the files as it is, one after the other."""
-    folder = files(__package__) / "lua"
-    return "\n".join((folder / f"{part}.lua").read_text() for part in parts) + "\n"
+    return joined(__package__, "foreign", *parts)
 
 
 def packaged(name: str, before: str = "") -> Script:
@@ -142,12 +141,12 @@ def scripts() -> Mapping[str, Script]:
     ours = {
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": Script(REMOVE_WAITING, 7),
-        "guard": Script(own("kinds", "guard"), 1),
+        "guard": Script(own("kinds", "guarded", "quarantine", "guard"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
 
 
-_pack = msgpack.Packer(use_bin_type=True).pack
+_pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack  # ids of others may be any bytes
 
 
 class QueueScripts:

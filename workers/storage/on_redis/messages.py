@@ -39,6 +39,7 @@ KINDS: Final[Mapping[int, JobEventKind]] = {
 """What the numbers mean that scripts publish."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST: Final = (datetime(9999, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 pack = msgpack.Packer(use_bin_type=False, unicode_errors="surrogatepass").pack
@@ -49,8 +50,9 @@ def unpack(packed: bytes) -> Reply:
     return msgpack.unpackb(packed, raw=True, strict_map_key=False)
 
 
-def moment(microseconds: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=microseconds)
+def moment(microseconds: float) -> datetime:
+    """The time that so many microseconds after 1970 are; the nearest there is for what is none."""
+    return _EPOCH + timedelta(microseconds=int(min(max(microseconds, 0), _LATEST)))
 
 
 def duration(value: timedelta) -> int:

@@ -21,7 +21,12 @@ class Script:
 
 
 def assembled(package: str, *parts: str) -> Script:
-    """Join `batched.lua` and `states.lua` from here, and those files of `package`, in this order, into one script."""
-    shared, own = files(__package__) / "lua", files(package) / "lua"
-    paths = [shared / "batched.lua", shared / "states.lua", *(own / f"{part}.lua" for part in parts)]
-    return Script.of("\n".join(path.read_text() for path in paths))
+    """Join what every script begins with, and the `parts` for `package`, in this order, into one script."""
+    return Script.of(joined(package, "batched", "states", "foreign", *parts))
+
+
+def joined(package: str, *parts: str) -> str:
+    """The text of these files, one after the other: those of `package`, and from here what it has not."""
+    own, shared = files(package) / "lua", files(__package__) / "lua"
+    paths = [own / f"{part}.lua" for part in parts]
+    return "\n".join((path if path.is_file() else shared / path.name).read_text() for path in paths) + "\n"

@@ -7,9 +7,9 @@ behind its length.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -46,6 +46,13 @@ _MODES: Final = {DeduplicationMode.SIMPLE: 1, DeduplicationMode.THROTTLE: 2, Ded
 _PLAIN_RECORD: Final = 1
 _LINKED_RECORD: Final = 2
 """Of a later link of a chain; the number of the link is behind the record's head."""
+
+CORRUPT: Final = ErrorInfo(
+    type="CorruptRecord", message="what Redis has in place of the job is no record of this queue; remove it"
+)
+UNREADABLE: Final = "unreadable"
+"""The name of a job whose record does not tell it."""
+KEPT_UNREAD: Final = timedelta(hours=1)
 
 SECRET_BYTES: Final = 12
 _TOKEN_BYTES: Final = SECRET_BYTES + 2
@@ -118,7 +125,7 @@ def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
     state, *result = found
     if len(result) > 1:  # it is another job that has the deduplication key
         existing = STATES.get(state)
-        return EnqueueResult(id=result[1].decode(), status=EnqueueStatus.DUPLICATE, existing_state=existing)
+        return EnqueueResult(id=text_of(result[1]), status=EnqueueStatus.DUPLICATE, existing_state=existing)
     if STATES[state] is JobState.COMPLETED:
         return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=STATES[state], result=result[0])
     return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=STATES[state])
@@ -134,6 +141,7 @@ class Record(NamedTuple):
     keep_completed: int
     keep_failed: int
     name: bytes
+    ordering_key: bytes
     chain_index: int
     finish: int
 
@@ -144,12 +152,39 @@ def decode_record(record: bytes) -> Record:
     at = _HEAD.size
     finish = at + 2 + _LENGTH.unpack_from(record, at)[0]
     name = record[at + 2 : finish]
-    finish += 2 + _LENGTH.unpack_from(record, finish)[0]
+    at = finish
+    finish += 2 + _LENGTH.unpack_from(record, at)[0]
+    ordering_key = record[at + 2 : finish]
     chain_index = 0
     if version == _LINKED_RECORD:
         chain_index = _LINK.unpack_from(record, finish)[0]
         finish += _LINK.size
-    return Record(place, created, priority, max_attempts, keep_completed, keep_failed, name, chain_index, finish)
+    return Record(
+        place, created, priority, max_attempts, keep_completed, keep_failed, name, ordering_key, chain_index, finish
+    )
+
+
+def decode_new_job(job_id: str, packed: bytes) -> NewJob:
+    """The job as it was enqueued, without its delay and its deduplication key.
+
+    Raises:
+        ValueError: it is none that anybody could enqueue.
+        struct.error: it breaks off.
+    """
+    record = decode_record(packed)
+    backoff, payload = _decode_body(packed, record.finish)
+    return NewJob(
+        id=job_id,
+        name=record.name.decode(),
+        payload=payload,
+        max_attempts=record.max_attempts,
+        keep_completed=_decoded_retention(record.keep_completed),
+        keep_failed=_decoded_retention(record.keep_failed),
+        priority=record.priority,
+        ordering_key=record.ordering_key.decode() or None,
+        backoff=backoff,
+        chain_index=record.chain_index,
+    )
 
 
 def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Iterator[Claim]:
@@ -157,24 +192,42 @@ def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Ite
     start = secret.hex()
     for at in range(0, len(answer), 4):
         job_id, packed, attempt, lease = answer[at : at + 4]
-        record = decode_record(packed)
-        backoff, payload = _decode_body(packed, record.finish)
-        yield Claim(
-            job_id=job_id.decode(),
-            name=_decoded_name(record.name),
-            payload=payload,
+        claim = partial(
+            Claim,
+            job_id=text_of(job_id),
             token=f"{start}{at // 4 + 1:04x}",
             worker_id=worker_id,
             lease=_decoded_lease(lease),
             attempt=attempt,
-            max_attempts=record.max_attempts,
-            created_at=moment(record.created),
-            keep_completed=_decoded_retention(record.keep_completed),
-            keep_failed=_decoded_retention(record.keep_failed),
-            priority=record.priority,
-            backoff=backoff,
-            chain_index=record.chain_index,
         )
+        try:
+            yield _decoded_claim(claim, packed)
+        except (ValueError, OverflowError, struct.error):  # what scripts do not read of it is not ours
+            yield claim(
+                name=UNREADABLE,
+                payload=b"",
+                max_attempts=attempt,
+                created_at=moment(0),
+                keep_completed=KEPT_UNREAD,
+                keep_failed=KEPT_UNREAD,
+                stalled=CORRUPT,
+            )
+
+
+def _decoded_claim(claim: Callable[..., Claim], packed: bytes) -> Claim:
+    record = decode_record(packed)
+    backoff, payload = _decode_body(packed, record.finish)
+    return claim(
+        name=_decoded_name(record.name),
+        payload=payload,
+        max_attempts=record.max_attempts,
+        created_at=moment(record.created),
+        keep_completed=_decoded_retention(record.keep_completed),
+        keep_failed=_decoded_retention(record.keep_failed),
+        priority=record.priority,
+        backoff=backoff,
+        chain_index=record.chain_index,
+    )
 
 
 def _decode_body(packed: bytes, at: int) -> tuple[RetryPolicy | None, bytes]:
@@ -189,7 +242,17 @@ def _decode_body(packed: bytes, at: int) -> tuple[RetryPolicy | None, bytes]:
 
 @lru_cache(1024)
 def _decoded_name(name: bytes) -> str:
-    return name.decode()
+    return text_of(name)
+
+
+def bytes_of(text: str) -> bytes:
+    """An id or a name as Redis has it."""
+    return text.encode(errors="surrogateescape")
+
+
+def text_of(raw: bytes) -> str:
+    """The id or the name that Redis has so, whichever bytes another program wrote."""
+    return raw.decode(errors="surrogateescape")
 
 
 def token_of(claim: Claim) -> bytes:
@@ -204,7 +267,7 @@ def token_of(claim: Claim) -> bytes:
 def encode_settlement(settlement: Settlement) -> Packed:
     """The settlement as `settle.lua` takes it."""
     claim = settlement.claim
-    head = (claim.job_id.encode(), token_of(claim))
+    head = (bytes_of(claim.job_id), token_of(claim))
     match settlement:
         case Completed():
             keep = claim.keep_completed if settlement.keep is None else settlement.keep
@@ -233,17 +296,24 @@ def decode_error(packed: bytes) -> ErrorInfo | None:
     """The error, None for nothing."""
     if not packed:
         return None
+    try:
+        return _decoded_error(packed)
+    except (ValueError, TypeError):
+        return ErrorInfo(type="CorruptRecord", message="the stored error was changed by somebody else")
+
+
+def _decoded_error(packed: bytes) -> ErrorInfo:
     if packed[:1] == _STALLED:
         worker, attempts, max_attempts, stalls, max_stalls = unpack(packed[1:])
         return stalled_error(
-            worker=worker.decode(),
+            worker=text_of(worker),
             attempts=attempts,
             max_attempts=max_attempts,
             stalls=stalls,
             max_stalls=max_stalls,
         )
     kind, message, stack = msgpack.unpackb(packed[1:], unicode_errors="surrogatepass")
-    return ErrorInfo(type=kind, message=message, stack=stack, exhausted=packed[:1] == _EXHAUSTED)
+    return ErrorInfo(type=str(kind), message=str(message), stack=str(stack), exhausted=packed[:1] == _EXHAUSTED)
 
 
 def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
@@ -270,7 +340,7 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
         chain_index=record.chain_index,
         next_run_at=moment(place) if state in (JobState.SCHEDULED, JobState.FAILING) else None,
         finished_at=moment(finished) if state in (JobState.COMPLETED, JobState.FAILED) else None,
-        worker_id=worker.decode() or None,
+        worker_id=text_of(worker) or None,
         last_error=decode_error(error),
         progress=progress,
     )

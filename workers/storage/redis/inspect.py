@@ -11,7 +11,7 @@ from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.messages import duration, moment, pack, unpack
 from workers.storage.on_redis.server import Reply
-from workers.storage.redis.codec import decode_status
+from workers.storage.redis.codec import bytes_of, decode_status, text_of
 from workers.storage.redis.scripts import QueueScripts
 from workers.storage.rules import foreign_cursor, read_cursor
 
@@ -32,7 +32,7 @@ async def status(lua: QueueScripts, ids: Sequence[str]) -> list[JobStatus | None
     """See `Storage.status`."""
     found: list[JobStatus | None] = []
     for some in portions(ids):
-        answer = unpack(await lua.run("read", pack([job_id.encode() for job_id in some])))
+        answer = unpack(await lua.run("read", pack([bytes_of(job_id) for job_id in some])))
         found += [decode_status(job_id, one) if one else None for job_id, one in zip(some, answer, strict=True)]
     return found
 
@@ -49,7 +49,7 @@ async def workers(lua: QueueScripts) -> list[WorkerInfo]:
     """See `Storage.workers`."""
     answer = iter(unpack(await lua.run("workers")))
     return [
-        WorkerInfo(id=worker.decode(), seen_at=moment(int(seen)), claims=claims)
+        WorkerInfo(id=text_of(worker), seen_at=moment(float(seen)), claims=claims)
         for worker, seen, claims in zip(answer, answer, answer, strict=True)
     ]
 
@@ -62,7 +62,7 @@ async def page(lua: QueueScripts, state: JobState, cursor: str | None, limit: in
         line, part = PARTS[state][at]
         answer = unpack(await lua.run("page", line, part, limit - len(jobs), *behind))
         after, *found = answer
-        jobs += [decode_status(job_id.decode(), one) for job_id, one in zip(found[::2], found[1::2], strict=True)]
+        jobs += [decode_status(text_of(job_id), one) for job_id, one in zip(found[::2], found[1::2], strict=True)]
         at, behind = (at, tuple(after)) if after else (at + 1, ())
     more = at < len(PARTS[state]) and await _has_more(lua, state, at, behind)
     return Page(jobs=tuple(jobs), cursor=_encode_cursor(at, behind) if more else None)

@@ -8,6 +8,7 @@ from workers.jobs import JobEventKind
 from workers.storage.on_redis.messages import KINDS, end_kind, unpack
 from workers.storage.on_redis.notices import Event, QueueNotices
 from workers.storage.redis import inspect
+from workers.storage.redis.codec import bytes_of, text_of
 from workers.storage.redis.scripts import QueueScripts
 
 
@@ -38,11 +39,11 @@ class Notices(QueueNotices):
         events = unpack(body)
         for kind, job_id in zip(events[::2], events[1::2], strict=True):
             if kind in KINDS:
-                yield KINDS[kind], job_id.decode()
+                yield KINDS[kind], text_of(job_id)
 
     def read_id(self, body: bytes) -> str:
-        return body.decode()
+        return text_of(body)
 
     async def ends(self, ids: Sequence[str]) -> Sequence[JobEventKind | None]:
-        found = await inspect.ends(self._queue, [job_id.encode() for job_id in ids])
+        found = await inspect.ends(self._queue, [bytes_of(job_id) for job_id in ids])
         return [end_kind(end[0]) if end else None for end in found]

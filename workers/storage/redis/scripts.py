@@ -10,24 +10,28 @@ from workers.storage.on_redis.scripts import Script, assembled
 from workers.storage.on_redis.server import Reply, Server
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "recover", "retry", "remove", "promote"), ()),
+    **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "retry", "remove", "promote"), ()),
     **dict.fromkeys(("complete", "drain", "clean", "pause", "paused", "keep", "progress"), ()),
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "settle": ("add",),
-    "claim": ("due",),
+    "claim": ("quarantine", "due", "corrupt"),
+    "recover": ("quarantine", "corrupt"),
     "read": ("show",),
     "page": ("show",),
     "workers": ("holders",),
     "sweep": ("holders",),
 }
-"""Every script, and the files it needs beside `batched.lua`, `states.lua` and `queue.lua`, which all begin with."""
+"""Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua` and `queue.lua`,
+which all begin with; but `repair`, which mends what keeps the others from beginning.
+"""
 
 
 @cache
 def scripts() -> Mapping[str, Script]:
     """Every script, by its name."""
-    return {name: assembled(__package__, "queue", *parts, name) for name, parts in PARTS.items()}
+    working = {name: assembled(__package__, "keys", "queue", *parts, name) for name, parts in PARTS.items()}
+    return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}
 
 
 def loaded_scripts() -> Sequence[Script]:

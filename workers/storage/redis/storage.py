@@ -12,6 +12,7 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
 | `:marks` | hash | deduplication keys, and the jobs that are to let go of one |
 | `:throttled` | sorted set | deduplication keys by when they are free |
+| `:quarantine`, `:quarantine:<id>` | hash | what was set aside, by id, and what was there |
 | `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |
 
 Each transition is one Lua script, so it happens whole or not at all, and a batch is one round trip. A waiting job
@@ -47,7 +48,9 @@ from workers.jobs import (
     Page,
     ProgressReport,
     Recovery,
+    Repaired,
     Retention,
+    SetAside,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -61,6 +64,7 @@ from workers.storage.on_redis.server import Reply, Server, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.redis import codec, inspect
 from workers.storage.redis.notices import Notices
+from workers.storage.redis.quarantine import Quarantine
 from workers.storage.redis.scripts import QueueScripts, loaded_scripts
 from workers.storage.rules import (
     WORKER_RECORD,
@@ -109,6 +113,7 @@ class RedisStorage(ScriptedStorage):
         server = Server(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = QueueScripts(server, prefix, queue)
         super().__init__(queue, server, Notices(self._lua))
+        self._quarantine = Quarantine(self._lua, self.enqueue)
         self._results = Gathering(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
@@ -121,14 +126,15 @@ class RedisStorage(ScriptedStorage):
         due = await self._lua.run("look", *(name.encode() for name in names))
         if due is None:
             return None
-        return min(int(due) / 1e6, LOOK_SECONDS) if int(due) >= 0 else LOOK_SECONDS
+        seconds = float(due) / 1e6  # of what somebody else has put into line it may be infinite
+        return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
 
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
-        packed: bytes = pack([job_id.encode() for job_id in ids])
+        packed: bytes = pack([codec.bytes_of(job_id) for job_id in ids])
         return packed
 
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
-        return claim.job_id.encode(), codec.token_of(claim), duration(claim.lease)
+        return codec.bytes_of(claim.job_id), codec.token_of(claim), duration(claim.lease)
 
     # Jobs
 
@@ -165,7 +171,8 @@ class RedisStorage(ScriptedStorage):
         while limit > len(claims):
             secret = os.urandom(codec.SECRET_BYTES)
             some = min(limit - len(claims), AT_ONCE)
-            answer = unpack(await self._lua.run("claim", worker_id.encode(), secret, some, pack(wanted)))
+            answer, told = unpack(await self._lua.run("claim", worker_id.encode(), secret, some, pack(wanted)))
+            self._quarantine.heed(told)
             claims += codec.decode_claims(worker_id, secret, answer)
             if len(answer) < 4 * AT_ONCE:
                 break
@@ -186,19 +193,20 @@ class RedisStorage(ScriptedStorage):
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         for some in portions(reports):
-            packed = [(one.claim.job_id.encode(), codec.token_of(one.claim), one.value) for one in some]
+            packed = [(codec.bytes_of(one.claim.job_id), codec.token_of(one.claim), one.value) for one in some]
             await self._lua.run("progress", pack(packed))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        answer = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
-        requeued, failed = ([one.decode() for one in ids] for ids in answer)
+        *ended, told = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
+        self._quarantine.heed(told)
+        requeued, failed = ([codec.text_of(one) for one in ids] for ids in ended)
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 
     async def sweep(self, limit: int) -> int:
         return await in_steps(lambda some: self._run("sweep", some, duration(WORKER_RECORD)), limit)
 
     async def cancel(self, job_id: str) -> CancelResult:
-        return cancel_result(await self._lua.run("cancel", job_id.encode(), duration(TOMBSTONE)))
+        return cancel_result(await self._lua.run("cancel", codec.bytes_of(job_id), duration(TOMBSTONE)))
 
     # Reading
 
@@ -206,7 +214,7 @@ class RedisStorage(ScriptedStorage):
         return await inspect.status(self._lua, ids)
 
     async def result(self, job_id: str) -> JobOutcome | None:
-        answer = await self._results.ask(job_id.encode())
+        answer = await self._results.ask(codec.bytes_of(job_id))
         if not answer:
             return None
         code, error, result = answer
@@ -231,7 +239,16 @@ class RedisStorage(ScriptedStorage):
         refuse_transaction(connection, "RedisStorage")
         check_fits_redis(job_id, result)
         kept = "" if keep is None else codec.encode_retention(keep)
-        return STATES.get(await self._lua.run("complete", job_id.encode(), result, kept))
+        return STATES.get(await self._lua.run("complete", codec.bytes_of(job_id), result, kept))
+
+    def news(self) -> list[SetAside]:
+        return self._quarantine.news()
+
+    async def quarantine(self) -> list[SetAside]:
+        return await self._quarantine.entries()
+
+    async def repair(self, *, drop: bool = False) -> list[Repaired]:
+        return await self._quarantine.repair(drop=drop)
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)
@@ -239,7 +256,7 @@ class RedisStorage(ScriptedStorage):
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         check_retention(ttl)
-        return bool(await self._lua.run("keep", job_id.encode(), duration(ttl)))
+        return bool(await self._lua.run("keep", codec.bytes_of(job_id), duration(ttl)))
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:

@@ -14,6 +14,7 @@ from tests.federation.analytics.rows import WINDOW, at, columns, daily, days, fr
 
 WEEK: Final = days("11-24", "11-30")
 SEEN: Final = {"last_seen": at("09-01 00:00")}
+REINTRODUCED: Final = {"stale": {"last_seen": at("11-30 23:59")}}
 
 
 def _url(name: str) -> str:
@@ -54,7 +55,7 @@ def ranked(spark: SparkSession) -> dict[str, Row]:
         for name, (state, action) in judged.items()
         for length in (7, 30)
     ]
-    servers = frame(spark, SERVERS, [server(_url(name), **SEEN) for name in judged])
+    servers = frame(spark, SERVERS, [server(_url(name), **REINTRODUCED.get(name, SEEN)) for name in judged])
     result = relay_candidates(
         frame(spark, SERVER_DAILY, DAILY), frame(spark, SERVER_SCORECARD, cards), servers=servers, window=WINDOW
     )
@@ -78,8 +79,8 @@ def test_the_unfit_are_no_candidates(ranked: dict[str, Row], name: str) -> None:
 
 
 def test_scores_follow_the_formula(ranked: dict[str, Row]) -> None:
-    """Availability with its two attempts of doubt, latency, and half of it all for every three days unseen."""
-    fresh = 0.5 ** (1 / 3)  # seen on the last day, which has 24 hours
+    """Availability with its two attempts of doubt, latency, and half of it for every three days without a delivery."""
+    fresh = 0.5 ** (1 / 3)  # delivered on the last day, which has 24 hours
     assert ranked["best"]["score"] == pytest.approx(701 / 702 / 1.1 * fresh)
     assert ranked["failing"]["score"] == pytest.approx(351 / (700 - 70 + 2) / 1.1 * fresh)
     assert ranked["slow"]["score"] == pytest.approx(701 / 702 / 5 * fresh)

@@ -15,17 +15,17 @@ from federation.http.transport import pooled_transport
 from federation.protocol.keys import generate_own_keys
 from tests.federation.conftest import MakeSettings
 from tests.federation.http.conftest import ScriptedResolver
-from tests.federation.servers.relay.sending import MANY, TARGET, change
+from tests.federation.servers.relay.sending import MANY, RELAYS, TARGET, change
 from tests.peer import acquaint, introduce
 from tests.relaying_peer import RelayingPeer
 
 
 @pytest.fixture
 async def federation(make_settings: MakeSettings, ssl_context: ssl.SSLContext) -> AsyncIterator[Federation]:
-    """A node for which no names resolve but those of `MANY`."""
-    settings = make_settings(dev_allowed_hostnames=",".join(["127.0.0.1", *MANY]))
+    """A node for which no names resolve but those of `MANY` and `RELAYS`."""
+    settings = make_settings(dev_allowed_hostnames=",".join(["127.0.0.1", *MANY, *RELAYS]))
     guard = AddressGuard(settings.dev_allowed_hostnames)
-    resolver = ScriptedResolver(**{name.replace(".", "_"): [["127.0.0.1"]] for name in MANY})
+    resolver = ScriptedResolver(**{name.replace(".", "_"): [["127.0.0.1"]] for name in MANY + RELAYS})
     transport = pooled_transport(guard, ssl_context=ssl_context, resolver=resolver)
     node = Federation(settings, client=FederationClient(guard, transport))
     yield node
@@ -47,13 +47,13 @@ async def target(federation: Federation) -> RelayingPeer:
 
 @pytest.fixture
 async def relays(federation: Federation, target: RelayingPeer) -> AsyncIterator[list[RelayingPeer]]:
-    """Four acquainted peers that reach the target, the one seen last first."""
-    peers = [RelayingPeer(generate_own_keys()) for _ in range(4)]
+    """Four acquainted peers that reach the target, the one known for longest first."""
+    peers = [RelayingPeer(generate_own_keys(), host=name) for name in RELAYS]
     async with peers[0], peers[1], peers[2], peers[3]:
         for age, peer in enumerate(peers):
             peer.reaches[TARGET] = target
             await acquaint(federation, peer)
-            await change(federation, peer, last_seen=datetime.now(UTC) - timedelta(minutes=age))
+            await change(federation, peer, created_at=datetime.now(UTC) - timedelta(minutes=9 - age))
         yield peers
 
 

@@ -19,6 +19,7 @@ from tests.peer import POSTS_PATH, Peer
 
 TARGET = "http://c.example"
 MANY = [f"sick{number}.test" for number in range(30)]
+RELAYS = [f"relay{number}.test" for number in range(4)]
 BUDGET = timedelta(seconds=15)
 
 

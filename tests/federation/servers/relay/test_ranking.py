@@ -26,7 +26,7 @@ async def test_the_best_come_first(database: Database) -> None:
 
 
 async def test_without_analytics_nobody_is_ranked(database: Database) -> None:
-    """Relays are then chosen by when they were last seen."""
+    """Relays are then chosen by merit alone."""
     ranking = RelayRanking(database)
     assert await ranking() == []
     await ranking.close()

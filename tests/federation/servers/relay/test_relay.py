@@ -93,7 +93,7 @@ async def test_the_next_peer_is_asked_if_one_fails(
 async def test_at_most_three_peers_are_asked(
     federation: Federation, target: RelayingPeer, relays: list[RelayingPeer]
 ) -> None:
-    """In the order they were seen; then the direct failure stands, with its code, and with what the peers said."""
+    """In their order; then the direct failure stands, with its code, and with what the peers said."""
     for peer in relays[:3]:
         peer.reaches.clear()
 

@@ -86,6 +86,25 @@ async def test_a_sickness_no_probe_can_tell_about_is_not_probed(
     assert relay.server.requests == []
 
 
+async def test_strangers_do_not_crowd_out_who_delivered(
+    federation: Federation, target: RelayingPeer, relay: RelayingPeer
+) -> None:
+    """Thirty that are sick and were seen just now leave the one that took deliveries its place among the twenty."""
+    await federation.links.succeeded(relay.url)
+    async with Peer() as stranger:
+        stranger.server.routes["/discover"] = respond(500)
+        for name in MANY:
+            keys = generate_own_keys()
+            await federation.registry.register(
+                url=stranger.server.url_for(name),
+                public_key=keys.signing.public_text,
+                encryption_public_key=keys.encryption.public_text,
+            )
+        async with federation.database.transaction() as session:
+            await session.execute(update(Server).values(is_healthy=False, unhealthy_reason=None))
+        assert (await deliver(federation, target)).peer == relay.url
+
+
 async def test_a_sweep_is_shared_and_bounded(federation: Federation, target: RelayingPeer) -> None:
     """Fifty deliveries that need a relay make one sweep of twenty servers, ten at a time; the next is later."""
     at_once = most = 0

@@ -9,8 +9,8 @@ import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claimed
-from workers.errors import StorageError
-from workers.jobs import Claim, Completed, Failed, JobState, OutcomeKind, SettleStatus
+from workers.errors import StorageDamaged, StorageError
+from workers.jobs import Claim, Completed, EnqueueStatus, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.testing.steps import claim_one, job
 from workers.worker import Worker
@@ -78,11 +78,24 @@ async def test_keys_of_another_type(name: str, storage: BullStorage, node: NodeB
 
 
 async def test_a_counter_that_is_no_number_is_refused(storage: BullStorage, node: NodeBull) -> None:
-    """Nothing is enqueued halfway."""
+    """Nothing is enqueued halfway, and what adds nothing goes on; a repair begins where no id has been."""
+    await storage.enqueue([job("held")])
+    held = await claim_one(storage)
     await node.client.set(node.key("id"), "junk")
-    with pytest.raises(StorageError, match="is no number; set it to one"):
+    with pytest.raises(StorageDamaged, match="is no number; set it to one"):
         await storage.enqueue([job("one")])
     assert await node.client.exists(node.key("one")) == 0
+    with pytest.raises(StorageDamaged, match="is no number"):
+        await storage.settle([Completed(claim=held, result=b"1", then=job("one"))])
+    assert [one.status for one in await storage.settle([Completed(claim=held, result=b"1")])] == [SettleStatus.APPLIED]
+    assert [one.id for one in await storage.repair()] == ["id"]
+    assert (await storage.enqueue([job("one")]))[0].status is EnqueueStatus.QUEUED
+
+
+async def test_what_is_due_never_ends_no_wait(storage: BullStorage, node: NodeBull) -> None:
+    """A score that is no time is as far off as any."""
+    await node.client.zadd(node.key("delayed"), {"never": float("inf")})
+    await storage.wait(["work"], timeout=timedelta(milliseconds=1))
 
 
 async def test_a_key_that_is_no_job_is_not_overwritten(storage: BullStorage, node: NodeBull) -> None:
@@ -160,8 +173,8 @@ async def test_numbers_that_are_none_read_as_if_they_were_not_there(storage: Bul
     assert (await storage.counts())[JobState.COMPLETED] == 2
 
 
-async def test_a_record_of_another_type_is_dropped(storage: BullStorage, node: NodeBull) -> None:
-    """An id in line whose key is no hash is taken off, and the key left as it is."""
+async def test_a_record_of_another_type_is_set_aside(storage: BullStorage, node: NodeBull) -> None:
+    """An id in line whose key is no hash is taken off and told once, and what lies there is kept."""
     await node.client.set(node.key("text"), "precious")
     for line in ("wait", "active"):
         await node.client.lpush(node.key(line), "text")
@@ -170,7 +183,8 @@ async def test_a_record_of_another_type_is_dropped(storage: BullStorage, node: N
     assert await claimed(storage) == ["good"]
     await storage.recover(10)
     assert await node.line("active") == ["good"]
-    assert await node.client.get(node.key("text")) == "precious"
+    assert [one.id for one in storage.news()] == ["text"]
+    assert await node.client.get(node.key("workers:quarantine:text")) == "precious"
 
 
 async def test_ids_like_keys_of_the_queue_cost_no_key(storage: BullStorage, node: NodeBull) -> None:

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from tests.patience import until
 from tests.workers.running import Recorder, done, outcome, running
 from workers.errors import StorageDamaged, StorageError, StorageUnavailable
-from workers.jobs import JobState, OutcomeKind, RepairOutcome
+from workers.jobs import JobState, OutcomeKind, RepairOutcome, SettleStatus
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.codec import RESERVED_IDS
 from workers.storage.bullmq.scripts import scripts
@@ -114,6 +114,50 @@ async def test_what_is_no_job_is_set_aside(
     assert event.job_ids == ("1",)
     assert str(event.error) == f"'1' was set aside: {reason}"
     assert (await storage.counts())[JobState.PROCESSING] == 0
+
+
+async def test_a_job_named_as_a_lock_leaves_the_lock_alone(storage: BullMQStorage, client: Any) -> None:
+    """It is set aside, and whoever holds the job of that lock goes on holding it."""
+    await steps.enqueue(storage, steps.job("ours"))
+    [held] = await steps.claim(storage)
+    await client.lpush(key(storage, "wait"), "ours:lock")
+    assert await steps.claim(storage) == []
+    assert [entry.id for entry in await storage.quarantine()] == ["ours:lock"]
+    assert await client.get(key(storage, "ours:lock")) == held.token
+
+
+async def test_a_running_job_that_is_none_any_more_costs_no_neighbour_its_lease(
+    storage: BullMQStorage, client: Any
+) -> None:
+    """Its lease and the others' are renewed, and what is asked of them is heard."""
+    await steps.enqueue(storage, steps.job("bad"), steps.job("good"))
+    claims = await steps.claim(storage, 2)
+    await client.set(key(storage, "bad"), "x")
+    await storage.cancel("good")
+    renewal = await storage.renew(claims)
+    assert renewal.lost == {}
+    assert renewal.cancel_requested == {claim.token for claim in claims if claim.job_id == "good"}
+
+
+async def test_an_id_that_is_no_text_ends_no_worker(storage: BullMQStorage, redis_url: str) -> None:
+    """What stands in line may be any bytes; the lease of that job is renewed, and it fails as one without a record."""
+    async with Redis.from_url(redis_url) as client:
+        await client.lpush(key(storage, "wait"), b"\xff\xfe")
+    [claim] = await steps.claim(storage)
+    assert (await storage.renew([claim])).lost == {}
+    [settled] = await storage.settle([steps.failed(claim)])
+    assert settled.status is not SettleStatus.LOST
+
+
+async def test_a_length_of_the_events_that_is_no_number_is_named_and_repaired(
+    storage: BullMQStorage, client: Any
+) -> None:
+    """BullMQ's recovery would stop at it each time."""
+    await client.hset(key(storage, "meta"), "opts.maxLenEvents", "many")
+    with pytest.raises(StorageDamaged, match=r"`opts\.maxLenEvents` is no number"):
+        await storage.recover(10)
+    assert [one.outcome for one in await storage.repair()] == [RepairOutcome.MOVED]
+    await storage.recover(10)
 
 
 async def test_a_thousand_of_them_keep_nobody_out(storage: BullMQStorage, client: Any) -> None:

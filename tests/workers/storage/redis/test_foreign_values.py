@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.workers.storage.redis.steps import LEASES, SETS, VERBS, key, one_in_every_set
-from workers import JobState, StorageError
+from workers import JobState, StorageDamaged
 from workers.jobs import (
     Claim,
     Completed,
@@ -43,7 +43,7 @@ async def test_a_key_of_another_type_is_an_error_that_changes_nothing(
     await client.rename(key(storage, name), key(storage, "aside"))
     await client.set(key(storage, name), "foreign")
     for verb in VERBS.values():
-        with pytest.raises(StorageError, match="WRONGTYPE"):
+        with pytest.raises(StorageDamaged, match=r"the queue is damaged: .* is a string, not a"):
             await verb(storage, claim)
     await client.rename(key(storage, "aside"), key(storage, name))
     assert await storage.counts() == before

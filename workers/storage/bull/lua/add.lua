@@ -1,8 +1,6 @@
 -- Adding jobs, each `{id, name, data, opts, attempts, delay in microseconds, lifo}`; `opts` is JSON.
-local counter = redis.call('GET', COUNTER)
-if counter and not string.find(counter, '^%d+$') then
-  return redis.error_reply('WRONGTYPE ' .. COUNTER .. ' is no number; set it to one that no id of this queue has reached')
-end
+-- Whoever adds looks at that first: nothing shall be added halfway.
+local broken_counter = counter_fault()
 
 -- The number of the job, which is its id if that is one; then it must not be given out again.
 local function next_number(id)

@@ -1,5 +1,6 @@
 -- ARGV[5]: worker, [6]: the head of the tokens, [7]: limit, [8]: `{lease of other names in ms, name, lease, ...}`.
--- Answers `{{id, name, data, opts, timestamp, attempts, attemptsMade, stalledCounter, lease, ...}, {ids dropped}}`; the
+-- Answers `{{id, name, data, opts, timestamp, attempts, attemptsMade, stalledCounter, lease, ...}, {ids dropped},
+-- {id, why, ...}}`, of those set aside the last; the
 -- token of the n-th is the head and n in four hexadecimal digits.
 local worker, head, limit = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local leases, wanted = {}, cmsgpack.unpack(ARGV[8])
@@ -10,7 +11,7 @@ local DUE_AT_ONCE, READ_AT_ONCE, LOCKED_PASSED, ENOUGH_BYTES = 1000, 200, 1000, 
 
 redis.call('ZADD', SEEN, now, worker)
 if paused then
-  return cmsgpack.pack({ {}, {} })
+  return cmsgpack.pack({ {}, {}, {} })
 end
 line_up_what_is_due(math.max(math.min(limit, AT_ONCE), DUE_AT_ONCE))
 
@@ -41,7 +42,7 @@ local function sort_out(id, completed)
   if found and found[2] then
     grant(id, found)
   else
-    dropped[#dropped + 1] = id
+    drop(id)
   end
 end
 
@@ -78,4 +79,4 @@ while #taken < limit and passed < LOCKED_PASSED and bytes <= ENOUGH_BYTES do
 end
 batched('LPUSH', ACTIVE, taken)
 finish()
-return cmsgpack.pack({ answer, dropped })
+return cmsgpack.pack({ answer, dropped, told })

@@ -1,5 +1,4 @@
--- Delayed jobs that are due stand in line, in the order they became due; those without a record are dropped.
-local dropped = {}
+-- Delayed jobs that are due stand in line, in the order they became due; those without a record are not.
 local function line_up_what_is_due(limit)
   local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', '(' .. string.format('%.0f', (now + 1) * SCALE), 'LIMIT', 0, limit)
   if #due == 0 then
@@ -13,7 +12,7 @@ local function line_up_what_is_due(limit)
       redis.call('HSET', P .. id, 'delay', '0')
       standing[#standing + 1] = id
     else
-      dropped[#dropped + 1] = id
+      drop(id)
     end
   end
   batched('LPUSH', LINE, standing)

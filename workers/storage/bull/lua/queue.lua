@@ -1,32 +1,14 @@
--- What every script begins with: the queue's keys, its clock, how jobs are found, put in line and told of.
--- KEYS[1] is `<prefix>:<queue>:`; ARGV[1] the database's number, [2] the queue's name, [3] the dialect of the Node peers,
--- [4] who we are to them. Times are milliseconds of the server's clock.
-local P = KEYS[1]
-local QUEUE, DIALECT, EMITTER = ARGV[2], ARGV[3], ARGV[4]
-local WAIT, PAUSED, ACTIVE, DELAYED = P .. 'wait', P .. 'paused', P .. 'active', P .. 'delayed'
-local COMPLETED, FAILED, COUNTER, META_PAUSED = P .. 'completed', P .. 'failed', P .. 'id', P .. 'meta-paused'
--- Ours, which Node does not know: ended jobs and cancelled ids by when they expire, workers by when they were last seen.
-local ENDED = { [COMPLETED] = P .. 'workers:completed', [FAILED] = P .. 'workers:failed' }
-local CANCELLED, SEEN = P .. 'workers:cancelled', P .. 'workers:seen'
+-- What every script begins with that works on the queue: how jobs are found, put in line and told of.
 
 -- A wrong type found in the middle of a step would leave half of it done.
-local KINDS = {
-  list = { WAIT, PAUSED, ACTIVE }, set = { COMPLETED, FAILED }, string = { COUNTER, META_PAUSED },
-  zset = { DELAYED, ENDED[COMPLETED], ENDED[FAILED], CANCELLED, SEEN },
-}
 for kind, keys in pairs(KINDS) do
   for _, key in ipairs(keys) do
     local found = redis.call('TYPE', key).ok
     if found ~= 'none' and found ~= kind then
-      local why = found == 'zset' and 'this queue is one of Bull 3 or newer: leave it to them, and take another name or prefix'
-        or 'this is no queue of Bull 1: remove what is there, or take another name or prefix'
-      return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. found .. ', not a ' .. kind .. '; ' .. why)
+      return redis.error_reply(fault(key, kind))
     end
   end
 end
-
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 -- The first millisecond that is not before `microseconds` from now.
 local function later(microseconds)

@@ -1,6 +1,6 @@
 -- ARGV[5]: limit, [6]: stalls allowed, [7]: 1 where a claim of ours is over with its lock, [8]: `{ids}` that nobody has had
--- a lock on for long enough. Answers the ids that are in line again, that failed, that were dropped, and those without a
--- lock that shall be looked at again.
+-- a lock on for long enough. Answers the ids that are in line again, that failed, that were dropped, those without a
+-- lock that shall be looked at again, and `{id, why, ...}` of those set aside.
 local LOOKED_AT = 10000
 local limit, max_stalls, ours_at_once = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
 local ripe = {}
@@ -39,7 +39,6 @@ local function recover(id, found)
   requeued[#requeued + 1] = id
 end
 
-local dropped = {}
 local function look(id, completed)
   local found = fields(id, 'data', CLAIM, 'name', 'lockAcquired', 'stalledCounter', 'attempts', 'attemptsMade', 'opts')
   local mark = found and found[2]
@@ -52,7 +51,7 @@ local function look(id, completed)
   if completed == 1 then
     return
   elseif not found or not found[1] then
-    dropped[#dropped + 1] = id
+    drop(id)
     return
   end
   found[2] = held and mark
@@ -73,4 +72,4 @@ for at = #active, 1, -1 do
   end
 end
 finish()
-return cmsgpack.pack({ requeued, failed, dropped, suspects })
+return cmsgpack.pack({ requeued, failed, dropped, suspects, told })

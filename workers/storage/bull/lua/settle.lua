@@ -131,6 +131,11 @@ local function settle(settlement, holder)
 end
 
 local settlements, outcomes = cmsgpack.unpack(ARGV[5]), {}
+for _, settlement in ipairs(settlements) do
+  if broken_counter and settlement[3] == COMPLETE and settlement[7] then
+    return redis.error_reply(broken_counter)
+  end
+end
 local holders = holders_of(settlements)
 for at, settlement in ipairs(settlements) do
   outcomes[at] = settle(settlement, holders[at])

@@ -1,10 +1,6 @@
 -- Set aside what BullMQ's scripts would stop half-way at, before they do: jobs whose id is the name of a key, jobs whose
 -- key is no hash, and jobs whose counters are no whole numbers.
--- ARGV[1]: prefix of the queue's keys, [2]: now in ms, [3]: how many claims follow, 0 in front of a recovery, -1 to
--- set aside keys in the way as well.
 -- Answers `{{id, why, ...}, damage}`: what was set aside, and a key that is not what it has to be, '' for none.
-local P, now, claims = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local QUARANTINE = P .. 'workers:quarantine'
 local MOST, RECORDS, DUE_AT_ONCE = 1000, 100, 1000
 local call, try = redis.call, redis.pcall
 local NAMED = 'its id is the name of a key of BullMQ'
@@ -17,40 +13,31 @@ local reserved = { [''] = true, ['de'] = true, ['dn'] = true, ['metrics'] = true
 for name in pairs(KINDS) do
   reserved[name] = true
 end
-local told = {}
 
 local function is_whole(text)
   return text == '0' or (#text <= 16 and string.match(text, '^-?[1-9]%d*$') ~= nil)
 end
 
--- The key of a job lies in quarantine, if there is one; what it was.
-local function move(id)
-  local key, place = P .. id, QUARANTINE .. ':' .. id
-  local found = call('TYPE', key).ok
-  if id == 'meta' and found == 'hash' then -- BullMQ's own fields in it stay
-    local values = call('HMGET', key, unpack(JOB_FIELDS))
-    for at, value in ipairs(values) do
-      if value then
-        call('HSET', place, JOB_FIELDS[at], value)
-      end
+-- The fields of a job that lie among BullMQ's own, which stay, are in quarantine; what type they had.
+local function take_out_of_meta()
+  local place = QUARANTINE .. ':meta'
+  for at, value in ipairs(call('HMGET', P .. 'meta', unpack(JOB_FIELDS))) do
+    if value then
+      call('HSET', place, JOB_FIELDS[at], value)
     end
-    return call('HDEL', key, unpack(JOB_FIELDS)) > 0 and found
   end
-  if found == 'none' or found == KINDS[id] then
-    return false
-  end
-  call('RENAME', key, place)
-  return found
+  return call('HDEL', P .. 'meta', unpack(JOB_FIELDS)) > 0 and 'hash' or ''
 end
 
 local function set_aside(id, why)
-  local kept = move(id)
-  call('DEL', P .. id .. ':lock')
-  if kept or call('HEXISTS', QUARANTINE, id) == 0 then
-    call('HSET', QUARANTINE, id, cjson.encode({ why, now, kept or '' }))
+  local kept = ''
+  if id == 'meta' and not foreign(P .. id, 'hash') then
+    kept = take_out_of_meta()
+  elseif not KINDS[id] or foreign(P .. id, KINDS[id]) then
+    kept = put_away(P .. id, id)
   end
-  told[#told + 1] = id
-  told[#told + 1] = why
+  call('DEL', P .. id .. ':lock')
+  write_down(id, why, kept)
 end
 
 local function fault(id)
@@ -108,7 +95,7 @@ local function damaged()
     if is == 'hash' and kind ~= 'hash' and is_job(P .. name) then
       evict(name)
     elseif is ~= 'none' and is ~= kind then
-      found[#found + 1] = { name, P .. name .. ' is a ' .. is .. ', not a ' .. kind }
+      found[#found + 1] = { name, foreign(P .. name, kind) }
     end
   end
   for _, name in ipairs({ 'id', 'pc', 'limiter' }) do
@@ -117,9 +104,9 @@ local function damaged()
       found[#found + 1] = { name, P .. name .. ' holds no whole number' }
     end
   end
-  for _, field in ipairs({ 'concurrency', 'max', 'duration' }) do
+  for field, number in pairs({ concurrency = '', max = '', duration = '', ['opts.maxLenEvents'] = '^%d+$' }) do
     local value = try('HGET', P .. 'meta', field)
-    if type(value) == 'string' and not tonumber(value) then
+    if type(value) == 'string' and not (tonumber(value) and string.find(value, number)) then
       found[#found + 1] = { 'meta', P .. 'meta: `' .. field .. '` is no number', field }
     end
   end
@@ -132,20 +119,19 @@ local function repair(damages)
     local name, why, field = unpack(each)
     if field then
       call('HDEL', P .. name, field)
+      told[#told + 1] = name
+      told[#told + 1] = why
     else
-      call('RENAME', P .. name, QUARANTINE .. ':' .. name)
-      call('HSET', QUARANTINE, name, cjson.encode({ why, now, 'moved' }))
+      clear_away(P .. name, name, why)
     end
     if name == 'id' then -- the ids of jobs that are there shall not be given out again
-      call('SET', P .. 'id', string.format('%.0f', now))
+      call('SET', P .. 'id', string.format('%.0f', at_ms))
     end
-    told[#told + 1] = name
-    told[#told + 1] = why
   end
 end
 
 local function examine_what_is_claimed()
-  local due = string.format('%.0f', (now + 1) * 0x1000 - 1)
+  local due = string.format('%.0f', (at_ms + 1) * 0x1000 - 1)
   examine(call('ZRANGEBYSCORE', P .. 'delayed', 0, due, 'LIMIT', 0, claims * DUE_AT_ONCE), 'delayed')
   local before
   repeat

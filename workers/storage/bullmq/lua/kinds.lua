@@ -11,9 +11,9 @@ local KINDS = {
 -- An error that names the first of these keys that is not what it has to be.
 local function damage(prefix, names)
   for _, name in ipairs(names) do
-    local found = redis.call('TYPE', prefix .. name).ok
-    if found ~= 'none' and found ~= KINDS[name] then
-      return redis.error_reply('DAMAGED ' .. prefix .. name .. ' is a ' .. found .. ', not a ' .. KINDS[name])
+    local why = foreign(prefix .. name, KINDS[name])
+    if why then
+      return redis.error_reply('DAMAGED ' .. why)
     end
   end
 end

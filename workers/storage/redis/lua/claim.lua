@@ -1,5 +1,6 @@
 -- ARGV[2]: worker, [3]: 12 random bytes for the tokens, [4]: limit, [5]: `{default lease or 0, name, lease, ...}`.
--- Answers `{id, record, attempt, lease, ...}`; the token of the n-th is the random bytes and n in two bytes.
+-- Answers `{{id, record, attempt, lease, ...}, {id, why, ...}}`, of jobs that were set aside the latter; the token of the
+-- n-th is the random bytes and n in two bytes.
 local worker, secret, limit = ARGV[2], ARGV[3], tonumber(ARGV[4])
 local leases, wanted = {}, cmsgpack.unpack(ARGV[5])
 local default_lease = wanted[1]
@@ -7,13 +8,14 @@ for at = 2, #wanted, 2 do
   leases[wanted[at]] = wanted[at + 1]
 end
 local DUE_AT_ONCE, READ_AT_ONCE, HELD_ROUNDS, ENOUGH_BYTES = 500, 100, 8, 8 * 1024 * 1024
-local CORRUPT = '\0' .. cmsgpack.pack({
-  'CorruptRecord', 'what Redis has in place of the job is no record of this queue; remove it, or retry is impossible', '',
-})
 
+local broken = foreign(QUARANTINE, 'hash')
+if broken then
+  return damaged(broken)
+end
 redis.call('ZADD', WORKERS, now, worker)
 if redis.call('HEXISTS', META, 'paused') == 1 then
-  return cmsgpack.pack({})
+  return cmsgpack.pack({ {}, {} })
 end
 ready_what_is_due(math.max(limit, DUE_AT_ONCE))
 
@@ -70,16 +72,6 @@ local function candidates(count)
   return merged, #lines > 1 and math.min(count, #merged) or #merged
 end
 
--- A record that is not one of ours fails with that for a reason, and its bytes stay for whoever wants to look.
-local function set_aside(one, record)
-  local head = struct.pack('>BI8I8I4I4I8I8', PLAIN, one.place, one.place, one.priority, 1, 0, HOUR)
-  local run = fresh_run(one.place)
-  run.error = CORRUPT
-  record = head .. text(one.name) .. text('') .. text('') .. (record or '')
-  redis.call('HSET', JOBS, one.id, record)
-  conclude(one.id, record, {}, run, STATE.failed, HOUR)
-end
-
 local answer, taken, bytes = {}, 0, 0
 local runs, deadlines, granted = {}, {}, {}
 
@@ -121,7 +113,7 @@ local function sort_out(line, count)
     local job, run = read_job(records[at]), packed[at] and read_run(packed[at])
     gone[#gone + 1] = one.member
     if not job or (packed[at] and not run) then
-      set_aside(one, records[at])
+      set_aside(one.id, one.name, one.priority, one.place, records[at], packed[at])
       aside = true
     elseif (run or job).place ~= one.place or (run and (run.state == STATE.processing or LINE_OF[run.state])) then
       aside = true -- the job has left this place: standing here twice must not run it twice
@@ -149,4 +141,4 @@ end
 batched('HSET', RUNS, runs)
 batched('ZADD', LEASES, deadlines)
 finish()
-return cmsgpack.pack(answer)
+return cmsgpack.pack({ answer, told })

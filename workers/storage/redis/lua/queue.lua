@@ -1,33 +1,16 @@
--- What every script begins with: the queue's keys, how records and lines are written, what is announced at the end.
--- KEYS[1] is the queue's hash-tagged base, ARGV[1] the database's number. Times are microseconds of the server's clock.
-local BASE = KEYS[1]
-local JOBS, RUNS, META = BASE .. ':jobs', BASE .. ':runs', BASE .. ':meta'
-local READY, HELD, BUSY = BASE .. ':ready', BASE .. ':held', BASE .. ':busy'
-local SCHEDULED, FAILING, LEASES = BASE .. ':scheduled', BASE .. ':failing', BASE .. ':leases'
-local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BASE .. ':cancelled'
-local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
-local MARKS, THROTTLED = BASE .. ':marks', BASE .. ':throttled'
+-- What every script begins with that works on the queue: how records and lines are written, what is announced at the end.
 
--- A wrong type found in the middle of a step would leave half of it done. The last of the hashes are the marks.
-local HASHES = 6
-local KEPT = {
-  JOBS, RUNS, META, BUSY, SLEEPERS, MARKS,
-  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS,
-}
+-- A wrong type found in the middle of a step would leave half of it done.
 local marked = false
 for at = 1, #KEPT do
   local found = redis.call('TYPE', KEPT[at]).ok
   if found ~= 'none' then
-    local kind = at > HASHES and 'zset' or 'hash'
-    if found ~= kind then
-      return redis.error_reply('WRONGTYPE ' .. KEPT[at] .. ' is a ' .. found .. ', not the ' .. kind .. ' of a queue')
+    if found ~= kind_of(at) then
+      return damaged(foreign(KEPT[at], kind_of(at)))
     end
     marked = marked or at == HASHES
   end
 end
-
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
 
 local LINE_OF = { [STATE.completed] = COMPLETED, [STATE.failed] = FAILED, [STATE.cancelled] = CANCELLED }
 
@@ -153,6 +136,9 @@ local last_place
 local function next_place()
   if not last_place then
     last_place = tonumber(redis.call('HGET', META, 'place') or '0') or 0
+    if not (last_place < 2 ^ 53) then -- nobody's number
+      last_place = 0
+    end
   end
   last_place = math.max(last_place + 1, now)
   return last_place

@@ -1,13 +1,22 @@
--- ARGV[2]: limit, [3]: stalls allowed. Answers the ids that are queued again, and those that failed.
+-- ARGV[2]: limit, [3]: stalls allowed. Answers the ids that are queued again, those that failed, and `{id, why, ...}` of
+-- those among the latter that were set aside.
 local STALLED = '\2'
 local max_stalls = tonumber(ARGV[3])
+local broken = foreign(QUARANTINE, 'hash')
+if broken then
+  return damaged(broken)
+end
 local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, ARGV[2])
 local records, packed = fetch(JOBS, ids), fetch(RUNS, ids)
 local requeued, failed = {}, {}
 for at, id in ipairs(ids) do
   local job, run = read_job(records[at]), packed[at] and read_run(packed[at])
-  if not job or not run or run.state ~= STATE.processing then
+  if not (records[at] or packed[at]) or (run and run.state ~= STATE.processing) then
     redis.call('ZREM', LEASES, id) -- nobody's lease: what it was for is gone
+  elseif not job or not run then
+    set_aside(id, job and job.name or '', job and job.priority or 0, job and job.place or now, records[at], packed[at])
+    let_go(id, job or { key = '' })
+    failed[#failed + 1] = id
   else
     run.stalls, run.token = run.stalls + 1, NO_TOKEN
     if run.stalls > max_stalls or run.attempts >= job.max_attempts then
@@ -25,4 +34,4 @@ for at, id in ipairs(ids) do
   end
 end
 finish()
-return cmsgpack.pack({ requeued, failed })
+return cmsgpack.pack({ requeued, failed, told })

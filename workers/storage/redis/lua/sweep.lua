@@ -1,4 +1,8 @@
 -- ARGV[2]: limit, [3]: how long a worker is listed. Answers how many records went.
+local broken = foreign(THROTTLED, 'zset')
+if broken then
+  return damaged(broken)
+end
 local left = tonumber(ARGV[2])
 local free_keys = left > 0 and redis.call('ZRANGEBYSCORE', THROTTLED, '-inf', now, 'LIMIT', 0, left) or {}
 local fields = {}

@@ -1,0 +1,49 @@
+"""Who is likely one owner: the domain that somebody had to register, or the network of a bare address.
+
+A rule, not the list of public suffixes: the last two labels of a name. Hosts below a suffix of two labels, as `a.co.uk`
+and `b.co.uk`, count as one owner, which costs a candidate; no owner of one domain counts as two. An IPv4 address
+stands for its /24, an IPv6 address for its /48, and a port for nothing: whoever has a host has all of its ports.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable
+
+from federation.protocol.urls import host_of
+
+_LABELS = 2
+_IPV4_PREFIX, _IPV6_PREFIX = 24, 48
+
+
+def registrable_domain(origin: str) -> str:
+    """Return the domain, or the network, that a canonical *origin* belongs to."""
+    host = host_of(origin)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ".".join(host.split(".")[-_LABELS:])
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    prefix = _IPV4_PREFIX if address.version == 4 else _IPV6_PREFIX
+    return str(ipaddress.ip_network((address, prefix), strict=False))
+
+
+def first_of_each_domain(origins: Iterable[str]) -> list[str]:
+    """Return the *origins* without those whose domain an earlier one has."""
+    firsts: dict[str, str] = {}
+    for origin in origins:
+        firsts.setdefault(registrable_domain(origin), origin)
+    return list(firsts.values())
+
+
+def spread_over_domains(origins: Iterable[str]) -> list[str]:
+    """Return the first of each domain in the order given, then the second of each, and so on."""
+    before: Counter[str] = Counter()
+    turns: list[tuple[int, str]] = []
+    for origin in origins:
+        domain = registrable_domain(origin)
+        turns.append((before[domain], origin))
+        before[domain] += 1
+    return [origin for _, origin in sorted(turns, key=lambda turn: turn[0])]

@@ -1,0 +1,38 @@
+-- The queue's keys. KEYS[1] is `<prefix>:<queue>:`; ARGV[1] the database's number, [2] the queue's name, [3] the dialect of the
+-- Node peers, [4] who we are to them. Times are milliseconds of the server's clock.
+local P = KEYS[1]
+local QUEUE, DIALECT, EMITTER = ARGV[2], ARGV[3], ARGV[4]
+local WAIT, PAUSED, ACTIVE, DELAYED = P .. 'wait', P .. 'paused', P .. 'active', P .. 'delayed'
+local COMPLETED, FAILED, COUNTER, META_PAUSED = P .. 'completed', P .. 'failed', P .. 'id', P .. 'meta-paused'
+-- Ours, which Node does not know: ended jobs and cancelled ids by when they expire, workers by when they were last seen.
+local ENDED = { [COMPLETED] = P .. 'workers:completed', [FAILED] = P .. 'workers:failed' }
+local CANCELLED, SEEN, QUARANTINE = P .. 'workers:cancelled', P .. 'workers:seen', P .. 'workers:quarantine'
+
+-- What they have to be; QUARANTINE, a hash, is for those that use it to look at.
+local KINDS = {
+  list = { WAIT, PAUSED, ACTIVE }, set = { COMPLETED, FAILED }, string = { COUNTER, META_PAUSED },
+  zset = { DELAYED, ENDED[COMPLETED], ENDED[FAILED], CANCELLED, SEEN },
+}
+
+-- The error that says what is wrong with a key; nothing where it is what it has to be, or not there.
+local function fault(key, kind)
+  local why = foreign(key, kind)
+  if not why then
+    return
+  end
+  if kind == 'set' and redis.call('TYPE', key).ok == 'zset' then
+    return 'WRONGTYPE ' .. why .. '; this queue is one of Bull 3 or newer: leave it to them, and take another name or prefix'
+  end
+  return 'DAMAGED ' .. why .. '; this is no queue of Bull 1: remove what is there, or take another name or prefix'
+end
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local at_ms = now
+
+local function counter_fault()
+  local counter = redis.pcall('GET', COUNTER)
+  if type(counter) == 'string' and not (string.find(counter, '^%d+$') and #counter < 17) then
+    return 'DAMAGED ' .. COUNTER .. ' is no number; set it to one that no id of this queue has reached'
+  end
+end

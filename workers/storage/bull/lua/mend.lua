@@ -1,0 +1,47 @@
+-- Jobs in the place of the queue's keys are set aside; with ARGV[5] = 1, because somebody asked for it, other foreign keys
+-- as well. Answers `{id, why, ...}`.
+local repairing = ARGV[5] == '1'
+for _, line in ipairs({ COMPLETED, FAILED }) do
+  if redis.call('TYPE', line).ok == 'zset' then -- somebody else's queue
+    return redis.error_reply(fault(line, 'set'))
+  end
+end
+if foreign(QUARANTINE, 'hash') then -- it is where all the rest is written down
+  if not repairing then
+    return redis.error_reply(fault(QUARANTINE, 'hash'))
+  end
+  clear_away(QUARANTINE, 'workers:quarantine', foreign(QUARANTINE, 'hash'))
+end
+
+local function is_job(key)
+  local found = redis.pcall('HMGET', key, 'data', 'timestamp')
+  return not found.err and found[1] and found[2]
+end
+
+local function evict(name)
+  for _, line in ipairs({ WAIT, PAUSED, ACTIVE }) do
+    redis.pcall('LREM', line, 0, name)
+  end
+  redis.pcall('ZREM', DELAYED, name)
+  write_down(name, 'its id is the name of a key of Bull', put_away(P .. name, name))
+  redis.call('DEL', P .. name .. ':lock')
+end
+
+for kind, keys in pairs(KINDS) do
+  for _, key in ipairs(keys) do
+    local why, name = foreign(key, kind), string.sub(key, #P + 1)
+    if why and is_job(key) then
+      evict(name)
+    elseif why and repairing then
+      clear_away(key, name, why)
+    end
+    if why and key == COUNTER and redis.call('EXISTS', key) == 0 then
+      redis.call('SET', COUNTER, string.format('%.0f', at_ms)) -- the ids of jobs that are there shall not be given out again
+    end
+  end
+end
+if repairing and counter_fault() then
+  clear_away(COUNTER, 'id', P .. 'id holds no number')
+  redis.call('SET', COUNTER, string.format('%.0f', at_ms))
+end
+return cmsgpack.pack(told)

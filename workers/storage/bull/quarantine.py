@@ -1,0 +1,92 @@
+"""Jobs called as keys of the queue, and keys that are no jobs or in the way, out of the way of all others.
+
+Node takes any id. A job called `completed` has its hash where the set of completed jobs belongs, and no script begins
+on such a queue: it is set aside by the claim or recovery that meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from workers.checks import MAX_ATTEMPTS, MAX_PRIORITY
+from workers.errors import StorageDamaged, Unsupported
+from workers.jobs import EnqueueResult, NewJob
+from workers.storage.bull.codec import DEFAULT_NAME, Dialect, count, decode_id, encode_id
+from workers.storage.bull.options import BullJob, read_options
+from workers.storage.bull.scripts import QueueScripts
+from workers.storage.on_redis import quarantine
+from workers.storage.on_redis.messages import unpack
+from workers.storage.on_redis.node_values import decode_bytes
+from workers.storage.on_redis.quarantine import text
+from workers.storage.on_redis.server import Reply
+
+Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
+
+
+class Quarantine(quarantine.Quarantine):
+    """What was set aside of one queue; `next_id` has an id for a job whose own nobody may have."""
+
+    def __init__(
+        self, lua: QueueScripts, dialect: Dialect, enqueue: Enqueue, next_id: Callable[[], Awaitable[str]]
+    ) -> None:
+        super().__init__(lua.server, text(lua.base) + "workers:quarantine")
+        self._lua = lua
+        self._dialect = dialect
+        self._enqueue_all = enqueue
+        self._next_id = next_id
+
+    async def run(self, script: str, *arguments: str | bytes | int) -> Reply:
+        """What the script answers, once no job is in its way.
+
+        Raises:
+            StorageDamaged: a key is in the way that is no job's.
+        """
+        try:
+            return await self._lua.run(script, *arguments)
+        except StorageDamaged:
+            told = await self._mend(repairing=False)
+            if not told:
+                raise
+            self.heed(told)
+            return await self._lua.run(script, *arguments)
+
+    async def _mend(self, *, repairing: bool) -> Sequence[Reply]:
+        told: Sequence[Reply] = unpack(await self._lua.run("mend", int(repairing)))
+        return told
+
+    def _name(self, raw: str) -> str:
+        return decode_id(raw.encode(errors="surrogateescape"))
+
+    async def _move_what_is_in_the_way(self) -> Sequence[Reply]:
+        return await self._mend(repairing=True)
+
+    async def _enqueue(self, job: NewJob) -> EnqueueResult:
+        [result] = await self._enqueue_all([job])
+        return result
+
+    async def _job(self, job_id: str, place: str) -> NewJob | None:
+        fields = await self._fields(place, "name", "data", "opts", "attempts")
+        if "data" not in fields:
+            return None
+        options = read_options(job_id.encode(errors="surrogateescape"), fields.get("opts"))
+        try:
+            return BullJob(
+                id=await self._fit_id(job_id),
+                name=text(fields.get("name", DEFAULT_NAME)),
+                payload=decode_bytes(text(fields["data"])),
+                max_attempts=min(max(1, count(fields.get("attempts"))), MAX_ATTEMPTS),
+                keep_completed=options.keep_completed,
+                keep_failed=options.keep_failed,
+                priority=min(options.priority, MAX_PRIORITY),
+                backoff=options.backoff,
+                timeout=options.timeout,
+            )
+        except ValueError:  # a name that no job of ours may have
+            return None
+
+    async def _fit_id(self, job_id: str) -> str:
+        try:
+            encode_id(job_id, self._dialect)
+        except Unsupported:
+            return await self._next_id()
+        return job_id

@@ -1,0 +1,28 @@
+-- The queue's keys. KEYS[1] is its hash-tagged base, ARGV[1] the database's number.
+local BASE = KEYS[1]
+local JOBS, RUNS, META = BASE .. ':jobs', BASE .. ':runs', BASE .. ':meta'
+local READY, HELD, BUSY = BASE .. ':ready', BASE .. ':held', BASE .. ':busy'
+local SCHEDULED, FAILING, LEASES = BASE .. ':scheduled', BASE .. ':failing', BASE .. ':leases'
+local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BASE .. ':cancelled'
+local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
+local MARKS, THROTTLED, QUARANTINE = BASE .. ':marks', BASE .. ':throttled', BASE .. ':quarantine'
+
+-- What they have to be: the first are hashes, of which the marks come last. THROTTLED and QUARANTINE are for those that
+-- use them to look at.
+local HASHES = 6
+local KEPT = {
+  JOBS, RUNS, META, BUSY, SLEEPERS, MARKS,
+  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS,
+}
+local function kind_of(at)
+  return at > HASHES and 'zset' or 'hash'
+end
+
+local function damaged(why)
+  return redis.error_reply('DAMAGED ' .. why)
+end
+
+-- Times are microseconds of the server's clock.
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local at_ms = math.floor(now / 1000)

@@ -1,0 +1,14 @@
+-- Keys in the place of the queue's own are set aside: `{name, why, ...}`.
+local function mend(key, kind)
+  local why = foreign(key, kind)
+  if why then
+    clear_away(key, string.sub(key, #BASE + 2), why)
+  end
+end
+
+mend(QUARANTINE, 'hash') -- it is where all the rest is written down
+mend(THROTTLED, 'zset')
+for at = 1, #KEPT do
+  mend(KEPT[at], kind_of(at))
+end
+return cmsgpack.pack(told)

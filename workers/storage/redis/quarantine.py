@@ -1,0 +1,47 @@
+"""Jobs with damaged records, and keys in the place of the queue's own, out of the way of all others.
+
+A job whose record cannot be read fails, so that who waits for it hears of it; what was there lies in quarantine. It is
+queued again where only what had become of the job was damaged, and not what it was enqueued with.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+
+from workers.jobs import EnqueueResult, NewJob
+from workers.storage.on_redis import quarantine
+from workers.storage.on_redis.messages import unpack
+from workers.storage.on_redis.quarantine import text
+from workers.storage.on_redis.server import Reply
+from workers.storage.redis.codec import decode_new_job
+from workers.storage.redis.scripts import QueueScripts
+
+Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
+
+
+class Quarantine(quarantine.Quarantine):
+    """What was set aside of one queue."""
+
+    def __init__(self, lua: QueueScripts, enqueue: Enqueue) -> None:
+        super().__init__(lua.server, text(lua.base) + ":quarantine")
+        self._lua = lua
+        self._enqueue_all = enqueue
+
+    def _name(self, raw: str) -> str:
+        return raw
+
+    async def _move_what_is_in_the_way(self) -> Sequence[Reply]:
+        told: Sequence[Reply] = unpack(await self._lua.run("repair"))
+        return told
+
+    async def _enqueue(self, job: NewJob) -> EnqueueResult:
+        [result] = await self._enqueue_all([job])
+        return result
+
+    async def _job(self, job_id: str, place: str) -> NewJob | None:
+        record = (await self._fields(place, "job")).get("job")
+        try:
+            return decode_new_job(job_id, record) if record else None
+        except (ValueError, OverflowError, struct.error):  # not all of it is ours
+            return None
