@@ -91,6 +91,7 @@ async def _examine(federation: Federation) -> list[Finding]:
                 ("clock", checks.clock),
                 ("scheduler", checks.scheduler),
                 ("backlog", checks.backlog),
+                ("claims", checks.claims),
             )
         ]
     writes, host, *others = of_database

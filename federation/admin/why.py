@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from db import LinkState
 from federation.admin import blacklist, deliveries, servers
 from federation.admin.blacklist import Entry
+from federation.admin.claims import Claim, claims
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
 from federation.admin.servers import HealthEvent, Scorecard, ServerRow
 from federation.admin.words import ago, counted
@@ -56,6 +57,7 @@ class Explanation:
     since: datetime | None
     events: Sequence[HealthEvent]
     rules: Sequence[Entry]
+    claims: Sequence[Claim]
     scorecard: Scorecard | None
     backlog: DeliveryStats
     attempts: Sequence[AttemptRow]
@@ -69,7 +71,13 @@ class Explanation:
         backlog = self.backlog
         is_sick = self.server is None or not self.server.is_healthy
         return bool(
-            self.rules or is_sick or self.link.hold(self.at) or backlog.failed or backlog.held or backlog.expired
+            self.rules
+            or is_sick
+            or any(claim.proved for claim in self.claims)
+            or self.link.hold(self.at)
+            or backlog.failed
+            or backlog.held
+            or backlog.expired
         )
 
     def sentences(self) -> Iterator[str]:
@@ -79,6 +87,7 @@ class Explanation:
             yield self._link()
             yield self._next()
         yield from self._health()
+        yield from (f"{claim}; last at {_moment(claim.at)}." for claim in self.claims)
         yield from self._scorecard()
         yield from self._backlog()
         yield from (self._attempt(attempt) for attempt in self.attempts)
@@ -233,6 +242,7 @@ async def explain(federation: Federation, url: str) -> Explanation:
         since=since,
         events=events,
         rules=await blacklist.check(database, url),
+        claims=await claims(database, url),
         scorecard=(await servers.scorecards(database, [url])).get(url),
         backlog=await deliveries.stats(database, Selection(server_url=url), servers=1),
         attempts=await deliveries.last_attempts(database, url),

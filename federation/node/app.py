@@ -42,6 +42,7 @@ from federation.protocol.activities import MAX_REQUEST_BYTES
 from federation.protocol.keys import KeyRing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
+from federation.servers.claims import Claims
 from federation.servers.discovery import Discover as DiscoverServer
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
@@ -84,6 +85,7 @@ def create_node_app(
             own_url=own_url,
             identity=identity,
             registry=registry,
+            claims=Claims(own_url=own_url, ring=keys, registry=registry, fetch=fetch),
             heard=links.look_soon,
             callback=callback,
             guard=guard,
@@ -94,7 +96,8 @@ def create_node_app(
     rotation_start = RotationStart(keys=keys, database=database, windows=windows)
     rotation_confirm = RotationConfirm(keys=keys, database=database, registry=registry, heard=links.look_soon)
     forwarder = Forwarder(own_url=own_url, inbox=inbox, registry=registry, discover=discovery, fetch=fetch)
-    proxy = ProxyEndpoint(forwarder=forwarder, targeted=TargetedInbox(inbox=inbox, follows=follows, posts=posts))
+    targeted = TargetedInbox(own_url=own_url, inbox=inbox, follows=follows, posts=posts)
+    proxy = ProxyEndpoint(forwarder=forwarder, targeted=targeted)
     discover_admission = PerClient(DISCOVER_PER_CLIENT, clients=clients, windows=windows)
     relay_admission = ProxyAdmission(
         per_client=PerClient(RELAY_PER_CLIENT, clients=clients, windows=windows), windows=windows

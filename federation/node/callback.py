@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
+from urllib.parse import urlsplit
 
 from federation.http.errors import BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch
@@ -12,17 +15,19 @@ from federation.node.refusals import Refusal, try_later
 
 CALLBACK_TIMEOUT: Final = timedelta(seconds=10)
 MAX_CALLBACKS: Final = 16
+MAX_CALLBACKS_PER_HOST: Final = 4
 
 
 class Callback:
     """Callable with the origin of a server; the one way to make this node talk to somebody on request.
 
-    Only a few run at once: each may wait on a server of the requester's choice, on connections deliveries use, too.
+    Only a few run at once, and fewer to one host: each may wait on a server of the requester's choice, on connections
+    deliveries use, too.
     """
 
     def __init__(self, fetch: FederationFetch) -> None:
         self._fetch = fetch
-        self._slots = asyncio.Semaphore(MAX_CALLBACKS)
+        self._under_way: Counter[str] = Counter()
 
     async def __call__(self, origin: str) -> bytes:
         """What *origin*'s `/discover` answers within ten seconds, whatever its status.
@@ -31,16 +36,36 @@ class Callback:
             Refusal: 502 no answer, with the network error's code if that is why; 503 too many are being asked.
             BlockedUrl: the guard refuses it.
         """
-        if self._slots.locked():
+        with self.place(origin):
+            return await self.document(origin)
+
+    @contextmanager
+    def place(self, origin: str) -> Iterator[None]:
+        """For as long as this lasts *origin* may be asked, one thing after the other.
+
+        Raises:
+            Refusal: 503 too many are being asked.
+        """
+        host = urlsplit(origin).hostname or origin
+        if self._under_way.total() >= MAX_CALLBACKS or self._under_way[host] >= MAX_CALLBACKS_PER_HOST:
             raise try_later("Too many servers are being asked for their keys", reason="CALLBACKS")
-        async with self._slots:
-            try:
-                fetched = await self._fetch(f"{origin}/discover", timeout=CALLBACK_TIMEOUT, server_url=origin)
-            except NetworkError as error:
-                # Not the error's text: it tells what a name resolves to inside our network.
-                raise Refusal(502, f"{origin}/discover could not be fetched", code=error.code) from None
-            except BodyTooLarge:
-                raise no_document(origin) from None
+        self._under_way[host] += 1
+        try:
+            yield
+        finally:
+            self._under_way[host] -= 1
+            if not self._under_way[host]:
+                del self._under_way[host]
+
+    async def document(self, origin: str) -> bytes:
+        """As the call, within a `place`."""
+        try:
+            fetched = await self._fetch(f"{origin}/discover", timeout=CALLBACK_TIMEOUT, server_url=origin)
+        except NetworkError as error:
+            # Not the error's text: it tells what a name resolves to inside our network.
+            raise Refusal(502, f"{origin}/discover could not be fetched", code=error.code) from None
+        except BodyTooLarge:
+            raise no_document(origin) from None
         return fetched.response.body
 
 

@@ -160,9 +160,9 @@ class Inbox:
             Refusal: 409 nothing can be sealed to the sender's registered key, which only an earlier version let in.
         """
         sender = received.sender
+        key = decode_key(sender.encryption_public_key, what=f"registered encryption key of {sender.url}")
         secret = received.opened_with.signing.secret
         try:
-            key = decode_key(sender.encryption_public_key, what=f"registered encryption key of {sender.url}")
             return json_response(ack_response(plaintext, recipient_key=key, signing_secret=secret, accepted=accepted))
         except KeyMaterialError:
             raise Refusal(409, "The registered encryption key is unusable", reason="KEY_MATERIAL") from None

@@ -75,7 +75,7 @@ class Registry:
         blacklist: Blacklist | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._database = database
+        self.database = database
         self._clock = clock or SystemClock()
         self._schedule_health_check = schedule_health_check
         self._blacklist = blacklist or Blacklist(database)
@@ -137,7 +137,7 @@ class Registry:
             await session.run_sync(row)
             return
         try:
-            async with self._database.transaction() as own:
+            async with self.database.transaction() as own:
                 await own.run_sync(row)
         finally:
             self._servers.drop(url)  # again: what was read before the commit is old
@@ -165,7 +165,7 @@ class Registry:
             .values(knows_key=public_key, rotation_tried_at=self._clock.now(), rotation_problem=None)
         )
         try:
-            async with self._database.transaction() as session:
+            async with self.database.transaction() as session:
                 await session.execute(known)
         finally:
             self._servers.drop(url)
@@ -177,7 +177,7 @@ class Registry:
             .where(col(Server.url) == url)
             .values(rotation_tried_at=self._clock.now(), rotation_problem=problem)
         )
-        async with self._database.transaction() as session:
+        async with self.database.transaction() as session:
             await session.execute(tried)
 
     async def mark_healthy(self, server_url: str, *, reason: str) -> None:
@@ -218,7 +218,7 @@ class Registry:
             return connection.execute(_PROBE_FAILED, values).scalar_one_or_none()
 
         try:
-            return await self._database.transact(count)
+            return await self.database.transact(count)
         finally:
             self._servers.drop(url)
 
@@ -239,12 +239,12 @@ class Registry:
             return before is not state
 
         try:
-            return await self._database.transact(change)
+            return await self.database.transact(change)
         finally:
             self._servers.drop(url)
 
     async def _load(self, urls: Sequence[str]) -> list[KnownServer | None]:
-        found = {row.url: KnownServer(**row._mapping) for row in await self._database.rows(_KNOWN, {"urls": urls})}
+        found = {row.url: KnownServer(**row._mapping) for row in await self.database.rows(_KNOWN, {"urls": urls})}
         return [found.get(url) for url in urls]
 
 

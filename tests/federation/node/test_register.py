@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import pytest
 
-from federation.node.callback import MAX_CALLBACKS
+from federation.app import Federation
+from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_HOST, Callback
+from federation.node.refusals import Refusal
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import generate_own_keys
@@ -36,7 +39,7 @@ def remote(server: MisbehavingServer) -> RemoteServer:
 async def test_a_server_that_shows_its_keys_is_registered(
     node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
-    """It is asked once, stored healthy, and told who we are."""
+    """It is asked for its keys and to prove them, once each, stored healthy, and told who we are."""
     response = await node.discover(remote.register())
 
     assert response.status_code == 200, response.text
@@ -47,7 +50,7 @@ async def test_a_server_that_shows_its_keys_is_registered(
     assert known.is_healthy
     assert known.public_key == remote.keys.signing.public_text
     assert known.encryption_public_key == remote.keys.encryption.public_text
-    assert [(request.method, request.path) for request in server.requests] == [("GET", "/discover")]
+    assert [(request.method, request.path) for request in server.requests] == [("GET", "/discover"), ("POST", "/proxy")]
 
 
 async def test_registering_again_is_no_error(node: Node, remote: RemoteServer) -> None:
@@ -63,7 +66,7 @@ async def test_the_url_is_stored_in_canonical_form(node: Node, remote: RemoteSer
 
     assert response.status_code == 200, response.text
     assert await node.registry.find(remote.url) is not None
-    assert [request.path for request in server.requests] == ["/discover"]
+    assert [request.path for request in server.requests] == ["/discover", "/proxy"]
 
 
 async def test_a_verified_registration_heals_a_sick_server(node: Node, remote: RemoteServer) -> None:
@@ -263,7 +266,7 @@ async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other:
 async def test_a_flood_of_registrations_asks_only_a_few_servers_at_once(
     node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
-    """Those beyond are told to come back, while the first ones still wait for a server that takes its time."""
+    """Those beyond are told to come back, while the first ones still wait for a host that takes its time."""
     released = asyncio.Event()
     answer = respond(body=remote.document())
 
@@ -272,10 +275,26 @@ async def test_a_flood_of_registrations_asks_only_a_few_servers_at_once(
         await answer(request, exchange)
 
     server.routes["/discover"] = wait
-    tasks = [asyncio.create_task(node.discover(remote.register())) for _ in range(MAX_CALLBACKS + 1)]
+    tasks = [asyncio.create_task(node.discover(remote.register())) for _ in range(MAX_CALLBACKS_PER_HOST + 1)]
     [first], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_SECONDS)
     released.set()
     answers = await asyncio.gather(*tasks)
 
     assert (first.result().status_code, first.result().headers["Retry-After"]) == (503, "5")
-    assert sorted(each.status_code for each in answers) == [200] * MAX_CALLBACKS + [503]
+    assert sorted(each.status_code for each in answers) == [200] * MAX_CALLBACKS_PER_HOST + [503]
+
+
+async def test_hosts_have_so_many_places_and_all_together_more(federation: Federation) -> None:
+    """One that hangs keeps no place from others; a place that was left is free."""
+    callback = Callback(federation.fetch)
+    with ExitStack() as places:
+        for port in range(MAX_CALLBACKS_PER_HOST):
+            places.enter_context(callback.place(f"https://hanging.example:{port + 1}"))
+        with pytest.raises(Refusal), callback.place("https://hanging.example"):
+            pass
+        for number in range(MAX_CALLBACKS - MAX_CALLBACKS_PER_HOST):
+            places.enter_context(callback.place(f"https://{number}.example"))
+        with pytest.raises(Refusal), callback.place("https://last.example"):
+            pass
+    with callback.place("https://hanging.example"):
+        pass

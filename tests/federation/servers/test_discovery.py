@@ -17,7 +17,7 @@ from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, hang, redirect, reset, respond, truncate
 from tests.patience import until
-from tests.peer import Peer, acquaint
+from tests.peer import Peer, Pings, acquaint
 
 STRANGER = generate_own_keys()
 
@@ -133,12 +133,13 @@ async def test_a_server_known_with_another_signing_key_is_left_as_it_is(federati
 
 
 async def test_a_key_registered_for_another_server_is_a_discovery_error(federation: Federation, peer: Peer) -> None:
-    """The same node under a second name, or a thief of a public key."""
+    """The same node under a second name, or a thief of a public key, that does not prove to hold it."""
     await federation.registry.register(
         url="https://elsewhere.example",
         public_key=STRANGER.signing.public_text,
         encryption_public_key=peer.keys.encryption.public_text,
     )
+    peer.pings = Pings.UNKNOWN
     with pytest.raises(DiscoveryError, match="registered for another server"):
         await federation.discovery(peer.url)
     assert await federation.registry.find(peer.url) is None
