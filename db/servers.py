@@ -21,8 +21,8 @@ class Server(FederationTable, table=True):
 
     `knows_key` is the public signing key by which it knows us; without it, the older of ours. At `rotation_tried_at` it
     was last asked to take the newer, in vain if there is a `rotation_problem`: a code.
-    At `proved_at` it last showed that it holds its keys; at `claimed_at` the server `claimed_by` last claimed one of them,
-    in vain, though it holds that key, too, if `claim_proved`.
+    At `proved_at` it last showed that it holds its keys; at `claimed_at` the server `claimed_by` last claimed one of
+    them, in vain, though it holds that key, too, if `claim_proved`.
     Each key is unique twice, by constraint and by index, because existing databases have both.
     """
 
