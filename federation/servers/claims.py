@@ -26,7 +26,7 @@ from db import Follow, Server
 from federation.http.gates import FederationFetch
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.keys import KeyRing
-from federation.protocol.possession import Proof
+from federation.protocol.possession import NO_PROOF, Proof
 from federation.servers.possession import PING_TIMEOUT, Possession
 from federation.servers.registry import KeysTaken, Registry
 from workers.clock import Clock, SystemClock
@@ -173,9 +173,11 @@ class Claims:
             log.warning("keys_reassigned", server_url=url, held_by=holder.url)
 
     async def _keeps(self, holder: Holder, document: DiscoverDocument) -> bool:
-        proof = await self._possession.ask(
-            holder.url, public_key=holder.public_key, encryption_public_key=holder.encryption_public_key
-        )
+        proof = NO_PROOF
+        if not await self._registry.is_blacklisted(holder.url):
+            proof = await self._possession.ask(
+                holder.url, public_key=holder.public_key, encryption_public_key=holder.encryption_public_key
+            )
         if proof.opened:
             await self.note_proved(holder.url, holder.public_key, holder.encryption_public_key)
         if _proves(proof, document, holder):

@@ -23,6 +23,7 @@ from federation.protocol.urls import canonical_origin
 from federation.servers.claims import Claims, OwnKeys
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
+from federation.servers.possession import PING_TIMEOUT
 from federation.servers.registry import KeysTaken, KnownServer, Registry
 from federation.servers.single_flight import SingleFlight
 from workers.clock import Clock, SystemClock
@@ -119,10 +120,10 @@ class Discovery:
 
     async def close(self) -> None:
         """No discovery is under way any more, nor an introduction that nobody waited for."""
+        await self._running.close()
         for task in self._introducing:
             task.cancel()
         await asyncio.gather(*self._introducing, return_exceptions=True)
-        await self._running.close()
 
     async def learn(self, server_url: str) -> DiscoverDocument:
         """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.
@@ -156,7 +157,7 @@ class Discovery:
         if await self._claims.holders(server_url, document):
             self._start(self._discover_quietly(server_url), name="claim")
             raise DiscoveryRefused(f"{server_url}: one of its keys is registered for another server")
-        met = await self._introduce(server_url, document)
+        met = await self._introduce(server_url, document, patience=INTRODUCTION_PATIENCE)
         if met.proof.opened is False:
             raise _not_proved(server_url)
         return Shown(document=document, proved=met.proof.opened is True)
@@ -206,10 +207,12 @@ class Discovery:
             await self._claims.note_proved(server_url, document.public_key, document.encryption_public_key)
         return met
 
-    async def _introduce(self, server_url: str, document: DiscoverDocument) -> _Met:
+    async def _introduce(
+        self, server_url: str, document: DiscoverDocument, *, patience: timedelta = PING_TIMEOUT
+    ) -> _Met:
         """The server was asked to register us, and then to prove its keys: it answers only those it knows."""
         code = await self.introduce_ourselves(server_url)
-        proof = NO_PROOF if code is not None else await self._claims.ask(server_url, document)
+        proof = NO_PROOF if code is not None else await self._claims.ask(server_url, document, timeout=patience)
         if proof.opened is False:
             log.warning("keys_not_proved", server_url=server_url)
         return _Met(code=code, proof=proof)
@@ -227,8 +230,13 @@ class Discovery:
     def _start(self, work: Coroutine[object, object, T], *, name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)
         self._introducing.add(task)
-        task.add_done_callback(self._introducing.discard)
+        task.add_done_callback(self._end)
         return task
+
+    def _end(self, task: asyncio.Task[object]) -> None:
+        self._introducing.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, even if nobody waits for it any more
 
     async def _ask(self, server_url: str) -> DiscoverDocument:
         try:

@@ -17,6 +17,8 @@ from federation.protocol.base64_text import encode_base64
 from federation.protocol.discovery import register_request
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.protocol.possession import possession_nonce
+from federation.protocol.signing import verify_signature
 from tests.federation.node.conftest import OWN_URL, Node
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import respond
@@ -245,3 +247,28 @@ async def test_unusable_keys_are_refused_at_every_entrance(node: Node, victim: P
             question = {"method": "DISCOVER", **other.identity(), "envelope": None, **bad}
             assert "not a usable" in (await node.discover(dump_json(question).encode())).text
     assert await row(node, victim) is None
+
+
+async def test_possession_is_proved_by_the_pair_that_was_asked(node: Node, peer: RemoteServer) -> None:
+    """The nonce comes back signed, so that it shows both keys."""
+    nonce = possession_nonce(OWN_URL, peer.url)
+    ping = dump_json({"method": "PING", "nonce": nonce})
+
+    answer = (await node.proxy(peer.targeted(ping, node.keys), bearer=peer.url)).json()
+    stranger = await node.proxy(peer.targeted(ping, node.keys), bearer="https://stranger.example")
+
+    assert verify_signature(nonce, answer.pop("signature"), node.keys.signing.public)
+    assert answer == {"method": "PROXY_RESPONSE", "status": "pong", "nonce": nonce}
+    assert (stranger.status_code, stranger.json()["code"]) == (403, "UNKNOWN_FEDERATION_SERVER_INTERACTION")
+
+
+@pytest.mark.parametrize("nonce", [f"possession:https://evil.example:{OWN_URL}:r", "possession:", "possession:x"])
+async def test_possession_is_not_proved_for_others(node: Node, peer: RemoteServer, events: Events, nonce: str) -> None:
+    """A registered server cannot have us open what was sealed to our key in its place."""
+    ping = dump_json({"method": "PING", "nonce": nonce})
+
+    response = await node.proxy(peer.targeted(ping, node.keys), bearer=peer.url)
+
+    assert (response.status_code, response.json()["code"]) == (400, "INVALID_TARGETED_DATA")
+    assert nonce not in response.text
+    assert [event["code"] for event in events] == ["POSSESSION_OF_ANOTHER"]

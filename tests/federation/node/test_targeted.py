@@ -14,8 +14,6 @@ from db import Block, User
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
 from federation.protocol.activities import unfollow_activity
 from federation.protocol.json_text import dump_json
-from federation.protocol.possession import possession_nonce
-from federation.protocol.signing import verify_signature
 from tests.federation.node.conftest import OWN_URL, Node, on_both_databases
 from tests.federation.node.remote_server import RemoteServer
 
@@ -354,31 +352,6 @@ async def test_a_nonce_that_cannot_be_written_is_invalid(node: Node, peer: Remot
     response = await node.proxy(peer.targeted(f'{{"method":"PING","nonce":{nonce}}}', node.keys), bearer=peer.url)
 
     assert (response.status_code, response.json().get("code")) in {(400, "INVALID_TARGETED_DATA"), (200, None)}
-
-
-async def test_possession_is_proved_by_the_pair_that_was_asked(node: Node, peer: RemoteServer) -> None:
-    """The nonce comes back signed, so that it shows both keys."""
-    nonce = possession_nonce(OWN_URL, peer.url)
-    ping = dump_json({"method": "PING", "nonce": nonce})
-
-    answer = (await node.proxy(peer.targeted(ping, node.keys), bearer=peer.url)).json()
-    stranger = await node.proxy(peer.targeted(ping, node.keys), bearer=RELAY)
-
-    assert verify_signature(nonce, answer.pop("signature"), node.keys.signing.public)
-    assert answer == {"method": "PROXY_RESPONSE", "status": "pong", "nonce": nonce}
-    assert (stranger.status_code, stranger.json()["code"]) == (403, "UNKNOWN_FEDERATION_SERVER_INTERACTION")
-
-
-@pytest.mark.parametrize("nonce", [f"possession:https://evil.example:{OWN_URL}:r", "possession:", "possession:x"])
-async def test_possession_is_not_proved_for_others(node: Node, peer: RemoteServer, events: Events, nonce: str) -> None:
-    """A registered server cannot have us open what was sealed to our key in its place."""
-    ping = dump_json({"method": "PING", "nonce": nonce})
-
-    response = await node.proxy(peer.targeted(ping, node.keys), bearer=peer.url)
-
-    assert (response.status_code, response.json()["code"]) == (400, "INVALID_TARGETED_DATA")
-    assert nonce not in response.text
-    assert [event["code"] for event in events] == ["POSSESSION_OF_ANOTHER"]
 
 
 async def test_a_ping_needs_a_known_bearer(node: Node, peer: RemoteServer) -> None:
