@@ -21,6 +21,8 @@ class Server(FederationTable, table=True):
 
     `knows_key` is the public signing key by which it knows us; without it, the older of ours. At `rotation_tried_at` it
     was last asked to take the newer, in vain if there is a `rotation_problem`: a code.
+    At `proved_at` it last showed that it holds its keys; at `claimed_at` the server `claimed_by` last claimed one of
+    them, in vain, though it holds that key, too, if `claim_proved`.
     Each key is unique twice, by constraint and by index, because existing databases have both.
     """
 
@@ -47,6 +49,10 @@ class Server(FederationTable, table=True):
     knows_key: str | None = Field(default=None, sa_type=Text)
     rotation_tried_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     rotation_problem: str | None = Field(default=None, sa_type=Text)
+    proved_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    claimed_by: str | None = Field(default=None, sa_type=Text)
+    claimed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    claim_proved: bool | None = None
 
 
 class LinkState(StrEnum):

@@ -219,12 +219,14 @@ class MisbehavingServer:
     """Serves on 127.0.0.1, on TLS if given a context; counts and records what it is asked.
 
     `upcoming` holds the behaviours of the next requests; without one, `routes` by path and then `default` decide.
+    What `unscripted` has a behaviour for is neither recorded nor counted, and uses up none of `upcoming`.
     """
 
     def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
         self.default: Behaviour = respond()
         self.routes: dict[str, Behaviour] = {}
         self.upcoming: deque[Behaviour] = deque()
+        self.unscripted: Callable[[Received], Behaviour | None] = lambda _: None
         self.requests: list[Received] = []
         self.connections = 0
         self.port = 0
@@ -278,8 +280,10 @@ class MisbehavingServer:
             with suppress(OSError, asyncio.IncompleteReadError):
                 while not exchange.writer.is_closing():
                     request = await _read_request(exchange.reader)
-                    self.requests.append(request)
-                    await self._choose(request)(request, exchange)
+                    if (behaviour := self.unscripted(request)) is None:
+                        self.requests.append(request)
+                        behaviour = self._choose(request)
+                    await behaviour(request, exchange)
             exchange.close()
         except asyncio.CancelledError:
             exchange.writer.transport.abort()  # do not wait for a client that reads no more

@@ -6,7 +6,8 @@
         peer.server.upcoming += [respond(500)]     # or none: the next requests misbehave, see `misbehaving`
         peer.server.upcoming += [peer.after_applying(hang())]
 
-Without `acquaint` the peer learns a sender's keys from its REGISTER, as a stranger would.
+Without `acquaint` the peer learns a sender's keys from its REGISTER, as a stranger would. Pings of servers it knows it
+answers as `pings` says, beside the script: they are in `pinged`, and not among the server's requests.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum, auto
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +26,9 @@ from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_
 from federation.protocol.activities import ActivityMethod, DeliveryRequest
 from federation.protocol.errors import EnvelopeError
 from federation.protocol.keys import OwnKeys, decode_key
-from federation.protocol.sealing import open_envelope, seal
+from federation.protocol.possession import DECRYPT_FAILED, PONG, names_first, pong
+from federation.protocol.relaying import PING, RELAY_PATH, TARGETED
+from federation.protocol.sealing import Envelope, open_envelope, seal
 from federation.protocol.signing import sign_message, verify_signature
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, Canned, Exchange, MisbehavingServer, Received, respond_with
@@ -41,6 +45,17 @@ _CODES = {
     BAD_SIGNATURE: "INVALID_SIGNATURE",
     ANOTHER_KEY: "INVALID_SIGNATURE",
 }
+
+
+class Pings(Enum):
+    """What a node does with pings."""
+
+    PROVES = auto()
+    """It sends nonces back that name it, signed."""
+    OPENS_ALL = auto()
+    """It sends back every nonce, as nodes of earlier versions do."""
+    UNKNOWN = auto()
+    """It knows no pings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +142,8 @@ class Recipient(ABC):
         self.keys = keys
         self.private_users = private_users
         self.render: Render = both
+        self.pings = Pings.PROVES
+        self.pinged: list[Received] = []
         self.senders: dict[str, Sender] = {}
         self.arrived: list[Arrived] = []
         self.refused: list[str] = []
@@ -173,6 +190,32 @@ class Recipient(ABC):
             public_key=body["publicKey"], encryption_public_key=body["encryptionPublicKey"]
         )
         return json_answer({"message": "Server registered", "echo": self.document()})
+
+    def ping(self, request: Received) -> Canned | None:
+        """The answer to a ping; None if the request is something else."""
+        body = json.loads(request.body) if request.path == RELAY_PATH else {}
+        if body.get("method") != TARGETED:
+            return None
+        try:
+            text = open_envelope(Envelope.from_wire(body["payload"]), self.keys.encryption.secret)
+        except EnvelopeError:
+            return json_answer({"error": "", "code": DECRYPT_FAILED}, 400)
+        content = json.loads(text)
+        if content.get("method") != PING:
+            return None
+        self.pinged.append(request)
+        return self._pong(request.headers["x-federation-origin"], content["nonce"])
+
+    def _pong(self, bearer: str, nonce: str) -> Canned:
+        if self.pings is Pings.UNKNOWN:
+            return json_answer({}, 404)
+        if bearer not in self.senders:
+            return json_answer({"error": "", "code": _CODES[UNKNOWN_SENDER]}, 403)
+        if self.pings is Pings.OPENS_ALL:
+            return json_answer({"method": ACK_METHOD, "status": PONG, "nonce": nonce})
+        if not names_first(nonce, self.url):
+            return json_answer({"error": "", "code": "INVALID_TARGETED_DATA"}, 400)
+        return json_answer(pong(nonce, self.keys.signing.secret))
 
     def _read(self, request: Received) -> Arrived | None:
         delivery = DeliveryRequest.from_wire(json.loads(request.body))
@@ -230,6 +273,7 @@ class Peer(Recipient):
         self.server = MisbehavingServer()
         self.server.routes[DISCOVER_PATH] = respond_with(self.discover)
         self.server.default = respond_with(self.answer)
+        self.server.unscripted = self._unscripted
 
     @property
     def url(self) -> str:
@@ -253,6 +297,10 @@ class Peer(Recipient):
             await behaviour(request, exchange)
 
         return behave
+
+    def _unscripted(self, request: Received) -> Behaviour | None:
+        answer = self.ping(request)
+        return None if answer is None else respond_with(lambda _: answer)
 
     async def __aenter__(self) -> Self:
         await self.server.start()

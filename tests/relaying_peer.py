@@ -24,6 +24,8 @@ class Relaying(Recipient):
 
     def proxy(self, request: Received) -> Canned:
         """The answer to a request to `/proxy`."""
+        if (answer := self.ping(request)) is not None:
+            return answer
         body = json.loads(request.body)
         if body["method"] == "TARGETED":
             return self._take(TargetedRequest.model_validate(body), request)

@@ -23,6 +23,7 @@ from db.catalog import denied
 from db.url import absent_file
 from federation.admin import deliveries
 from federation.admin import queues as queue_admin
+from federation.admin.claims import claims as claims_of
 from federation.admin.deliveries import Selection
 from federation.admin.known_keys import survey
 from federation.admin.words import ago, counted
@@ -323,6 +324,16 @@ _HELD_BY_TROUBLE: Final = frozenset({HoldReason.SERVER, HoldReason.OURS})
 
 def _are(number: int, how: str) -> str:
     return f"{counted(number)} {'is' if number == 1 else 'are'} {how}"
+
+
+async def claims(federation: Federation) -> Found:
+    found = await claims_of(federation.database)
+    if not found:
+        return ok("no server claims a key with which another is registered")
+    told = str(found[0]) + (f"; {counted(len(found) - 1, 'claim')} more" if len(found) > 1 else "")
+    if found[0].proved:
+        return warning(told, f"`federation servers forget {found[0].holder}`, if that is not its owner")
+    return note(told)
 
 
 async def discover(federation: Federation) -> Found:

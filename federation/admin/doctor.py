@@ -93,6 +93,7 @@ async def _examine(federation: Federation) -> list[Finding]:
                 ("clock", checks.clock),
                 ("scheduler", checks.scheduler),
                 ("backlog", checks.backlog),
+                ("claims", checks.claims),
             )
         ]
     writes, host, known_keys, *others = of_database

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from db import LinkState
 from federation.admin import blacklist, deliveries, servers
 from federation.admin.blacklist import Entry
+from federation.admin.claims import Claim, claims
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
 from federation.admin.known_keys import Ours, known_pair, meaning, refuses_signature
 from federation.admin.servers import HealthEvent, Scorecard, ServerRow
@@ -57,6 +58,7 @@ class Explanation:
     since: datetime | None
     events: Sequence[HealthEvent]
     rules: Sequence[Entry]
+    claims: Sequence[Claim]
     scorecard: Scorecard | None
     backlog: DeliveryStats
     attempts: Sequence[AttemptRow]
@@ -72,7 +74,8 @@ class Explanation:
         backlog = self.backlog
         is_sick = self.server is None or not self.server.is_healthy
         is_held = self.rules or self.link.hold(self.at) or self.knows is Ours.MISSING
-        return bool(is_sick or is_held or backlog.failed or backlog.held or backlog.expired)
+        is_claimed = any(claim.proved for claim in self.claims)
+        return bool(is_sick or is_held or is_claimed or backlog.failed or backlog.held or backlog.expired)
 
     def sentences(self) -> Iterator[str]:
         """The same for people, the most important first."""
@@ -82,6 +85,7 @@ class Explanation:
             yield self._next()
         yield from self._health()
         yield from self._keys()
+        yield from (f"{claim}; last at {_moment(claim.at)}." for claim in self.claims)
         yield from self._scorecard()
         yield from self._backlog()
         yield from (self._attempt(attempt) for attempt in self.attempts)
@@ -268,6 +272,7 @@ async def explain(federation: Federation, url: str) -> Explanation:
         since=since,
         events=events,
         rules=await blacklist.check(database, url),
+        claims=await claims(database, url),
         scorecard=(await servers.scorecards(database, [url])).get(url),
         backlog=await deliveries.stats(database, Selection(server_url=url), servers=1),
         attempts=await deliveries.last_attempts(database, url),

@@ -10,9 +10,8 @@ from sqlalchemy.orm import Session
 
 from federation.delivery.outbox import Outbox
 from federation.delivery.produced import Content, Plan, Produced, PublishedPost, RequestedFollow
-from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.urls import canonical_origin
-from federation.servers.discovery import Discovery
+from federation.servers.discovery import Discovery, Shown
 from federation.servers.registry import Registry
 from workers.clock import Clock, SystemClock
 
@@ -28,7 +27,7 @@ class Met:
     """A server that may be followed, and what it shows of itself, None if it is registered here."""
 
     server_url: str
-    document: DiscoverDocument | None
+    shown: Shown | None
 
 
 class Producers:
@@ -149,10 +148,8 @@ class Producers:
         if standing.blacklisted:
             raise ServerRefused(f"{server_url} is blacklisted")
         if standing.server is not None:
-            return Met(server_url=server_url, document=None)
-        document = await self._discovery.learn(server_url)
-        await self._discovery.introduce_ourselves(server_url)
-        return Met(server_url=server_url, document=document)
+            return Met(server_url=server_url, shown=None)
+        return Met(server_url=server_url, shown=await self._discovery.meet(server_url))
 
     def follow(
         self,
@@ -170,8 +167,8 @@ class Producers:
             DiscoveryError: another server is registered with one of its keys.
         """
         self._outbox.owing.enter(session)
-        if met.document is not None:
-            self._discovery.register_within(session, met.server_url, met.document)
+        if met.shown is not None:
+            self._discovery.register_within(session, met.server_url, met.shown)
         return self.produced.follow(
             session,
             plan=plan,

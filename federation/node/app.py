@@ -47,6 +47,7 @@ from federation.protocol.keys import KeyRing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, ProxyRequest, TargetedRequest
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.protocol.skimming import members_of
+from federation.servers.claims import Claims
 from federation.servers.discovery import Discover as DiscoverServer
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
@@ -99,6 +100,7 @@ def create_node_app(
             own_url=own_url,
             identity=identity,
             registry=registry,
+            claims=Claims(own_url=own_url, ring=keys, registry=registry, fetch=fetch),
             heard=links.look_soon,
             callback=callback,
             guard=guard,
@@ -117,7 +119,8 @@ def create_node_app(
         fetch=fetch,
         admit=PerRelayingOrigin(windows=windows),
     )
-    proxy = ProxyEndpoint(forwarder=forwarder, targeted=TargetedInbox(inbox=inbox, follows=follows, posts=posts))
+    targeted = TargetedInbox(own_url=own_url, inbox=inbox, follows=follows, posts=posts)
+    proxy = ProxyEndpoint(forwarder=forwarder, targeted=targeted)
     discover_admission = PerClient(DISCOVER_PER_CLIENT, clients=clients, windows=windows)
     relay_admission = ProxyAdmission(per_client=PerClient(RELAY_PER_CLIENT, clients=clients, windows=windows))
     delivery_admission = PerClient(per_client, clients=clients, windows=windows)

@@ -38,18 +38,16 @@ class Callback:
             Refusal: 502 no answer, with the network error's code if that is why; 503 too many are being asked.
             BlockedUrl: the guard refuses it.
         """
-        with self._slot(origin):
-            try:
-                fetched = await self._fetch(f"{origin}/discover", timeout=CALLBACK_TIMEOUT, server_url=origin)
-            except NetworkError as error:
-                # Not the error's text: it tells what a name resolves to inside our network.
-                raise Refusal(502, f"{origin}/discover could not be fetched", code=error.code) from None
-            except BodyTooLarge:
-                raise no_document(origin) from None
-        return fetched.response.body
+        with self.place(origin):
+            return await self.document(origin)
 
     @contextmanager
-    def _slot(self, origin: str) -> Iterator[None]:
+    def place(self, origin: str) -> Iterator[None]:
+        """For as long as this lasts *origin* may be asked, one thing after the other.
+
+        Raises:
+            Refusal: 503 too many are being asked.
+        """
         bounds = {"": MAX_CALLBACKS, host_of(origin): MAX_CALLBACKS_PER_HOST, origin: MAX_CALLBACKS_PER_SERVER}
         if any(self._under_way[name] >= bound for name, bound in bounds.items()):
             raise try_later("Too many servers are being asked for their keys", reason="CALLBACKS")
@@ -59,6 +57,17 @@ class Callback:
         finally:
             self._under_way.subtract(bounds.keys())
             self._under_way = +self._under_way  # forgets those at zero
+
+    async def document(self, origin: str) -> bytes:
+        """As the call, within a `place`."""
+        try:
+            fetched = await self._fetch(f"{origin}/discover", timeout=CALLBACK_TIMEOUT, server_url=origin)
+        except NetworkError as error:
+            # Not the error's text: it tells what a name resolves to inside our network.
+            raise Refusal(502, f"{origin}/discover could not be fetched", code=error.code) from None
+        except BodyTooLarge:
+            raise no_document(origin) from None
+        return fetched.response.body
 
 
 def no_document(origin: str) -> Refusal:

@@ -75,11 +75,13 @@ class FollowsInbox:
             Refusal: nothing was changed.
         """
         if isinstance(received.activity, UnfollowActivity):
-            return self._inbox.acknowledge(received, await self._unfollow(received.sender, received.activity.following))
-        plaintext, accepted = await self._follow(received.sender, received.activity.following, relayed=relayed)
-        return self._inbox.acknowledge(received, plaintext, accepted=accepted)
+            return await self._unfollow(received, received.activity.following)
+        return await self._follow(received, received.activity.following, relayed=relayed)
 
-    async def _follow(self, sender: KnownServer, following: Following, *, relayed: bool) -> tuple[str, bool]:
+    async def _follow(
+        self, received: Received[FollowActivity | UnfollowActivity], following: Following, *, relayed: bool
+    ) -> Response:
+        sender = received.sender
         try:
             async with self._database.transaction() as session:
                 await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
@@ -90,41 +92,39 @@ class FollowsInbox:
                 if row is None and is_news:
                     row = _new_row(sender, following, accepted=not is_private, relayed=relayed)
                     session.add(row)
+                # One that is over has no row: it is acknowledged by its own id, as a follow that was not accepted.
+                row = row or _ended_row(sender, following)
+                acknowledgment = self._inbox.acknowledge(received, _follow_ack(sender, row), accepted=row.accepted)
         except IntegrityError:
             # The row references the registry, and the server left it since it was looked up.
             self._registry.forget(sender.url)
             raise unknown_server() from None
-        # One that is over has no row: it is acknowledged by its own id, as a follow that was not accepted.
-        row = row or _ended_row(sender, following)
         log.info(event, server_url=sender.url, follow_id=row.id, accepted=row.accepted)
-        plaintext = follow_ack(
-            sender_url=sender.url,
-            follow_id=row.id,
-            created_at=row.created_at,
-            follower_id=row.follower_id,
-            following_id=row.following_id,
-            accepted=row.accepted,
-        )
-        return plaintext, row.accepted
+        return acknowledgment
 
-    async def _unfollow(self, sender: KnownServer, following: EndedFollowing) -> str:
+    async def _unfollow(
+        self, received: Received[FollowActivity | UnfollowActivity], following: EndedFollowing
+    ) -> Response:
+        sender = received.sender
         # A local follower's rows are not a peer's to delete, though they name that peer, too.
         is_local = exists().where(col(User.id) == col(Follow.follower_id))
         rows = delete(Follow).where(*_same_follow(sender, following), ~is_local).returning(col(Follow.id))
-        async with self._database.transaction() as session:
-            await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
-            is_news = await session.run_sync(_is_end, sender, following)
-            removed = len((await session.execute(rows)).all()) if is_news else 0
-        event = "unfollow_received" if is_news else "unfollow_outdated"
-        log.info(event, server_url=sender.url, removed=removed)
         # Echoes what is undone, in the sender's name: signed by us, it is no activity of ours to anybody.
-        return unfollow_activity(
+        plaintext = unfollow_activity(
             federation_url=sender.url,
             follower_id=following.follower_id,
             following_id=following.following_id,
             follow_id=following.id,
             ended_at=following.created_at,
         )
+        acknowledgment = self._inbox.acknowledge(received, plaintext)
+        async with self._database.transaction() as session:
+            await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
+            is_news = await session.run_sync(_is_end, sender, following)
+            removed = len((await session.execute(rows)).all()) if is_news else 0
+        event = "unfollow_received" if is_news else "unfollow_outdated"
+        log.info(event, server_url=sender.url, removed=removed)
+        return acknowledgment
 
 
 def _is_news(session: Session, sender: KnownServer, following: Following) -> bool:
@@ -213,6 +213,17 @@ def _ended_row(sender: KnownServer, following: Following) -> Follow:
     row = _new_row(sender, following, accepted=False, relayed=False)
     row.id, row.created_at = following.id, following.created_at
     return row
+
+
+def _follow_ack(sender: KnownServer, row: Follow) -> str:
+    return follow_ack(
+        sender_url=sender.url,
+        follow_id=row.id,
+        created_at=row.created_at,
+        follower_id=row.follower_id,
+        following_id=row.following_id,
+        accepted=row.accepted,
+    )
 
 
 def _new_row(sender: KnownServer, following: Following, *, accepted: bool, relayed: bool) -> Follow:

@@ -24,7 +24,7 @@ from federation.protocol.activities import (
     PostActivity,
     UnfollowActivity,
 )
-from federation.protocol.errors import EnvelopeError, NotJson, ProtocolError, UrlError
+from federation.protocol.errors import EnvelopeError, KeyMaterialError, NotJson, ProtocolError, UrlError
 from federation.protocol.keys import KeyRing, OwnKeys, decode_key
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.sealing import Envelope, open_with_any
@@ -198,12 +198,18 @@ class Inbox:
         """The answer that carries *plaintext*, sealed to the sender, where every release looks.
 
         It is signed by the pair that the delivery was sealed to: the sender reads our key when it begins, and may have
-        learned of another since.
+        learned of another since. Make it before what it acknowledges is committed.
+
+        Raises:
+            Refusal: 409 nothing can be sealed to the sender's registered key, which only an earlier version let in.
         """
         sender = received.sender
         key = decode_key(sender.encryption_public_key, what=f"registered encryption key of {sender.url}")
         secret = received.opened_with.signing.secret
-        return json_response(ack_response(plaintext, recipient_key=key, signing_secret=secret, accepted=accepted))
+        try:
+            return json_response(ack_response(plaintext, recipient_key=key, signing_secret=secret, accepted=accepted))
+        except KeyMaterialError:
+            raise Refusal(409, "The registered encryption key is unusable", reason="KEY_MATERIAL") from None
 
     async def _verified(self, opened: _Opened[Activity], sender: KnownServer) -> Received[Activity]:
         if not opened.is_signed_by(sender):

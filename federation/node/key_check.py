@@ -15,7 +15,7 @@ from federation.http.guard import AddressGuard
 from federation.node.blacklist import BlacklistGate
 from federation.node.callback import Callback, no_document
 from federation.node.refusals import Refusal, invalid_member, json_response
-from federation.protocol.discovery import PublicKeyText, parse_discover_document
+from federation.protocol.discovery import SealingKeyText, SigningKeyText, parse_discover_document
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, UrlError
 from federation.protocol.keys import KeyRing, decode_key, fingerprint
 from federation.protocol.models import Text, WireModel, parse_model, validate
@@ -27,8 +27,8 @@ class SubmittedKeys(WireModel):
     """A `DISCOVER` request; whether *envelope* is one shows when it is opened."""
 
     method: Literal["DISCOVER"]
-    public_key: PublicKeyText
-    encryption_public_key: PublicKeyText
+    public_key: SigningKeyText
+    encryption_public_key: SealingKeyText
     envelope: JsonValue = None
 
 

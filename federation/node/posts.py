@@ -60,13 +60,14 @@ class PostsInbox:
             await _require_remote_author(session, received.activity)
             if stored is None:
                 session.add(arrived)
-        if stored is not None and not _is_same(stored, arrived):
-            raise Refusal(409, "Another post with this id is stored already", code="FEDERATED_POST_ALREADY_EXISTS")
-        row = stored or arrived
+            elif not _is_same(stored, arrived):
+                raise Refusal(409, "Another post with this id is stored already", code="FEDERATED_POST_ALREADY_EXISTS")
+            row = stored or arrived
+            plaintext = post_ack(own_url=self._own_url, post_id=row.id, federation_post_id=received.activity.post.id)
+            acknowledgment = self._inbox.acknowledge(received, plaintext)
         event = "post_replayed" if stored else "post_received"
         log.info(event, server_url=received.sender.url, post_id=row.id, federation_post_id=row.federation_post_id)
-        plaintext = post_ack(own_url=self._own_url, post_id=row.id, federation_post_id=received.activity.post.id)
-        return self._inbox.acknowledge(received, plaintext)
+        return acknowledgment
 
 
 def malformed_post(where: str, problem: str) -> Refusal:

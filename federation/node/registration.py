@@ -1,6 +1,11 @@
-"""`REGISTER`: a server introduces itself, and is believed if its own `/discover` says the same."""
+"""`REGISTER`: a server introduces itself, and is believed if its own `/discover` says the same and it holds the keys.
+
+Who answers no ping, as some servers cannot, is believed all the same, where nobody else has one of the keys.
+"""
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 import structlog
 from starlette.responses import Response
@@ -8,15 +13,18 @@ from starlette.responses import Response
 from federation.http.errors import BlockedUrl
 from federation.http.guard import AddressGuard
 from federation.node.admission import PerNetwork
-from federation.node.callback import Callback, no_document
+from federation.node.callback import CALLBACK_TIMEOUT, Callback, no_document
 from federation.node.inbox import HeardOf
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.protocol.discovery import DiscoverDocument, own_document, parse_discover_document
 from federation.protocol.errors import NotJson, PayloadError, UrlError
 from federation.protocol.models import validate
+from federation.protocol.possession import NO_PROOF, Proof
 from federation.protocol.urls import canonical_origin
+from federation.servers.claims import Claims, OwnKeys
 from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import KeysTaken, Registry
+from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +38,7 @@ class Registration:
         own_url: str,
         identity: OwnIdentity,
         registry: Registry,
+        claims: Claims,
         heard: HeardOf,
         callback: Callback,
         guard: AddressGuard,
@@ -38,6 +47,7 @@ class Registration:
         self._own_url = own_url
         self._identity = identity
         self._registry = registry
+        self._claims = claims
         self._heard = heard
         self._callback = callback
         self._guard = guard
@@ -46,19 +56,22 @@ class Registration:
     async def __call__(self, request: object, *, network: str | None) -> Response:
         """The server is in the registry under its canonical URL, and healthy.
 
-        One that is known keeps its registered keys; a new signing key needs the rotation flow. *network* is where the
-        request came from, if that is known.
+        One that is known keeps its registered keys; a new signing key needs the rotation flow. Where another has one
+        of its keys, whichever proves to hold it has it from now on. *network* is where the request came from, if that
+        is known.
 
         Raises:
             Refusal: nothing was changed.
         """
         claimed = _claimed(request)
         origin = self._acceptable_origin(claimed.url)
-        shown = await self._shown(origin)
-        if (shown.public_key, shown.encryption_public_key) != (claimed.public_key, claimed.encryption_public_key):
-            text = f"Public keys do not match those {origin}/discover shows"
-            raise Refusal(400, text, reason="KEYS_DO_NOT_MATCH")
-        await self._store(origin, shown, network)
+        with self._callback.place(origin):
+            end = monotonic() + CALLBACK_TIMEOUT.total_seconds()
+            shown = await self._shown(origin)
+            if (shown.public_key, shown.encryption_public_key) != (claimed.public_key, claimed.encryption_public_key):
+                text = f"Public keys do not match those {origin}/discover shows"
+                raise Refusal(400, text, reason="KEYS_DO_NOT_MATCH")
+            await self._store(origin, shown, network, end)
         return json_response(
             {"message": "Server registered", "echo": own_document(self._own_url, await self._identity.shown())}
         )
@@ -78,7 +91,7 @@ class Registration:
 
     async def _shown(self, origin: str) -> DiscoverDocument:
         try:
-            document = parse_discover_document(await self._callback(origin))
+            document = parse_discover_document(await self._callback.document(origin))
         except NotJson:
             raise no_document(origin) from None
         except PayloadError as error:
@@ -88,26 +101,36 @@ class Registration:
             raise Refusal(400, text, reason="INVALID_SERVER")
         return document
 
-    async def _store(self, origin: str, shown: DiscoverDocument, network: str | None) -> None:
+    async def _store(self, origin: str, shown: DiscoverDocument, network: str | None, end: float) -> None:
         known = await self._registry.find(origin)
         if known is not None and known.public_key != shown.public_key:
             text = "This server is registered with another signing key; use the key rotation flow to change it"
             raise Refusal(400, text, reason="SIGNING_KEY_CHANGED")
         if known is None:
             await self._admit_new(network)
+        proof = await self._proof(origin, shown, is_new=known is None, end=end)
         try:
-            await self._registry.register(
-                url=origin,
-                public_key=shown.public_key,
-                encryption_public_key=shown.encryption_public_key,
-                knows_key=await self._identity.known_from_now_on(),
-            )
+            await self._claims.register(origin, shown, proof, knows_key=await self._identity.known_from_now_on())
         except KeysTaken:
             raise Refusal(409, "Another server is registered with one of these keys", reason="KEYS_TAKEN") from None
         if known is not None and not known.is_healthy:
             await self._registry.mark_healthy(origin, reason="registered")
         await self._heard(origin)
-        log.info("server_registered", server_url=origin, is_new=known is None)
+        log.info("server_registered", server_url=origin, is_new=known is None, proved=proof.opened is True)
+
+    async def _proof(self, origin: str, shown: DiscoverDocument, *, is_new: bool, end: float) -> Proof:
+        """What the server shows of its keys until *end*, by `monotonic`; nothing, if it has done so before."""
+        try:
+            self._claims.require_not_ours(origin, shown)
+        except OwnKeys:
+            raise Refusal(409, "One of these keys is the asked server's own", reason="OWN_KEYS") from None
+        if not is_new and await self._claims.has_proved(origin):
+            return NO_PROOF
+        proof = await self._claims.ask(origin, shown, timeout=timedelta(seconds=end - monotonic()))
+        if is_new and proof.opened is False:
+            text = f"{origin} does not hold the keys that its /discover shows"
+            raise Refusal(400, text, reason="KEYS_NOT_PROVED")
+        return proof
 
 
 def _claimed(request: object) -> DiscoverDocument:

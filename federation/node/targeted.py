@@ -19,7 +19,9 @@ from federation.protocol.acks import ACK_METHOD
 from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES, ActivityMethod
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, UrlError
 from federation.protocol.json_text import dump_json
+from federation.protocol.keys import OwnKeys
 from federation.protocol.models import MAX_PAYLOAD_BYTES, validate
+from federation.protocol.possession import DECRYPT_FAILED, PONG, asks_for_possession, names_first, pong
 from federation.protocol.relaying import (
     ORIGIN_HEADER,
     PING,
@@ -41,7 +43,8 @@ _RELAYED_CODES: Final = frozenset({USER_BLOCKED})
 class TargetedInbox:
     """Callable with a `TARGETED` request."""
 
-    def __init__(self, *, inbox: Inbox, follows: FollowsInbox, posts: PostsInbox) -> None:
+    def __init__(self, *, own_url: str, inbox: Inbox, follows: FollowsInbox, posts: PostsInbox) -> None:
+        self._own_url = own_url
         self._inbox = inbox
         self._follows = follows
         self._posts = posts
@@ -52,35 +55,44 @@ class TargetedInbox:
         Raises:
             Refusal: nothing was changed.
         """
-        content = self._open(request.payload)
+        content, opened_with = self._open(request.payload)
         if isinstance(content, dict) and content.get("method") == PING:
-            return await self._pong(content, bearer_url)
+            return await self._pong(content, bearer_url, opened_with)
         relayed, body = _read(content)
         claimed = relayed.header(ORIGIN_HEADER)
         await self._inbox.require_welcome(claimed)
         sender = await self._inbox.registered(claimed)
         return await self._take(relayed.target_url, body, sender)
 
-    def _open(self, payload: SealedPayload) -> object:
+    def _open(self, payload: SealedPayload) -> tuple[object, OwnKeys]:
         try:
-            text, _ = self._inbox.unseal(Envelope.from_wire(payload.to_wire()))
+            text, pair = self._inbox.unseal(Envelope.from_wire(payload.to_wire()))
         except EnvelopeError as error:
-            raise Refusal(400, f"payload: {error}", code="DECRYPT_FAILED") from None
+            raise Refusal(400, f"payload: {error}", code=DECRYPT_FAILED) from None
         try:
-            return skim(text, _MEMBERS, limit=MAX_PAYLOAD_BYTES)
+            return skim(text, _MEMBERS, limit=MAX_PAYLOAD_BYTES), pair
         except NotJson as error:
             raise _invalid(str(error)) from None
 
-    async def _pong(self, content: dict[object, object], bearer_url: str) -> Response:
+    async def _pong(self, content: dict[object, object], bearer_url: str, opened_with: OwnKeys) -> Response:
         await self._inbox.registered(bearer_url)
         try:
             ping = validate(Ping, content)
+            if isinstance(ping.nonce, str) and asks_for_possession(ping.nonce):
+                return self._prove(ping.nonce, opened_with)
             nonce = {"nonce": ping.nonce} if "nonce" in content else {}
-            answer = {"method": ACK_METHOD, "status": "pong", **nonce}
+            answer = {"method": ACK_METHOD, "status": PONG, **nonce}
             dump_json(answer).encode("utf-8")
         except (ValueError, RecursionError):  # a number or text that cannot be written again, or nested too deeply
             raise _invalid("nonce: not a value we can send back") from None
         return json_response(answer)
+
+    def _prove(self, nonce: str, pair: OwnKeys) -> Response:
+        """What shows that we hold this pair, to who asks us: another would have us prove his right to our keys."""
+        if not names_first(nonce, self._own_url):
+            text = "nonce: asks another server for possession of its keys, or is malformed"
+            raise Refusal(400, text, code="INVALID_TARGETED_DATA", reason="POSSESSION_OF_ANOTHER")
+        return json_response(pong(nonce, pair.signing.secret))
 
     async def _take(self, target_url: str, body: object, sender: KnownServer) -> Response:
         method = body.get("method") if isinstance(body, dict) else None

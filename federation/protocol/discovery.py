@@ -8,31 +8,44 @@ from pydantic import AfterValidator
 
 from federation.protocol.errors import KeyMaterialError, ProtocolError, UrlError
 from federation.protocol.json_text import dump_json, parse_json
-from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.keys import OwnKeys, decode_key, is_sealing_key, is_signing_key
 from federation.protocol.models import ServerUrl, WireModel, validate
 from federation.protocol.urls import canonical_origin
 
 MAX_DISCOVER_BYTES: Final = 256 * 1024
 
 
-def _is_key(text: str) -> str:
-    try:
-        decode_key(text, what="key")
-    except KeyMaterialError as error:
-        raise ValueError(str(error)) from None
+def _signs(text: str) -> str:
+    if not is_signing_key(_raw(text)):
+        raise ValueError("not a usable Ed25519 key")
     return text
 
 
-PublicKeyText = Annotated[str, AfterValidator(_is_key)]
-"""A public key in strict base64, 32 bytes."""
+def _seals(text: str) -> str:
+    if not is_sealing_key(_raw(text)):
+        raise ValueError("not a usable X25519 key")
+    return text
+
+
+def _raw(text: str) -> bytes:
+    try:
+        return decode_key(text, what="key")
+    except KeyMaterialError as error:
+        raise ValueError(str(error)) from None
+
+
+SigningKeyText = Annotated[str, AfterValidator(_signs)]
+"""A public Ed25519 key in strict base64, 32 bytes; no point of small order, for which anybody could sign."""
+SealingKeyText = Annotated[str, AfterValidator(_seals)]
+"""A public X25519 key in strict base64, 32 bytes; no point of low order, to which nothing can be sealed."""
 
 
 class DiscoverDocument(WireModel):
     """The part of `/discover` that identifies a server."""
 
     url: ServerUrl
-    public_key: PublicKeyText
-    encryption_public_key: PublicKeyText
+    public_key: SigningKeyText
+    encryption_public_key: SealingKeyText
 
     @property
     def origin(self) -> str | None:
@@ -48,7 +61,7 @@ def parse_discover_document(body: bytes) -> DiscoverDocument:
 
     Raises:
         NotJson: over 256 KiB, or not JSON.
-        PayloadError: a member is missing, or a key is not 32 bytes of strict base64.
+        PayloadError: a member is missing, or a key is not 32 bytes of strict base64, or unusable.
     """
     return validate(DiscoverDocument, parse_json(body, limit=MAX_DISCOVER_BYTES))
 

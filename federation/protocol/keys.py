@@ -20,6 +20,9 @@ SIGNING_SECRET_BYTES = 64
 SIGNING_SEED_BYTES = 32
 ENCRYPTION_SECRET_BYTES = 32
 
+_PROBE = bytes([1]) + bytes(31)
+"""Any scalar shows whether a point is of low order; clamped, it is a multiple of eight."""
+
 SIGNING_PUBLIC_VARIABLE = "FEDERATION_PUBLIC_KEY"
 SIGNING_SECRET_VARIABLE = "FEDERATION_PRIVATE_KEY"  # noqa: S105 - the variable's name, not its value
 ENCRYPTION_PUBLIC_VARIABLE = "FEDERATION_ENCRYPTION_PUBLIC_KEY"
@@ -41,6 +44,20 @@ def decode_key(text: object, *, what: str) -> bytes:
         return decode_base64_sized(text, PUBLIC_KEY_BYTES)
     except ValueError as error:
         raise KeyMaterialError([f"{what}: {error}"]) from None
+
+
+def is_signing_key(raw: bytes) -> bool:
+    """Return whether 32 bytes are an Ed25519 public key, and no point of small order: anybody could sign for those."""
+    return bool(bindings.crypto_core_ed25519_is_valid_point(raw))
+
+
+def is_sealing_key(raw: bytes) -> bool:
+    """Return whether 32 bytes are an X25519 public key, and no point of low order: anybody could open for those."""
+    try:
+        bindings.crypto_scalarmult(_PROBE, raw)
+    except RuntimeError:  # what libsodium's binding makes of a low-order point
+        return False
+    return True
 
 
 class _StaysHere:

@@ -7,13 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
-from nacl import bindings
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from federation.protocol.discovery import MAX_DISCOVER_BYTES, PublicKeyText
+from federation.protocol.discovery import MAX_DISCOVER_BYTES, SealingKeyText, SigningKeyText
 from federation.protocol.errors import PayloadError
 from federation.protocol.json_text import dump_json, parse_json
-from federation.protocol.keys import KeyRing, OwnKeys, decode_key
+from federation.protocol.keys import KeyRing, OwnKeys
 from federation.protocol.models import ServerUrl, Text, WireModel, validate
 from federation.protocol.sealing import Envelope, open_envelope, open_with_any, seal
 from federation.protocol.signing import sign_message, verify_signature
@@ -22,27 +21,6 @@ ROTATE_INIT_PATH: Final = "/discover/rotate/init"
 ROTATE_CONFIRM_PATH: Final = "/discover/rotate/confirm"
 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_PROBE: Final = bytes([1]) + bytes(31)
-"""Any scalar shows whether a point is of low order; clamped, it is a multiple of eight."""
-
-
-def _signs(text: str) -> str:
-    if not bindings.crypto_core_ed25519_is_valid_point(decode_key(text, what="key")):
-        raise ValueError("not a usable Ed25519 key")
-    return text
-
-
-def _seals(text: str) -> str:
-    try:
-        bindings.crypto_scalarmult(_PROBE, decode_key(text, what="key"))
-    except RuntimeError:  # what libsodium's binding makes of a low-order point
-        raise ValueError("not a usable X25519 key") from None
-    return text
-
-
-SigningKeyText = Annotated[PublicKeyText, AfterValidator(_signs)]
-SealingKeyText = Annotated[PublicKeyText, AfterValidator(_seals)]
-
 
 ChallengeText = Annotated[str, Field(pattern=rf"^{_UUID.pattern}$", max_length=36)]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.orm import Session
@@ -18,15 +19,20 @@ from federation.http.response import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
+from federation.protocol.possession import NO_PROOF, Proof
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.urls import canonical_origin
+from federation.servers.claims import Claims, OwnKeys
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
+from federation.servers.possession import PING_TIMEOUT
 from federation.servers.registry import KeysTaken, KnownServer, Registry
 from federation.servers.single_flight import SingleFlight
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 DISCOVERY_TIMEOUT: Final = timedelta(seconds=10)
 INTRODUCTION_PATIENCE: Final = timedelta(seconds=2)
@@ -48,6 +54,22 @@ class ServerRests(DiscoveryError):
 
 class ServerBlacklisted(DiscoveryError):
     """The server is blacklisted here, and was not asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a server shows of itself at its `/discover`; `proved`: it has shown that it holds these keys, too."""
+
+    document: DiscoverDocument
+    proved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Met:
+    """How introducing ourselves ended, and what the server showed of its keys after that."""
+
+    code: NetworkErrorCode | None
+    proof: Proof
 
 
 class Discover(Protocol):
@@ -78,17 +100,21 @@ class Discovery:
         self._registry = registry
         self._links = links
         self._clock = clock or SystemClock()
-        self._introducing: set[asyncio.Task[NetworkErrorCode | None]] = set()
+        self._claims = Claims(
+            own_url=own_url, ring=identity.ring if identity else None, registry=registry, fetch=fetch, clock=clock
+        )
+        self._introducing: set[asyncio.Task[object]] = set()
         self._running: SingleFlight[KnownServer] = SingleFlight()
 
     async def __call__(self, server_url: str) -> KnownServer:
         """The server is in the registry with the keys its `/discover` shows, and was asked to register us.
 
         That registration may fail; it is only logged. A server known with another signing key is not touched: it may
-        have rotated unannounced, or be somebody else.
+        have rotated unannounced, or be somebody else. It is asked to prove that it holds its keys once it knows us:
+        where they are taken it has to, else it only must not fail.
 
         Raises:
-            DiscoveryError: no usable answer, other keys than before, or keys that belong to another server.
+            DiscoveryError: no usable answer, other keys than before, or keys that belong to another server or to us.
             ServerBlacklisted: a kind of it; the server was not asked.
             BlockedUrl: the guard refuses the URL; trying again cannot help.
         """
@@ -111,29 +137,109 @@ class Discovery:
             raise ServerBlacklisted(f"{server_url} is blacklisted")
         document = await self._ask(server_url)
         known = await self._registry.find(server_url)
-        if known is None:
-            return document
-        as_registered = await self._as_registered(known, document)
+        as_registered = document if known is None else await self._as_registered(known, document)
         if as_registered is None:
             raise DiscoveryRefused(
                 f"{server_url} shows another signing key than the registered one: it rotated, or is an impostor"
             )
+        try:
+            self._claims.require_not_ours(server_url, as_registered)
+        except OwnKeys as error:
+            raise DiscoveryRefused(str(error)) from error
         return as_registered
 
+    async def meet(self, server_url: str) -> Shown:
+        """What an unknown server shows, which was asked to register us and to prove it; nothing is written.
+
+        Where one of its keys is registered for another server, whose it is is found out in the background: that writes.
+
+        Raises:
+            DiscoveryError, ServerBlacklisted, BlockedUrl: as the call itself.
+        """
+        document = await self.learn(server_url)
+        if await self._claims.holders(server_url, document):
+            self._start(self._discover_quietly(server_url), name="claim")
+            raise DiscoveryRefused(f"{server_url}: one of its keys is registered for another server")
+        met = await self._introduce(server_url, document, patience=INTRODUCTION_PATIENCE)
+        if met.proof.opened is False:
+            raise _not_proved(server_url)
+        return Shown(document=document, proved=met.proof.opened is True)
+
     async def _discover(self, server_url: str) -> KnownServer:
-        await self.register(server_url, await self.learn(server_url))
-        introduction = asyncio.create_task(self.introduce_ourselves(server_url), name="introduction")
-        self._introducing.add(introduction)
-        introduction.add_done_callback(self._introducing.discard)
-        # A peer refuses deliveries of strangers, but one that is slow to register us must not delay them for long.
-        # What becomes of it later is no news: the server may have taken deliveries since.
-        await asyncio.wait([introduction], timeout=INTRODUCTION_PATIENCE.total_seconds())
-        if introduction.done() and (code := introduction.result()) is not None:
-            await self._registry.mark_unhealthy(server_url, code)
+        document = await self.learn(server_url)
+        is_new = await self._registry.find(server_url) is None
+        try:
+            await self._registry.register(
+                url=server_url,
+                public_key=document.public_key,
+                encryption_public_key=document.encryption_public_key,
+            )
+        except KeysTaken:
+            await self._claim(server_url, document)
+        else:
+            await self._be_met(server_url, document, is_new=is_new)
         found = await self._registry.find(server_url)
         if found is None:
             raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
         return found
+
+    async def _discover_quietly(self, server_url: str) -> None:
+        with suppress(DiscoveryError, BlockedUrl):
+            await self(server_url)
+
+    async def _be_met(self, server_url: str, document: DiscoverDocument, *, is_new: bool) -> None:
+        """The server that is registered now was introduced to us, or is being, and has not failed to prove its keys."""
+        meeting = self._start(self._introduce_registered(server_url, document), name="introduction")
+        # A peer refuses deliveries of strangers, but one that is slow to register us must not delay them for long.
+        # What becomes of it later is no news: the server may have taken deliveries since.
+        await asyncio.wait([meeting], timeout=INTRODUCTION_PATIENCE.total_seconds())
+        if not meeting.done():
+            return
+        met = meeting.result()
+        if met.code is not None:
+            await self._registry.mark_unhealthy(server_url, met.code)
+        if met.proof.opened is False and is_new:
+            await self._claims.withdraw(server_url, document)
+            raise _not_proved(server_url)
+
+    async def _introduce_registered(self, server_url: str, document: DiscoverDocument) -> _Met:
+        if await self._claims.has_proved(server_url):
+            return _Met(code=await self.introduce_ourselves(server_url), proof=NO_PROOF)
+        met = await self._introduce(server_url, document)
+        if met.proof.opened:
+            await self._claims.note_proved(server_url, document.public_key, document.encryption_public_key)
+        return met
+
+    async def _introduce(
+        self, server_url: str, document: DiscoverDocument, *, patience: timedelta = PING_TIMEOUT
+    ) -> _Met:
+        """The server was asked to register us, and then to prove its keys: it answers only those it knows."""
+        code = await self.introduce_ourselves(server_url)
+        proof = NO_PROOF if code is not None else await self._claims.ask(server_url, document, timeout=patience)
+        if proof.opened is False:
+            log.warning("keys_not_proved", server_url=server_url)
+        return _Met(code=code, proof=proof)
+
+    async def _claim(self, server_url: str, document: DiscoverDocument) -> None:
+        """The server is registered, though another was with its keys.
+
+        Raises:
+            DiscoveryRefused: they are not shown to be this one's.
+        """
+        met = await self._introduce(server_url, document)
+        with _keys_taken():
+            await self._claims.register(server_url, document, met.proof)
+
+    def _start(self, work: Coroutine[object, object, T], *, name: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=name)
+        self._introducing.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[object]) -> None:
+        self._introducing.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, even if nobody waits for it any more
 
     async def _as_registered(self, known: KnownServer, shown: DiscoverDocument) -> DiscoverDocument | None:
         """What the server shows us, if that is the registered signing key.
@@ -186,28 +292,17 @@ class Discovery:
         await self.introduce_ourselves(server_url)
         return True
 
-    async def register(self, server_url: str, document: DiscoverDocument) -> None:
-        """The server is in the registry with what `learn` told; see `Registry.register`.
+    def register_within(self, session: Session, server_url: str, shown: Shown) -> None:
+        """The server is in the registry with what `meet` told, as part of the caller's transaction.
 
         Raises:
             DiscoveryError: another server is registered with one of its keys.
         """
+        keys = shown.document.public_key, shown.document.encryption_public_key
         with _keys_taken():
-            await self._registry.register(
-                url=server_url,
-                public_key=document.public_key,
-                encryption_public_key=document.encryption_public_key,
-            )
-
-    def register_within(self, session: Session, server_url: str, document: DiscoverDocument) -> None:
-        """As `register`, as part of the caller's transaction."""
-        with _keys_taken():
-            self._registry.register_within(
-                session,
-                url=server_url,
-                public_key=document.public_key,
-                encryption_public_key=document.encryption_public_key,
-            )
+            self._registry.register_within(session, url=server_url, public_key=keys[0], encryption_public_key=keys[1])
+        if shown.proved:
+            self._claims.note_proved_within(session, server_url, *keys)
 
     async def introduce_ourselves(self, server_url: str) -> NetworkErrorCode | None:
         """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time.
@@ -238,6 +333,10 @@ class Discovery:
             log.warning("register_failed", server_url=server_url, error=type(error).__name__)
             return error.code if isinstance(error, NetworkError) else None
         return None
+
+
+def _not_proved(server_url: str) -> DiscoveryRefused:
+    return DiscoveryRefused(f"{server_url} does not hold the keys that it shows")
 
 
 @contextmanager

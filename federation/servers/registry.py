@@ -75,7 +75,7 @@ class Registry:
         blacklist: Blacklist | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._database = database
+        self.database = database
         self._clock = clock or SystemClock()
         self._schedule_health_check = schedule_health_check
         self._blacklist = blacklist or Blacklist(database)
@@ -138,7 +138,7 @@ class Registry:
             await session.run_sync(row)
             return
         try:
-            async with self._database.transaction() as own:
+            async with self.database.transaction() as own:
                 await own.run_sync(row)
         finally:
             self._servers.drop(url)  # again: what was read before the commit is old
@@ -212,7 +212,7 @@ class Registry:
             return connection.execute(_PROBE_FAILED, values).scalar_one_or_none()
 
         try:
-            return await self._database.transact(count)
+            return await self.database.transact(count)
         finally:
             self._servers.drop(url)
 
@@ -233,17 +233,17 @@ class Registry:
             return before is not state
 
         try:
-            return await self._database.transact(change)
+            return await self.database.transact(change)
         finally:
             self._servers.drop(url)
 
     async def _load(self, urls: Sequence[str]) -> list[KnownServer | None]:
-        found = {row.url: KnownServer(**row._mapping) for row in await self._database.rows(_KNOWN, {"urls": urls})}
+        found = {row.url: KnownServer(**row._mapping) for row in await self.database.rows(_KNOWN, {"urls": urls})}
         return [found.get(url) for url in urls]
 
     async def _write_rotation_notes(self, notes: Sequence[Mapping[str, object]]) -> Sequence[None]:
         in_order = sorted(notes, key=lambda note: str(note["server"]))  # or two processes could wait for each other
-        await self._database.transact(lambda connection: connection.execute(_ROTATION_NOTED, in_order))
+        await self.database.transact(lambda connection: connection.execute(_ROTATION_NOTED, in_order))
         return [None] * len(notes)
 
 

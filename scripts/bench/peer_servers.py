@@ -118,7 +118,8 @@ class _Server:
             "publicKey": self.keys.signing.public_text,
             "encryptionPublicKey": self.keys.encryption.public_text,
         }
-        return {path: _http(json.dumps(body).encode()) for path, body in {**acks, b"/discover": discover}.items()}
+        asides = {b"/discover": discover, b"/proxy": {}}  # who pings it learns nothing of its keys
+        return {path: _http(json.dumps(body).encode()) for path, body in {**acks, **asides}.items()}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
@@ -142,7 +143,7 @@ class _Server:
         path = head.split(b" ", 2)[1]
         for ending, answer in self._answers.items():
             if path.endswith(ending):
-                self.taken += ending != b"/discover"
+                self.taken += ending not in (b"/discover", b"/proxy")
                 writer.write(answer)
         await writer.drain()
 

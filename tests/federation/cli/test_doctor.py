@@ -89,6 +89,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "clock": "ok",
         "scheduler": "note",
         "backlog": "ok",
+        "claims": "ok",
         "/discover": "note",
     }
 

@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import update
+from sqlmodel import col
 
 from db import (
     Database,
     DeliveryAttempt,
+    Server,
 )
 from db.deliveries import AttemptOutcome
 from federation.app import Federation
@@ -156,3 +159,35 @@ async def attempted(database: Database, delivery_id: str, *, code: str = "A_CODE
                 remote_code=code,
             )
         )
+
+
+RIVAL = "https://rival.example"
+
+
+async def claimed(node: Federation, *, proved: bool) -> None:
+    """The rival shows one of the peer's keys."""
+    async with node.database.transaction() as session:
+        claim = {"claimed_by": RIVAL, "claimed_at": datetime.now(UTC), "claim_proved": proved}
+        await session.execute(update(Server).where(col(Server.url) == PEER).values(**claim))
+
+
+@pytest.mark.parametrize(
+    ("proved", "told", "verdict"),
+    [(True, "and can open what is sealed to it", "warning"), (False, "and did not prove to hold it", "note")],
+)
+def test_who_else_claims_a_key_is_told(command: Command, *, proved: bool, told: str, verdict: str) -> None:
+    """At either of the two servers, and by doctor, with the command that ends it."""
+    on_the_node(know)
+    on_the_node(lambda node: claimed(node, proved=proved))
+
+    at_peer, at_rival = command("why", PEER), command("why", RIVAL)
+    document = command("doctor", "--json").json
+
+    sentence = f"{RIVAL} shows a key with which {PEER} is registered, {told}"
+    assert sentence in at_peer.stdout
+    assert sentence in at_rival.stdout
+    assert (at_peer.status, at_rival.status) == (int(proved), 1)
+    assert isinstance(document, dict)
+    [finding] = [each for each in document["findings"] if each["check"] == "claims"]
+    assert (finding["verdict"], sentence in finding["found"]) == (verdict, True)
+    assert (f"federation servers forget {PEER}" in finding["advice"]) is proved

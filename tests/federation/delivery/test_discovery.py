@@ -18,7 +18,7 @@ from tests.federation.delivery.harness import Site, follow_payload, job_data
 from tests.federation.protocol.vectors import B
 from tests.misbehaving import Exchange, Received, hang, respond, respond_with
 from tests.patience import PATIENCE_SECONDS
-from tests.peer import DISCOVER_PATH, FOLLOWS_PATH, Peer, acquaint, introduce, json_answer
+from tests.peer import DISCOVER_PATH, FOLLOWS_PATH, Peer, Pings, acquaint, introduce, json_answer
 from workers import JobState, WorkerEventKind
 
 OTHER = generate_own_keys()
@@ -173,6 +173,7 @@ async def test_rotated_keys_do_not_replace_the_registered_ones(site: Site, peer:
 
 async def test_keys_of_another_server_are_refused(site: Site, peer: Peer, federation: Federation) -> None:
     """A stranger that shows a known server's keys is not registered, and its delivery fails after all its attempts."""
+    peer.pings = Pings.UNKNOWN
     await federation.registry.register(
         url="https://known.example",
         public_key=peer.keys.signing.public_text,

@@ -13,6 +13,7 @@ import pytest
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
 from federation.node.limits import Limit
 from federation.protocol.activities import MAX_REQUEST_BYTES
+from federation.protocol.base64_text import encode_base64
 from federation.protocol.keys import generate_own_keys
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
@@ -371,6 +372,23 @@ async def test_a_delivery_needs_no_origin_headers(node: Node, peer: RemoteServer
     response = await node.send(inbox.path, body, {"Content-Type": "application/json"})
 
     assert peer.read_ack(response, node.keys)
+
+
+@both_inboxes
+async def test_what_cannot_be_acknowledged_is_not_stored(
+    node: Node, other: RemoteServer, inbox: Inbox, events: Events
+) -> None:
+    """Nothing can be sealed to a low-order key, which earlier versions registered: 409, no row, no stack in the log."""
+    low_order = encode_base64(bytes(32))
+    await node.registry.register(
+        url=other.url, public_key=other.keys.signing.public_text, encryption_public_key=low_order
+    )
+
+    response = await node.deliver(other, inbox.write(other), inbox.method)
+
+    assert response.status_code == 409
+    assert await nothing_stored(node)
+    assert [event["event"] for event in events] == ["inbound_refused"]
 
 
 async def test_refusals_are_logged_without_what_was_sent(node: Node, peer: RemoteServer, events: Events) -> None:

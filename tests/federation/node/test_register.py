@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from ipaddress import ip_network
 
 import httpx
 import pytest
 
+from federation.app import Federation
 from federation.node.admission import NEW_SERVERS_PER_NETWORK
-from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_SERVER
+from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_HOST, MAX_CALLBACKS_PER_SERVER, Callback
 from federation.node.limits import MemoryWindows
+from federation.node.refusals import Refusal
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import generate_own_keys
@@ -40,7 +43,7 @@ def remote(server: MisbehavingServer) -> RemoteServer:
 async def test_a_server_that_shows_its_keys_is_registered(
     node: Node, remote: RemoteServer, server: MisbehavingServer
 ) -> None:
-    """It is asked once, stored healthy, and told who we are."""
+    """It is asked for its keys and to prove them, once each, stored healthy, and told who we are."""
     response = await node.discover(remote.register())
 
     assert response.status_code == 200, response.text
@@ -51,7 +54,7 @@ async def test_a_server_that_shows_its_keys_is_registered(
     assert known.is_healthy
     assert known.public_key == remote.keys.signing.public_text
     assert known.encryption_public_key == remote.keys.encryption.public_text
-    assert [(request.method, request.path) for request in server.requests] == [("GET", "/discover")]
+    assert [(request.method, request.path) for request in server.requests] == [("GET", "/discover"), ("POST", "/proxy")]
 
 
 async def test_registering_again_is_no_error(node: Node, remote: RemoteServer) -> None:
@@ -67,7 +70,7 @@ async def test_the_url_is_stored_in_canonical_form(node: Node, remote: RemoteSer
 
     assert response.status_code == 200, response.text
     assert await node.registry.find(remote.url) is not None
-    assert [request.path for request in server.requests] == ["/discover"]
+    assert [request.path for request in server.requests] == ["/discover", "/proxy"]
 
 
 async def test_a_verified_registration_heals_a_sick_server(node: Node, remote: RemoteServer) -> None:
@@ -312,3 +315,19 @@ async def test_a_network_has_a_hundred_new_servers_an_hour(
 async def _register(node: Node, remote: RemoteServer, client: str) -> httpx.Response:
     headers = {"Content-Type": "application/json", "X-Forwarded-For": client}
     return await node.send("/discover", remote.register(), headers)
+
+
+async def test_hosts_have_so_many_places_and_all_together_more(federation: Federation) -> None:
+    """One that hangs keeps no place from others; a place that was left is free."""
+    callback = Callback(federation.fetch)
+    with ExitStack() as places:
+        for port in range(MAX_CALLBACKS_PER_HOST):
+            places.enter_context(callback.place(f"https://hanging.example:{port + 1}"))
+        with pytest.raises(Refusal), callback.place("https://hanging.example"):
+            pass
+        for number in range(MAX_CALLBACKS - MAX_CALLBACKS_PER_HOST):
+            places.enter_context(callback.place(f"https://{number}.example"))
+        with pytest.raises(Refusal), callback.place("https://last.example"):
+            pass
+    with callback.place("https://hanging.example"):
+        pass

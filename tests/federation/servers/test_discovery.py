@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,12 +14,16 @@ from federation.admin import blacklist
 from federation.app import Federation
 from federation.http.errors import BlockedUrl
 from federation.protocol.keys import generate_own_keys
+from federation.protocol.possession import NO_PROOF
+from federation.servers.claims import Claims
 from federation.servers.discovery import DiscoveryError, ServerBlacklisted
+from federation.servers.possession import MAX_PINGS_PER_HOST, Possession
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, hang, redirect, reset, respond, truncate
 from tests.patience import until
-from tests.peer import Peer, acquaint
+from tests.peer import Peer, Pings, acquaint
+from tests.squatters import Pretence, Squatter
 
 STRANGER = generate_own_keys()
 
@@ -133,15 +139,80 @@ async def test_a_server_known_with_another_signing_key_is_left_as_it_is(federati
 
 
 async def test_a_key_registered_for_another_server_is_a_discovery_error(federation: Federation, peer: Peer) -> None:
-    """The same node under a second name, or a thief of a public key."""
+    """The same node under a second name, or a thief of a public key, that does not prove to hold it."""
     await federation.registry.register(
         url="https://elsewhere.example",
         public_key=STRANGER.signing.public_text,
         encryption_public_key=peer.keys.encryption.public_text,
     )
+    peer.pings = Pings.UNKNOWN
     with pytest.raises(DiscoveryError, match="registered for another server"):
         await federation.discovery(peer.url)
     assert await federation.registry.find(peer.url) is None
+
+
+async def test_a_discovered_server_proves_its_keys_once_it_knows_us(federation: Federation, peer: Peer) -> None:
+    """One ping, after the introduction; none when it is discovered again."""
+    for _ in range(2):
+        await federation.discovery(peer.url)
+
+    assert peer.discoveries == ["GET", "REGISTER"] * 2
+    assert len(peer.pinged) == 1
+    assert await Claims(own_url=OWN_URL, ring=None, registry=federation.registry, fetch=federation.fetch).has_proved(
+        peer.url
+    )
+
+
+async def test_a_squatter_does_not_hide_the_owner_of_its_keys(federation: Federation, peer: Peer) -> None:
+    """The owner is registered in its place as soon as something is to be sent to it."""
+    async with Squatter(peer) as squatter:
+        await federation.discovery(squatter.url)
+
+        assert (await federation.discovery(peer.url)).public_key == peer.keys.signing.public_text
+
+        assert await federation.registry.find(squatter.url) is None
+        with pytest.raises(DiscoveryError, match="registered for another server"):
+            await federation.discovery(squatter.url)
+
+
+async def test_who_cannot_open_what_is_sealed_to_its_key_is_not_registered(federation: Federation, peer: Peer) -> None:
+    """It is gone again from the registry, and the delivery is not made."""
+    async with Squatter(peer) as squatter:
+        squatter.pretence = Pretence.CANNOT
+        with pytest.raises(DiscoveryError, match="does not hold the keys"):
+            await federation.discovery(squatter.url)
+        assert await federation.registry.find(squatter.url) is None
+
+
+async def test_our_own_keys_are_registered_for_nobody(federation: Federation, peer: Peer) -> None:
+    """Nobody else has them, unless he is us by another name."""
+    peer.keys = A.keys
+    with capture_logs() as logs, pytest.raises(DiscoveryError, match="a key of this node"):
+        await federation.discovery(peer.url)
+    assert await federation.registry.find(peer.url) is None
+    assert peer.discoveries == ["GET"]
+    assert [(entry["event"], entry["held_by"]) for entry in logs] == [("keys_taken", OWN_URL)]
+
+
+async def test_a_ping_that_hangs_is_no_answer(federation: Federation, peer: Peer) -> None:
+    """It ends in its time, and while four are asked on one host a fifth is not."""
+    possession = Possession(own_url=OWN_URL, fetch=federation.fetch)
+    peer.server.unscripted = lambda _: hang()
+    ask = partial(
+        possession.ask,
+        peer.url,
+        public_key=peer.keys.signing.public_text,
+        encryption_public_key=peer.keys.encryption.public_text,
+        timeout=timedelta(seconds=1),
+    )
+    pings = [asyncio.create_task(ask()) for _ in range(MAX_PINGS_PER_HOST + 1)]
+    fifth = pings.pop()
+
+    await asyncio.wait([fifth, *pings], return_when=asyncio.FIRST_COMPLETED)
+
+    assert fifth.done()
+    assert not any(ping.done() for ping in pings)
+    assert await asyncio.gather(fifth, *pings) == [NO_PROOF] * (MAX_PINGS_PER_HOST + 1)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from federation.servers.discovery import DiscoveryError
 from tests.federation.conftest import OWN_URL
 from tests.federation.delivery.producers.stored import NOW, all_of, everywhere, jobs, nothing_written, only_row
 from tests.misbehaving import reset, respond
-from tests.peer import Peer, acquaint
+from tests.patience import until
+from tests.peer import Peer, Pings, acquaint
+from tests.squatters import Squatter
 
 
 @everywhere
@@ -108,7 +110,8 @@ async def test_a_follow_on_a_server_that_cannot_be_discovered_writes_nothing(nod
 
 @everywhere
 async def test_a_server_with_another_servers_key_is_a_discovery_error(node: Federation, peer: Peer) -> None:
-    """Found only when it is registered."""
+    """Whose it is may be found out, but not in the caller's transaction."""
+    peer.pings = Pings.UNKNOWN
     await node.registry.register(
         url="https://elsewhere.example",
         public_key=peer.keys.signing.public_text,
@@ -118,6 +121,21 @@ async def test_a_server_with_another_servers_key_is_a_discovery_error(node: Fede
         with pytest.raises(DiscoveryError, match="registered for another server"):
             await node.producers.request_follow(session, follower_id="a", following_id="b", server_url=peer.url)
     assert await all_of(node, Follow) == []
+
+
+async def test_a_follow_on_a_server_with_a_squatter_succeeds_later(node: Federation, peer: Peer) -> None:
+    """Whose the keys are is found out beside the caller's transaction, which may hold the database."""
+    async with Squatter(peer) as squatter:
+        await node.discovery(squatter.url)
+        with pytest.raises(DiscoveryError, match="registered for another server"):
+            async with node.outbox.transaction() as session:
+                await node.producers.request_follow(session, follower_id="a", following_id="b", server_url=peer.url)
+
+        await until(lambda: node.registry.find(peer.url))
+
+    async with node.outbox.transaction() as session:
+        await node.producers.request_follow(session, follower_id="a", following_id="b", server_url=peer.url)
+    assert await node.registry.find(squatter.url) is None
 
 
 async def test_a_follow_on_a_blacklisted_server_is_refused_without_asking_it(node: Federation, peer: Peer) -> None:
