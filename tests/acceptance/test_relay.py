@@ -201,7 +201,9 @@ async def test_a_refusal_at_the_target_is_known_at_the_sender(network: Network) 
 
 @pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
 async def test_a_listener_is_not_held_by_what_it_will_not_read(network: Network) -> None:
-    """Announced gigabytes and an endless stream are answered 413, a flood 429; each answer arrives, nobody waits."""
+    """Announced gigabytes and an endless stream are answered 413, nonsense in A's name 400; each answer arrives, nobody
+    waits, and none of it spends what A may relay.
+    """
     b = network.b
     await b.start()
     head = f"POST /proxy HTTP/1.1\r\nHost: {b.host}\r\nX-Federation-Origin: {network.a.url}\r\n"
@@ -212,10 +214,10 @@ async def test_a_listener_is_not_held_by_what_it_will_not_read(network: Network)
     announced = await told(b.port, (head + "Content-Length: 10000000000\r\n\r\n").encode(), b"")
     endless = await told(b.port, (head + "Transfer-Encoding: chunked\r\n\r\n").encode(), chunk)
     body = (head + "Content-Length: 200000\r\n\r\n").encode() + b" " * 200_000
-    answers = [await told(b.port, body, b"") for _ in range(101)]
+    answers = {await told(b.port, body, b"") for _ in range(101)}
 
     assert (written, announced, endless) == (413, 413, 413)
-    assert answers == [400] * 99 + [429] * 2, "the endless one was the first of a hundred"
+    assert answers == {400}
 
 
 async def told(port: int, request: bytes, more: bytes) -> int:
