@@ -134,7 +134,7 @@ def post(own_url: str, post_id: str) -> str:
         federation_url=own_url,
         post_id=post_id,
         content=[{"type": "text", "value": "hello"}],
-        author_id="alice",
+        author_id="writer",
         published=datetime.now(UTC),
         is_private=False,
     )
