@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from federation.base.task_marks import TaskMarks
+    from federation.node.standing import Standing
 
 MARKS_NAME: Final = "federation-tasks-keys"
 """Stands in Redis keys where a queue's name would: no queue of ours has it."""
@@ -320,8 +321,8 @@ class Federation:
             clock=self.clock,
         )
 
-    def node_app(self) -> FastAPI:
-        """The inbound side.
+    def node_app(self, *, standing: Standing | None = None) -> FastAPI:
+        """The inbound side; with *standing*, whoever serves it may turn clients away before it hears of them.
 
         Raises:
             ConfigurationError: the node has no URL or no keys of its own.
@@ -350,6 +351,7 @@ class Federation:
             clients=clients,
             per_client=deliveries_limit(self.settings.federation_inbound_per_client),
             per_origin=deliveries_limit(self.settings.federation_inbound_per_origin),
+            standing=standing,
             meter=self.meter,
             monitoring=MonitoringRoutes(
                 Endpoints(self.serving_readiness, self.metrics),

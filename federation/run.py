@@ -126,10 +126,12 @@ def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:
     # Here, because only this needs the `node` extra.
     from federation.node.clients import Clients
     from federation.node.server import NodeServer
+    from federation.node.standing import Standing
 
-    settings = federation.settings
+    settings, standing = federation.settings, Standing()
     clients = Clients(settings.federation_trusted_proxies)
-    server = NodeServer(federation.node_app(), grace=settings.federation_grace, clients=clients)
+    app = federation.node_app(standing=standing)
+    server = NodeServer(app, grace=settings.federation_grace, clients=clients, standing=standing)
     return server, _listen(settings)
 
 

@@ -41,6 +41,7 @@ from federation.node.posts import POSTS_PATH, PostsInbox
 from federation.node.proxy import ProxyEndpoint
 from federation.node.registration import Registration
 from federation.node.rotation import RotationConfirm, RotationStart
+from federation.node.standing import Standing
 from federation.node.targeted import TargetedInbox
 from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES
 from federation.protocol.keys import KeyRing
@@ -68,17 +69,26 @@ def create_node_app(
     clients: Clients,
     per_client: Limit = DELIVERIES,
     per_origin: Limit = DELIVERIES,
+    standing: Standing | None = None,
     meter: Meter = NO_METER,
     monitoring: MonitoringRoutes | None = None,
 ) -> FastAPI:
     """An ASGI application that serves as *own_url*, given in canonical form; it opens and closes nothing it is given.
 
     *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* bound follows and
-    posts. Where `user`, `posts` or `blocks` is missing, or a column, follows and posts are refused with its name.
+    posts, *standing* those who do nothing but cost. Where `user`, `posts` or `blocks` is missing, or a column, follows
+    and posts are refused with its name.
     """
     gate = BlacklistGate(registry)
     heavy = HeavyWork()
-    front = Front(gate=gate, gaps=lambda: gaps(database), clients=clients, heavy=heavy, meter=meter)
+    front = Front(
+        gate=gate,
+        gaps=lambda: gaps(database),
+        clients=clients,
+        standing=standing or Standing(),
+        heavy=heavy,
+        meter=meter,
+    )
     inbox = Inbox(
         keys=keys,
         registry=registry,
@@ -144,6 +154,8 @@ def create_node_app(
             admit=delivery_admission,
             reads=DELIVERY_MEMBERS,
             vouch=inbox.vouch,
+            counts=True,
+            proves=True,
         )
         app.add_route(path, endpoint, methods=["POST"])
     endpoint = front.endpoint(
@@ -153,6 +165,7 @@ def create_node_app(
         too_large=too_large_to_relay,
         reads=members_of(ProxyRequest) | members_of(TargetedRequest),
         vouch=inbox.vouch,
+        counts=True,
     )
     app.add_route(RELAY_PATH, endpoint, methods=["POST"])
     if monitoring is not None:

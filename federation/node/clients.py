@@ -68,6 +68,16 @@ class Clients:
             return self._behind_proxies(request.headers)
         return None if any(name in request.headers for name in _FORWARDING_HEADERS) else peer
 
+    def name(self, request: Request) -> str | None:
+        """As `address`, for private addresses, too, unless a proxy nobody named shows in the request's headers.
+
+        None also of those behind a named one that does not say for whom it asks.
+        """
+        peer = _address(request.client.host if request.client else "")
+        if peer is None or self._is_proxy(peer) or not is_globally_routable(peer):
+            peer = self.certain_address(request)
+        return None if peer is None else _name(peer)
+
     def network(self, request: Request) -> str | None:
         """What the client's provider gave it and its neighbours, /24 or /48; None if a proxy nobody named shows."""
         address = self.certain_address(request)

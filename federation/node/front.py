@@ -26,6 +26,7 @@ from federation.node.bodies import BodyReader, TooLarge, framework_too_large
 from federation.node.clients import Clients
 from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal, incomplete_database, try_later
+from federation.node.standing import Standing, turned_away
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.json_text import parse_json
 from federation.protocol.skimming import Leaf, Members, skim
@@ -84,12 +85,14 @@ class Front:
         gate: BlacklistGate,
         gaps: Gaps,
         clients: Clients,
+        standing: Standing,
         heavy: HeavyWork,
         meter: Meter = NO_METER,
     ) -> None:
         self._gate = gate
         self._gaps = gaps
         self._clients = clients
+        self._standing = standing
         self._heavy = heavy
         self._meter = meter
         self._bodies = BodyReader(heavy=heavy)
@@ -103,10 +106,13 @@ class Front:
         too_large: TooLarge = framework_too_large,
         reads: Members | None = None,
         vouch: Vouch = _for_anybody,
+        counts: bool = False,
+        proves: bool = False,
     ) -> Endpoint:
         """*handler* as an endpoint for bodies of up to *max_bytes* of requests that *admit* lets in.
 
-        *reads* are the members that it looks at, None: all. *vouch* is asked for those over 64 KiB.
+        *reads* are the members that it looks at, None: all. *vouch* is asked for those over 64 KiB. *counts*: whom
+        it refuses again and again is barred. *proves*: what it takes was signed by a registered server.
         A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, one without a table or column
         503 with its name, any other exception 500.
         Senders try again after all of them.
@@ -115,14 +121,22 @@ class Front:
         members = None if reads is None else reads | _NAMES
 
         async def answer(request: Request) -> Response:
+            client = self._clients.name(request)
             try:
+                if counts and self._standing.is_barred(client):
+                    return await self._turn_away(request)
                 await self._admit(request, admit)
                 vouched = partial(vouch, request.headers)
                 async with self._bodies.read(request, limit=max_bytes, too_large=too_large, vouch=vouched) as body:
                     inbound = await self._inbound(request, body, members)
                     await self._gate.check_body(inbound.value)
-                    return await handler(inbound)
+                    response = await handler(inbound)
+                if proves:
+                    self._standing.proved(client)
+                return response
             except Refusal as refusal:
+                if counts:
+                    self._standing.refused(client, refusal.status)
                 return _refused(request, refusal)
             except SQLAlchemyError as error:
                 return await self._database_failed(request, error)
@@ -149,14 +163,23 @@ class Front:
         log.error("inbound_tables_missing", path=_path(request), missing=list(names))
         return _refused(request, incomplete_database(names))
 
+    async def _turn_away(self, request: Request) -> Response:
+        """Without a line in the log, which has one of the client already."""
+        refusal = turned_away()
+        await self._leave_unread(request, refusal)
+        return refusal.response()
+
     async def _admit(self, request: Request, admit: Admit) -> None:
         try:
             await admit(request)
             await self._gate.check_headers(request.headers)
         except Refusal as refusal:
-            if not await self._bodies.discard(request):
-                refusal.headers = {**refusal.headers, "Connection": "close"}
+            await self._leave_unread(request, refusal)
             raise
+
+    async def _leave_unread(self, request: Request, refusal: Refusal) -> None:
+        if not await self._bodies.discard(request):
+            refusal.headers = {**refusal.headers, "Connection": "close"}
 
     async def _inbound(self, request: Request, body: bytearray, members: Members | None) -> Inbound:
         is_heavy = len(body) > HEAVY_BYTES

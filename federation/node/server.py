@@ -22,15 +22,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from http import HTTPStatus
 from typing import Final, cast
 
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from federation.node.clients import Clients
+from federation.node.standing import Standing, turned_away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +65,23 @@ _READ_BYTES: Final = 64 * 1024
 _FRAMINGS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
+def _written(response: Response) -> bytes:
+    """As it goes over a connection that it ends."""
+    head = [b"HTTP/1.1 %d %s" % (response.status_code, HTTPStatus(response.status_code).phrase.encode())]
+    head += [b"%s: %s" % header for header in [*response.raw_headers, (b"connection", b"close")]]
+    return b"\r\n".join([*head, b"", bytes(response.body)])
+
+
+_TURNED_AWAY: Final = _written(turned_away().response())
+
+
 class Connections:
     """The connections of one listener. A proxy that *clients* trusts has no share: it is many clients."""
 
-    def __init__(self, limits: ConnectionLimits, clients: Clients) -> None:
+    def __init__(self, limits: ConnectionLimits, clients: Clients, standing: Standing) -> None:
         self._limits = limits
         self._names = clients
+        self._standing = standing
         self._clients: dict[_BoundedProtocol, str | None] = {}
         self._count: Counter[str | None] = Counter()
         self._idle: dict[_BoundedProtocol, None] = {}  # the one that has been so for longest first
@@ -82,6 +96,10 @@ class Connections:
         if len(self._clients) >= self._limits.busy:
             self._cut(iter(self._idle))
         return len(self._clients) <= self._limits.connections
+
+    def is_barred(self, connection: _BoundedProtocol) -> bool:
+        """Whether its client has to come back later."""
+        return self._standing.is_barred(self._clients[connection])
 
     def rests(self, connection: _BoundedProtocol) -> None:
         """From now on we owe *connection* nothing: it is before a head, or after its last answer."""
@@ -122,8 +140,9 @@ class NodeServer(uvicorn.Server):
         grace: timedelta,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         clients: Clients | None = None,
+        standing: Standing | None = None,
     ) -> None:
-        connections = Connections(limits, clients or Clients())
+        connections = Connections(limits, clients or Clients(), standing or Standing())
         # All uvicorn does with the class is to call it.
         protocol = cast("type[asyncio.Protocol]", partial(_BoundedProtocol, limits=limits, bound=connections))
         super().__init__(
@@ -195,8 +214,19 @@ class _BoundedProtocol(H11Protocol):
         transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # of asyncio's own transports
         if not self._bound.admit(self):
             transport.abort()
-            return
-        self._await_head()
+        elif self._bound.is_barred(self):
+            self._turn_away()
+        else:
+            self._await_head()
+
+    def _turn_away(self) -> None:
+        """Answer without having read anything. What is sent meanwhile stays with the sender's kernel, and ours."""
+        self._drops = True
+        self._bound.rests(self)
+        self.transport.pause_reading()
+        self.transport.write(_TURNED_AWAY)
+        self.transport.write_eof()
+        self._begin_phase(self._limits.early)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

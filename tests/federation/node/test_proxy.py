@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from federation.node.limits import MemoryWindows
+from federation.node.standing import Standing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
@@ -89,9 +90,13 @@ async def test_what_is_no_proxy_request_is_invalid(node: Node, body: bytes) -> N
 
 @asynccontextmanager
 async def public(database_url: str, address: str = CLIENT) -> AsyncIterator[Node]:
-    """A node whose requests come from a public address, or through a proxy it trusts."""
+    """A node whose requests come from a public address, or through a proxy it trusts; windows alone refuse them."""
     async with serving(
-        database_url, windows=MemoryWindows(), client_address=address, proxies=[ip_network("10.0.0.0/8")]
+        database_url,
+        windows=MemoryWindows(),
+        client_address=address,
+        proxies=[ip_network("10.0.0.0/8")],
+        standing=Standing(refusals=1_000),
     ) as node:
         yield node
 

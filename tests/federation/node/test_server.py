@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from federation.node.clients import Clients
 from federation.node.server import ConnectionLimits, NodeServer
+from federation.node.standing import REFUSALS, WINDOW, Standing
 from tests.patience import PATIENCE_SECONDS, until
 
 SOON = timedelta(milliseconds=200)
@@ -54,7 +56,9 @@ async def stall(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def listening(limits: ConnectionLimits, clients: Clients | None = None) -> AsyncIterator[NodeServer]:
+async def listening(
+    limits: ConnectionLimits, clients: Clients | None = None, standing: Standing | None = None
+) -> AsyncIterator[NodeServer]:
     """A server on a port of its own, which is in its `config.port`."""
     app = FastAPI()
     app.add_route("/", echo_length, methods=["POST"])
@@ -62,7 +66,7 @@ async def listening(limits: ConnectionLimits, clients: Clients | None = None) ->
     app.add_route("/talk", talk, methods=["GET"])
     app.add_route("/refuse", refuse_unread, methods=["POST"])
     app.add_route("/close", refuse_and_close, methods=["POST"])
-    server = NodeServer(app, grace=timedelta(seconds=1), limits=limits, clients=clients)
+    server = NodeServer(app, grace=timedelta(seconds=1), limits=limits, clients=clients, standing=standing)
     listener = socket.create_server(("127.0.0.1", 0))
     server.config.port = listener.getsockname()[1]
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -329,3 +333,22 @@ async def test_a_body_framed_twice_ends_the_connection() -> None:
 
     assert b" 400 " in answer
     assert b" 200 " not in answer
+
+
+async def test_a_barred_client_is_answered_before_it_is_read() -> None:
+    """However much it sends; others are served, and so is it once it has kept quiet."""
+    now = 0.0
+    standing = Standing(lambda: now)
+    for _ in range(REFUSALS):
+        standing.refused("127.0.0.2", 403)
+    async with listening(LIMITS, standing=standing) as server:
+        told = await ask(server, "127.0.0.2")
+        served = await ask(server, "127.0.0.1")
+        now += WINDOW.total_seconds()
+        served_again = await ask(server, "127.0.0.2")
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+    assert b"retry-after: 10" in head.lower()
+    assert json.loads(body) == {"error": "Too many of your requests were refused; come back later"}
+    assert b" 200 " in served
+    assert b" 200 " in served_again
