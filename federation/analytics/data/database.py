@@ -34,8 +34,9 @@ def check_database(url: str) -> None:
         DatabaseUrlError: `url` names no database.
     """
     with _connected(url) as connection:
-        for name in TABLES:
-            connection.execute(select(column("id")).select_from(table(name)).limit(1)).all()
+        for name, each in TABLES.items():
+            read: ColumnElement[object] = column(each.schema.names[0])
+            connection.execute(select(read).select_from(table(name)).limit(1)).all()
 
 
 def oldest_attempt(url: str) -> date | None:
