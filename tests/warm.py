@@ -202,13 +202,13 @@ def _serve(theirs: socket.socket) -> Order:
             os.close(fd)
 
 
-def _become(order: Order, path: list[str]) -> None:
+def _become(order: Order, path: list[str], on_ctrl_c: Any) -> None:
     """What the interpreter does at its start: streams, signals, warnings, the search path and `sitecustomize`."""
     os.chdir(order.directory)
     os.environ.clear()
     os.environ.update(order.environment)
     time.tzset()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, on_ctrl_c)
     if order.environment.get("PYTHONWARNINGS"):
         warnings.simplefilter("error")
     sys.stdin = _stream(0, "r")
@@ -243,13 +243,15 @@ def _run(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the end of the tests ends this
-    path = sys.path[1:]
+    # Ctrl-C reaches the whole group; the end of the tests ends this.
+    on_ctrl_c = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own = {os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    path = [each for each in sys.path[1:] if each not in own]
     sys.modules.pop("sitecustomize", None)
     _import_everything()
     gc.freeze()
     order = _serve(socket.socket(fileno=int(sys.argv[1])))
-    _become(order, path)
+    _become(order, path, on_ctrl_c)
     _run(order.arguments)
 
 

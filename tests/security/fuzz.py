@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 INSTRUMENTED: Final = ["federation.protocol", "federation.servers.rules", "federation.http.response", "json"]
+COSTS: Final = 20
+"""So many inputs of others for one of a costly reader."""
 
 
 def main() -> int:
@@ -31,7 +33,9 @@ def main() -> int:
     if arguments.only is not None and arguments.only not in READERS:
         parser.error(f"no such reader; there are: {', '.join(READERS)}")
     names = [arguments.only] if arguments.only else list(READERS)
-    broken = [name for name in names if not _survives(name, arguments.inputs // len(names) + 1, arguments.seed)]
+    shares = {name: 1 if READERS[name].costly else COSTS for name in names}
+    each = arguments.inputs // sum(shares.values()) + 1
+    broken = [name for name in names if not _survives(name, each * shares[name], arguments.seed)]
     print(
         f"{len(names)} readers, {arguments.inputs} inputs, seed {arguments.seed}; broken: {', '.join(broken) or 'none'}"
     )
