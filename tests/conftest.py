@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import re
 import uuid
 from collections import defaultdict
@@ -71,12 +70,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-
-
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: no garbage collection need look at it again."""
-    gc.collect()
-    gc.freeze()
 
 
 def _without_parameter(item: pytest.Item, parameter: str) -> str:
