@@ -24,7 +24,10 @@ COMMAND = re.compile(
     r"(?:(?P<federation>federation)(?= )|(?:python3? )?(?P<script>scripts/[\w./]+)|python3? -m (?P<module>[\w.]+))"
     r"(?P<rest>| .*)"
 )
-SOURCES = ("scripts", "tests/chaos", "tests/simulation", "tests/conftest.py", "workers/testing", "federation/analytics")
+SOURCES = (
+    *("scripts", "tests/chaos", "tests/security", "tests/simulation", "tests/conftest.py"),
+    *("workers/testing", "federation/analytics"),
+)
 """Where the options of our scripts are declared."""
 PYTESTS = {"-k", "--help"}
 """Options that are declared elsewhere."""
