@@ -70,10 +70,10 @@ async def test_a_function_that_was_out_of_time_fails_its_attempt_when_it_ends() 
     """What it returned is too late; its lease was kept alive meanwhile, so nobody else took the job."""
     storage, threads = MemoryStorage(), Threads()
     await steps.enqueue(storage, steps.job("late", max_attempts=1))
-    worker = Worker(storage, {"work": Handler(threads, timeout=SOON)}, lease=timedelta(milliseconds=150))
+    worker = Worker(storage, {"work": Handler(threads, timeout=SOON)}, lease=timedelta(seconds=1))
     async with running(worker):
         await until(lambda: threads.now)
-        await asyncio.get_running_loop().run_in_executor(None, threads.go.wait, 0.5)  # for several leases
+        await asyncio.get_running_loop().run_in_executor(None, threads.go.wait, 2.2)  # for two leases
         assert await steps.state(storage, "late") is JobState.PROCESSING
         threads.go.set()
         ended = await outcome(storage, "late")
