@@ -44,7 +44,8 @@ class ConnectionLimits:
     requests are answered 503, and a connection beyond `connections` is cut unheard: by then descriptors are needed for
     the deliveries of the same process. One client has `per_client`. `request` is the time for a request's head, idle
     time before it included, `answer` the time from there to the last byte of the answer; a body's own is shorter.
-    `early` is how long a client that still sends has to read an answer after which the connection closes.
+    `early` is how long a client that still sends has to read an answer after which the connection closes, `barred` how
+    long one that was turned away at once: there may be hundreds a second.
     """
 
     busy: int = 400
@@ -53,6 +54,7 @@ class ConnectionLimits:
     request: timedelta = timedelta(seconds=15)
     answer: timedelta = timedelta(seconds=60)
     early: timedelta = timedelta(seconds=2)
+    barred: timedelta = timedelta(milliseconds=500)
 
 
 DEFAULT_LIMITS = ConnectionLimits()
@@ -226,7 +228,7 @@ class _BoundedProtocol(H11Protocol):
         self.transport.pause_reading()
         self.transport.write(_TURNED_AWAY)
         self.transport.write_eof()
-        self._begin_phase(self._limits.early)
+        self._begin_phase(self._limits.barred)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

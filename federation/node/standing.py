@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-REFUSALS: Final = 10
+REFUSALS: Final = 5
 WINDOW: Final = timedelta(seconds=10)
 """So many refusals in this time bar a client; each further try while it is barred counts as one more."""
 KEEP_PROVED: Final = timedelta(hours=1)
