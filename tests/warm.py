@@ -87,9 +87,13 @@ class Popen(subprocess.Popen[Any]):
 
 
 def _order(given: Mapping[str, Any]) -> Order | None:
-    """What is to be forked; None if a true start is wanted, or if something is asked that a fork would not do."""
+    """What is to be forked; None if a true start is wanted, and where a grandchild cannot be waited for.
+
+    Raises:
+        ValueError: something is asked that a fork would not do.
+    """
     command = given["args"]
-    if not isinstance(command, list | tuple) or not isinstance(command[0], _Warm):
+    if sys.platform != "linux" or not isinstance(command, list | tuple) or not isinstance(command[0], _Warm):
         return None
     environment = {name: str(value) for name, value in (given["env"] or os.environ).items()}
     told = {name for name, value in environment.items() if value != _AT_FIRST.get(name)}
