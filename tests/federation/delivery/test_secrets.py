@@ -24,6 +24,7 @@ from federation.delivery.process import Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.transport import pooled_transport
+from federation.node.standing import Standing
 from federation.protocol.keys import generate_own_keys
 from federation.servers.registry import KnownServer
 from tests.federation.delivery.harness import Site, follow_payload, job_data, post_payload
@@ -234,7 +235,8 @@ async def test_what_is_let_in_does_not_leak(
         sender.delivery(post, "FEDERATE_POST", B.keys),
         json.dumps({"method": "FEDERATE_POST", "payload": PLAINTEXT}).encode(),
     ]
-    transport = httpx.ASGITransport(app=federation.node_app(), client=("203.0.113.9", 1))
+    app = federation.node_app(standing=Standing(refusals=1_000))  # everything is to be read
+    transport = httpx.ASGITransport(app=app, client=("203.0.113.9", 1))
     async with httpx.AsyncClient(transport=transport, base_url="https://a.example") as client:
 
         async def statuses() -> list[int]:
