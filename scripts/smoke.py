@@ -139,10 +139,8 @@ def examine(federation: Path, node: Path) -> None:
     """
     told = json.loads(command([str(federation), "doctor", "--json"], node))
     verdicts = {finding["check"]: finding["verdict"] for finding in told["findings"]}
-    expected = {
-        name: {"ok"}
-        for name in ("settings", "keys", "database", "writes", "host", "queues", "sharing", "clock", "backlog")
-    }
+    of_the_place = ("settings", "keys", "database", "writes", "host", "queues", "sharing", "proxies", "clock")
+    expected = {name: {"ok"} for name in (*of_the_place, "peer keys", "backlog", "claims")}
     expected |= {
         "open files": {"ok", "warning"},
         "scheduler": {"ok", "note", "warning"},
