@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 ROOT: Final = Path(__file__).parents[1]
 LIKE_ANY: Final = {"PYTHONPATH", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE"}
@@ -44,6 +44,8 @@ LEFT_OUT: Final = (
     "db.migrations",
     "workers.testing",
 )
+ACTIONS: Final[tuple[Literal["default", "error"], ...]] = ("default", "error")
+"""What may be done with every warning."""
 LARGEST: Final = 1 << 20
 PR_SET_CHILD_SUBREAPER: Final = 36
 _AT_FIRST: Final = dict(os.environ)
@@ -104,7 +106,7 @@ def _order(given: Mapping[str, Any]) -> Order | None:
         "pass_fds": bool(given["pass_fds"]),
         "start_new_session": given["start_new_session"],
         ", ".join(sorted(special)): bool(special),
-        "PYTHONWARNINGS": environment.get("PYTHONWARNINGS", "error") != "error",
+        "PYTHONWARNINGS": environment.get("PYTHONWARNINGS", "") not in ("", *ACTIONS),
     }
     if wanted := [name for name, is_wanted in refused.items() if is_wanted]:
         raise ValueError(f"start sys.executable instead of warm.PYTHON: a fork knows no {'; '.join(wanted)}")
@@ -213,8 +215,9 @@ def _become(order: Order, path: list[str], on_ctrl_c: Any) -> None:
     os.environ.update(order.environment)
     time.tzset()
     signal.signal(signal.SIGINT, on_ctrl_c)
-    if order.environment.get("PYTHONWARNINGS"):
-        warnings.simplefilter("error")
+    for action in ACTIONS:
+        if order.environment.get("PYTHONWARNINGS") == action:
+            warnings.simplefilter(action)
     sys.stdin = _stream(0, "r")
     sys.stdout = _stream(1, "w")
     sys.stderr = _stream(2, "w", errors="backslashreplace")
