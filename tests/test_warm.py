@@ -62,7 +62,7 @@ def test_an_error_is_told_and_sitecustomize_comes_first(tmp_path: Path) -> None:
 
 async def test_a_signal_ends_it() -> None:
     """And whoever waits for it, in an event loop as well, knows the signal."""
-    process = await asyncio.create_subprocess_exec(warm.PYTHON, "-c", "import time; time.sleep(3600)")
+    process = await asyncio.create_subprocess_exec(warm.PYTHON, "-c", "import signal; signal.pause()")
     process.send_signal(signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_SECONDS):
         assert await process.wait() == -signal.SIGKILL

@@ -120,37 +120,22 @@ class FollowsInbox:
         acknowledgment = self._inbox.acknowledge(received, plaintext)
         async with self._database.transaction() as session:
             await one_at_a_time(session, "follow", sender.url, following.follower_id, following.following_id)
-            is_news = await session.run_sync(_is_end, sender, following)
+            is_news = await session.run_sync(_is_news, sender, following)
             removed = len((await session.execute(rows)).all()) if is_news else 0
         event = "unfollow_received" if is_news else "unfollow_outdated"
         log.info(event, server_url=sender.url, removed=removed)
         return acknowledgment
 
 
-def _is_news(session: Session, sender: KnownServer, following: Following) -> bool:
-    """Whether nothing newer was heard of the follow; one without a time is believed to be new."""
-    if following.created_at == EPOCH:
+def _is_news(session: Session, sender: KnownServer, following: Following | EndedFollowing) -> bool:
+    """Whether nothing newer was heard of the follow. One without a time, as earlier versions end it, is new."""
+    told_at = following.created_at
+    if told_at is None or told_at == EPOCH:
         return True
-    return take_follow(
-        session,
-        _heard(sender, following),
-        follow_id=following.id,
-        told_at=following.created_at,
-        now=datetime.now(UTC),
-    )
-
-
-def _is_end(session: Session, sender: KnownServer, following: EndedFollowing) -> bool:
-    """As `_is_news`: what earlier versions send has no time."""
-    if following.created_at is None or following.created_at == EPOCH:
-        return True
-    return take_unfollow(
-        session,
-        _heard(sender, following),
-        follow_id=following.id,
-        told_at=following.created_at,
-        now=datetime.now(UTC),
-    )
+    pair, now = _heard(sender, following), datetime.now(UTC)
+    if isinstance(following, EndedFollowing):
+        return take_unfollow(session, pair, follow_id=following.id, told_at=told_at, now=now)
+    return take_follow(session, pair, follow_id=following.id, told_at=told_at, now=now)
 
 
 def _heard(sender: KnownServer, following: Following | EndedFollowing) -> Pair:

@@ -123,7 +123,7 @@ class Front:
         async def answer(request: Request) -> Response:
             client = self._clients.name(request)
             try:
-                if counts and self._standing.is_barred(client):
+                if counts and self._standing.turns_away(client):
                     return await self._turn_away(request)
                 await self._admit(request, admit)
                 vouched = partial(vouch, request.headers)

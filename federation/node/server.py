@@ -99,9 +99,9 @@ class Connections:
             self._cut(iter(self._idle))
         return len(self._clients) <= self._limits.connections
 
-    def is_barred(self, connection: _BoundedProtocol) -> bool:
-        """Whether its client has to come back later."""
-        return self._standing.is_barred(self._clients[connection])
+    def turns_away(self, connection: _BoundedProtocol) -> bool:
+        """Whether its client has to come back later; see `Standing`."""
+        return self._standing.turns_away(self._clients[connection])
 
     def rests(self, connection: _BoundedProtocol) -> None:
         """From now on we owe *connection* nothing: it is before a head, or after its last answer."""
@@ -216,7 +216,7 @@ class _BoundedProtocol(H11Protocol):
         transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # of asyncio's own transports
         if not self._bound.admit(self):
             transport.abort()
-        elif self._bound.is_barred(self):
+        elif self._bound.turns_away(self):
             self._turn_away()
         else:
             self._await_head()

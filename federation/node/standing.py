@@ -62,8 +62,8 @@ class Standing:
         if not was_barred and self._is_recent(times):
             log.warning("client_barred", client=client, refused=self._refusals, seconds=WINDOW.total_seconds())
 
-    def is_barred(self, client: str | None) -> bool:
-        """Whether it is to come back later; asking counts as a try."""
+    def turns_away(self, client: str | None) -> bool:
+        """Whether what it just began, a connection or a request, is to be refused; that counts as one more refusal."""
         if client is None or client not in self._refused or not self._is_recent(self._refused[client]):
             return False
         self._refused[client].append(self._now())

@@ -32,14 +32,14 @@ def test_refusals_bar_a_client_until_it_has_kept_quiet() -> None:
     clock = Clock()
     standing = Standing(clock)
     refuse(standing, "192.0.2.1", REFUSALS - 1)
-    assert not standing.is_barred("192.0.2.1")
+    assert not standing.turns_away("192.0.2.1")
     refuse(standing, "192.0.2.1", 1)
     for _ in range(3 * REFUSALS):
         clock.now += WINDOW.total_seconds() / REFUSALS / 2
-        assert standing.is_barred("192.0.2.1")
-    assert not standing.is_barred("192.0.2.2")
+        assert standing.turns_away("192.0.2.1")
+    assert not standing.turns_away("192.0.2.2")
     clock.now += WINDOW.total_seconds()
-    assert not standing.is_barred("192.0.2.1")
+    assert not standing.turns_away("192.0.2.1")
 
 
 def test_refusals_that_servers_get_every_day_bar_nobody() -> None:
@@ -47,7 +47,7 @@ def test_refusals_that_servers_get_every_day_bar_nobody() -> None:
     standing = Standing(Clock())
     for status in (404, 409, 500, 503):
         refuse(standing, "192.0.2.1", status=status)
-    assert not standing.is_barred("192.0.2.1")
+    assert not standing.turns_away("192.0.2.1")
 
 
 def test_who_brought_something_is_not_barred_for_an_hour() -> None:
@@ -57,10 +57,10 @@ def test_who_brought_something_is_not_barred_for_an_hour() -> None:
     refuse(standing, "192.0.2.1")
     standing.proved("192.0.2.1")
     refuse(standing, "192.0.2.1")
-    assert not standing.is_barred("192.0.2.1")
+    assert not standing.turns_away("192.0.2.1")
     clock.now += KEEP_PROVED.total_seconds()
     refuse(standing, "192.0.2.1")
-    assert standing.is_barred("192.0.2.1")
+    assert standing.turns_away("192.0.2.1")
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -69,7 +69,7 @@ def test_what_is_remembered_is_bounded() -> None:
     refuse(standing, "first")
     for number in range(MAX_CLIENTS):
         standing.refused(f"client-{number}", 403)
-    assert not standing.is_barred("first")
+    assert not standing.turns_away("first")
 
 
 async def test_a_barred_client_is_told_so_and_logged_once(node: Node) -> None:
