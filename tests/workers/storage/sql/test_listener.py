@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import psycopg
 import pytest
@@ -26,6 +27,11 @@ async def is_listening(admin: psycopg.Connection) -> bool:
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s", [LISTENER]
     ).fetchone()
     return found == (1,)
+
+
+async def is_waiting(admin: psycopg.Connection, kind: str) -> bool:
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = %s AND NOT granted"
+    return admin.execute(waiting, [kind]).fetchone() == (1,)
 
 
 async def drop_listener(admin: psycopg.Connection) -> None:
@@ -103,6 +109,25 @@ async def test_cancel_requests_are_heard_after_the_listener_was_dropped(
     assert admin.execute("SELECT count(*) FROM workers_listeners").fetchone() == (0,)
 
 
+async def test_what_comes_with_the_answer_to_a_statement_is_heard(
+    storage: SqlStorage, admin: psycopg.Connection
+) -> None:
+    """A notification that the driver reads together with an answer is told as any other.
+
+    The listener waits for a table in its first statement after it confirmed: the request is made before the answer.
+    """
+    async with storage.cancel_requests() as requests, AsyncExitStack() as stack:
+        with admin.transaction():
+            admin.execute("LOCK TABLE workers_jobs")
+            await drop_listener(admin)
+            with pytest.raises(StorageUnavailable, match="the connection that listens"):
+                await asyncio.wait_for(requests.get(), PATIENCE)
+            anew = await stack.enter_async_context(storage.cancel_requests())
+            await until(lambda: is_waiting(admin, "relation"))
+            admin.execute("SELECT pg_notify('workers_cancels', id || ' a') FROM workers_queues")
+        assert (await asyncio.wait_for(anew.get(), PATIENCE)).job_id == "a"
+
+
 async def test_queues_of_a_process_share_one_listener(
     storage: SqlStorage, postgres_url: str, admin: psycopg.Connection
 ) -> None:
@@ -140,12 +165,7 @@ async def test_a_subscriber_waits_for_steps_that_did_not_see_it(storage: SqlStor
     with admin.transaction():
         admin.execute("SELECT workers_tell((SELECT id FROM workers_queues), '{completed:a}', false)")
         entering = asyncio.create_task(subscription.__aenter__())
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-
-        async def blocked() -> bool:
-            return admin.execute(waiting).fetchone() == (1,)
-
-        await until(blocked)
+        await until(lambda: is_waiting(admin, "advisory"))
         await asyncio.wait_for(storage.enqueue([job("a")]), PATIENCE)
         assert not entering.done()
     events = await asyncio.wait_for(entering, PATIENCE)

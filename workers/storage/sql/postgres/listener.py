@@ -112,6 +112,8 @@ class Listener:
             selector.select(seconds)
 
     def _arm(self, connection: psycopg.Connection, first: bool) -> None:
+        # What arrives beside the answer to a statement of ours is read with it, and told to handlers alone.
+        connection.add_notify_handler(lambda notice: self._deliver(notice.channel, notice.payload))
         connection.execute("LISTEN workers_wake")
         connection.execute("LISTEN workers_events")
         connection.execute("LISTEN workers_cancels")
@@ -137,24 +139,25 @@ class Listener:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._ear, selectors.EVENT_READ)
             while not self._stopping:
-                selector.select(REGISTERED / 10_000)
-                # Not the driver's own generator: it cannot be woken to stop.
-                connection.pgconn.consume_input()
-                while notice := connection.pgconn.notifies():
-                    self._deliver(notice.relname, notice.extra.decode())
-                if connection.closed:
-                    return
                 for queue in self._notices.subscribed():
                     if not self.is_registered(queue):
                         self._register(connection, queue)
+                # After the statements and before the wait: what came with an answer makes the socket readable no more.
+                # Not the driver's own generator: it cannot be woken to stop.
+                while notice := connection.pgconn.notifies():
+                    self._deliver(notice.relname.decode(), notice.extra.decode())
+                if connection.closed:
+                    return
+                selector.select(REGISTERED / 10_000)
+                connection.pgconn.consume_input()
 
-    def _deliver(self, channel: bytes, payload: str) -> None:
-        if channel == b"workers_cancels":
+    def _deliver(self, channel: str, payload: str) -> None:
+        if channel == "workers_cancels":
             number, _, job_id = payload.partition(" ")
             self._notices.request_cancel(int(number), decode_text(job_id))
             return
         queue, *events = payload.split(" ")
-        if channel == b"workers_wake":
+        if channel == "workers_wake":
             self._notices.tell(int(queue), (), wake=True)
             return
         told = []
