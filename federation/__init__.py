@@ -16,8 +16,8 @@ from federation.siblings import refuse_foreign
 
 if TYPE_CHECKING:
     from federation import sync
-    from federation.base.bull_queue import BullQueue
     from federation.base.errors import ConfigurationError
+    from federation.base.job_queue import JobQueue
     from federation.base.jobs import FederationDeliveryJob, HealthCheckJob
     from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
     from federation.http.threat_policy import get_threat_policy
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DELIVERY_QUEUE_NAME",
     "HEALTH_CHECK_QUEUE_NAME",
-    "BullQueue",
     "ConfigurationError",
     "FederationDeliveryJob",
     "HealthCheckJob",
+    "JobQueue",
     "close_federation",
     "decrypt_payload",
     "discover_and_register",
@@ -91,7 +91,7 @@ _HOMES = {
     "verify_signature": "federation.protocol.signing",
     "DELIVERY_QUEUE_NAME": "federation.base.queues",
     "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues",
-    "BullQueue": "federation.base.bull_queue",
+    "JobQueue": "federation.base.job_queue",
     "FederationDeliveryJob": "federation.base.jobs",
     "HealthCheckJob": "federation.base.jobs",
 }

@@ -44,7 +44,7 @@ class _Plain:
         self.outbox = PlainOutbox(node.outbox)
 
 
-class _Process:
+class _SyncProcess:
     """Written under the lock."""
 
     lock = ForkLock()
@@ -52,17 +52,17 @@ class _Process:
 
 
 def _plain() -> _Plain:
-    found = _Process.plain
+    found = _SyncProcess.plain
     if found is not None and found.pid == os.getpid():
         return found
     node = background_node()  # not under the lock: other threads' work in that loop may ask for it
-    with _Process.lock:
-        found = _Process.plain
+    with _SyncProcess.lock:
+        found = _SyncProcess.plain
         if found is not None and found.pid != os.getpid():
             keep_inherited(found)
             found = None
         if found is None:
-            found = _Process.plain = _Plain(node)
+            found = _SyncProcess.plain = _Plain(node)
     return found
 
 
@@ -245,8 +245,8 @@ def enqueue_task(
 
 def close() -> None:
     """What this process has open for plain code is closed; the next call opens it anew."""
-    with _Process.lock:
-        plain, _Process.plain = _Process.plain, None
+    with _SyncProcess.lock:
+        plain, _SyncProcess.plain = _SyncProcess.plain, None
     if plain is not None:
         plain.database.close()
     close_background_node()

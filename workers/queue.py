@@ -11,10 +11,10 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
 
+from workers.batching import Batcher
 from workers.chains import Chain
 from workers.checks import new_id
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
-from workers.gathering import Gathering
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
@@ -78,7 +78,7 @@ class Queue:
         self._home: Home | None = None  # where the storage was connected
         self._at_loop_end: AtLoopEnd | None = None
         self._connecting = asyncio.Lock()
-        self._enqueues = Gathering(storage.enqueue, GATHERED)
+        self._enqueues = Batcher(storage.enqueue, GATHERED)
         self.manage = Management(storage, self._connect)
 
     @property
@@ -344,7 +344,7 @@ class Queue:
         connected, self._connected = self._connected, False
         self._worker = self._running = None
         self._connecting = asyncio.Lock()
-        self._enqueues = Gathering(self.storage.enqueue, GATHERED)
+        self._enqueues = Batcher(self.storage.enqueue, GATHERED)
         if isinstance(self.storage, OfOneLoop):
             self.storage.forget_loop()
         elif connected:

@@ -20,12 +20,12 @@ from workers.serde import Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec
 from workers.storage.base import Storage
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "SyncQueue"]
 
 T = TypeVar("T")
 
 
-class Queue:
+class SyncQueue:
     """Enqueues jobs to `storage` and asks about them; safe from any thread, and after a fork.
 
     The storage is this queue's alone: an asynchronous `Queue` needs one of its own. It is connected by the first call
@@ -122,6 +122,10 @@ class Queue:
             return await work(queue)
 
         return background.run(run)
+
+
+Queue = SyncQueue
+"""Its name where there is no other: `from workers.sync import Queue`."""
 
 
 async def _stop(queue: AsyncQueue) -> None:

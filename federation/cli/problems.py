@@ -50,7 +50,7 @@ class Kind(StrEnum):
     BUG = "bug"
 
 
-class _Process:
+class _Expected:
     """Written by `expect`."""
 
     as_json: bool | None = None
@@ -59,14 +59,14 @@ class _Process:
 def expect(arguments: Sequence[str]) -> None:
     """Errors of this process are told as these arguments of a command want it; they may be wrong in other respects."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    _Process.as_json = "--json" in options
+    _Expected.as_json = "--json" in options
 
 
 def asked_for_json() -> bool:
     """Whether errors are told to a program."""
-    if _Process.as_json is None:  # so early that no command has begun
+    if _Expected.as_json is None:  # so early that no command has begun
         expect(sys.argv[1:])
-    return bool(_Process.as_json)
+    return bool(_Expected.as_json)
 
 
 def fail(*lines: str, status: int = USAGE_ERROR, kind: Kind | None = None) -> NoReturn:

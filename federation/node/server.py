@@ -33,7 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from federation.node.clients import Clients
-from federation.node.standing import Standing, turned_away
+from federation.node.standing import ClientStanding, turned_away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ _TURNED_AWAY: Final = _written(turned_away().response())
 class Connections:
     """The connections of one listener. A proxy that *clients* trusts has no share: it is many clients."""
 
-    def __init__(self, limits: ConnectionLimits, clients: Clients, standing: Standing) -> None:
+    def __init__(self, limits: ConnectionLimits, clients: Clients, standing: ClientStanding) -> None:
         self._limits = limits
         self._names = clients
         self._standing = standing
@@ -100,7 +100,7 @@ class Connections:
         return len(self._clients) <= self._limits.connections
 
     def turns_away(self, connection: _BoundedProtocol) -> bool:
-        """Whether its client has to come back later; see `Standing`."""
+        """Whether its client has to come back later; see `ClientStanding`."""
         return self._standing.turns_away(self._clients[connection])
 
     def rests(self, connection: _BoundedProtocol) -> None:
@@ -142,9 +142,9 @@ class NodeServer(uvicorn.Server):
         grace: timedelta,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         clients: Clients | None = None,
-        standing: Standing | None = None,
+        standing: ClientStanding | None = None,
     ) -> None:
-        connections = Connections(limits, clients or Clients(), standing or Standing())
+        connections = Connections(limits, clients or Clients(), standing or ClientStanding())
         # All uvicorn does with the class is to call it.
         protocol = cast("type[asyncio.Protocol]", partial(_BoundedProtocol, limits=limits, bound=connections))
         super().__init__(

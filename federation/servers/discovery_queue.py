@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from federation.base.jobs import DISCOVERY_JOB, DiscoveryJob
 from federation.http.errors import BlockedUrl
 from federation.servers.discovery import (
-    Discover,
+    DiscoverServer,
     DiscoveryError,
     DiscoveryRefused,
     ServerBlacklisted,
@@ -132,7 +132,7 @@ _TROUBLES: Final[Mapping[str, type[DiscoveryError]]] = {
 class DiscoveryProcessor:
     """Callable with a job of the discovery queue."""
 
-    def __init__(self, discover: Discover) -> None:
+    def __init__(self, discover: DiscoverServer) -> None:
         self._discover = discover
         self._usual = timedelta(0)  # about how long discoveries take that succeed
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from workers.errors import StorageError
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
 from workers.storage.on_redis.scripts import Script
-from workers.storage.on_redis.server import Reply, Server
+from workers.storage.on_redis.server import RedisServer, Reply
 
 # One step each, and with the value found: `SET NX GET` came with Redis 7 only.
 _SET_IF_ABSENT: Final = Script.of("""
@@ -43,7 +43,7 @@ class RedisKvStore:
         self, target: str | Redis, *, prefix: str = "workers-kv", timeout: timedelta = timedelta(seconds=5)
     ) -> None:
         self._prefix = prefix
-        self._server = Server(
+        self._server = RedisServer(
             target, timeout, scripts=lambda: (_SET_IF_ABSENT, _COMPARE_AND_SET, _COMPARE_AND_DELETE), text=False
         )
 

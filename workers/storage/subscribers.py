@@ -1,9 +1,9 @@
 """Events and wake-ups, handed to those in this process who subscribed or wait.
 
-Theory of operation. Within one event loop a `Broadcast` hands events to subscribers. On a database, which threads of
+Theory of operation. Within one event loop a `Subscribers` hands events to subscribers. On a database, which threads of
 this process work on, commits are announced by the thread that made or noticed them; waiters and subscribers live in
 event loops, of which a process may have several, one after another or side by side. Each pair of queue and loop has
-one `Ears`, touched in its loop alone; the registry of them is shared between threads and guarded by a lock.
+one `LoopSubscribers`, touched in its loop alone; the registry of them is shared between threads and guarded by a lock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CancelRequests(BufferedSubscription):
         super().put(_WAKE)
 
 
-class Broadcast:
+class Subscribers:
     """Who listens to which job, to all of them, and to cancel requests. An event nobody listens to costs a look-up."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ def _member_of(listeners: set[S], subscription: S) -> Iterator[S]:
 Events: TypeAlias = Sequence[tuple[JobEventKind, str]]
 
 
-class Ears:
+class LoopSubscribers:
     """One event loop's waiters for and subscribers of one queue; the counts are the registry's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -146,16 +146,16 @@ class Ears:
         self.users = 0
         self.subscribers = 0
         self.for_cancels = 0
-        self.broadcast = Broadcast()
-        self.bells: set[asyncio.Event] = set()
+        self.listening = Subscribers()
+        self.waiting: set[asyncio.Event] = set()
 
     def hear(self, events: Events, wake: bool) -> None:
         """Subscribers have the events; with `wake`, every waiter looks again."""
         for kind, job_id in events:
-            self.broadcast.publish(kind, job_id)
+            self.listening.publish(kind, job_id)
         if wake:
-            for bell in self.bells:
-                bell.set()
+            for woken in self.waiting:
+                woken.set()
 
     def wants(self, events: Events) -> Events:
         """Those of the events that somebody here listens to; from any thread."""
@@ -164,64 +164,64 @@ class Ears:
         return [event for event in events if event[0] is JobEventKind.CANCEL_REQUESTED] if self.for_cancels else ()
 
     @contextmanager
-    def bell(self) -> Iterator[asyncio.Event]:
+    def woken(self) -> Iterator[asyncio.Event]:
         """An event that every wake-up sets, until the context ends."""
-        bell = asyncio.Event()
-        self.bells.add(bell)
+        woken = asyncio.Event()
+        self.waiting.add(woken)
         try:
-            yield bell
+            yield woken
         finally:
-            self.bells.discard(bell)
+            self.waiting.discard(woken)
 
 
-class Notices:
+class DatabaseSubscribers:
     """All ears on one database."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ears: dict[tuple[int, asyncio.AbstractEventLoop], Ears] = {}
+        self._by_loop: dict[tuple[int, asyncio.AbstractEventLoop], LoopSubscribers] = {}
 
     @contextmanager
-    def listen(self, queue: int, *, subscribe: bool = False, for_cancels: bool = False) -> Iterator[Ears]:
+    def listen(self, queue: int, *, subscribe: bool = False, for_cancels: bool = False) -> Iterator[LoopSubscribers]:
         """The running loop's ears for `queue` hear wake-ups until the context ends, and what else is asked for."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            ears = self._ears.setdefault((queue, loop), Ears(loop))
-            ears.users += 1
-            ears.subscribers += subscribe
-            ears.for_cancels += for_cancels
+            subscribers = self._by_loop.setdefault((queue, loop), LoopSubscribers(loop))
+            subscribers.users += 1
+            subscribers.subscribers += subscribe
+            subscribers.for_cancels += for_cancels
         try:
-            yield ears
+            yield subscribers
         finally:
             with self._lock:
-                ears.users -= 1
-                ears.subscribers -= subscribe
-                ears.for_cancels -= for_cancels
-                if not ears.users:
-                    self._ears.pop((queue, loop), None)
+                subscribers.users -= 1
+                subscribers.subscribers -= subscribe
+                subscribers.for_cancels -= for_cancels
+                if not subscribers.users:
+                    self._by_loop.pop((queue, loop), None)
 
     @property
     def wanted(self) -> bool:
         """Whether anybody waits or listens."""
-        return bool(self._ears)
+        return bool(self._by_loop)
 
     def subscribed(self) -> set[int]:
         """The queues that somebody subscribed to."""
         with self._lock:
-            return {queue for (queue, _), ears in self._ears.items() if ears.subscribers}
+            return {queue for (queue, _), subscribers in self._by_loop.items() if subscribers.subscribers}
 
     @property
     def awaits_cancels(self) -> bool:
         """Whether anybody listens to cancel requests alone."""
         with self._lock:
-            return any(ears.for_cancels for ears in self._ears.values())
+            return any(subscribers.for_cancels for subscribers in self._by_loop.values())
 
     def awaited(self) -> dict[int, set[str]]:
         """The jobs with subscribers of their own, by queue."""
         with self._lock:
             found: dict[int, set[str]] = {}
-            for (queue, _), ears in self._ears.items():
-                found.setdefault(queue, set()).update(ears.broadcast.awaited())
+            for (queue, _), subscribers in self._by_loop.items():
+                found.setdefault(queue, set()).update(subscribers.listening.awaited())
             return found
 
     def tell(self, queue: int, events: Events, *, wake: bool) -> None:
@@ -229,41 +229,41 @@ class Notices:
         if not events and not wake:
             return
         with self._lock:
-            found = [(key, ears) for key, ears in self._ears.items() if key[0] == queue]
+            found = [(key, subscribers) for key, subscribers in self._by_loop.items() if key[0] == queue]
         self._deliver(found, events, wake)
 
     def request_cancel(self, queue: int, job_id: str) -> None:
         """Whoever listens to cancel requests alone hears of this one; from any thread."""
         with self._lock:
-            found = [(key, ears) for key, ears in self._ears.items() if key[0] == queue]
-        for key, ears in found:
-            self._call(key, partial(ears.broadcast.request_cancel, job_id))
+            found = [(key, subscribers) for key, subscribers in self._by_loop.items() if key[0] == queue]
+        for key, subscribers in found:
+            self._call(key, partial(subscribers.listening.request_cancel, job_id))
 
     def miss_cancels(self, why: str) -> None:
         """Tell whoever listens to cancel requests alone that one may have gone unheard; from any thread."""
         with self._lock:
-            found = [(key, ears) for key, ears in self._ears.items() if ears.for_cancels]
-        for key, ears in found:
-            self._call(key, partial(ears.broadcast.miss_cancels, why))
+            found = [(key, subscribers) for key, subscribers in self._by_loop.items() if subscribers.for_cancels]
+        for key, subscribers in found:
+            self._call(key, partial(subscribers.listening.miss_cancels, why))
 
     def wake_all(self) -> None:
         """Every waiter of every queue looks again; from any thread."""
         with self._lock:
-            found = list(self._ears.items())
+            found = list(self._by_loop.items())
         self._deliver(found, (), True)
 
     def _deliver(
-        self, found: Sequence[tuple[tuple[int, asyncio.AbstractEventLoop], Ears]], events: Events, wake: bool
+        self, found: Sequence[tuple[tuple[int, asyncio.AbstractEventLoop], LoopSubscribers]], events: Events, wake: bool
     ) -> None:
-        for key, ears in found:
-            wanted = ears.wants(events)
+        for key, subscribers in found:
+            wanted = subscribers.wants(events)
             # A waiter hangs its bell up before it looks: without one, nobody is to be woken by what he will see.
-            if wanted or (wake and ears.bells):
-                self._call(key, partial(ears.hear, wanted, wake))
+            if wanted or (wake and subscribers.waiting):
+                self._call(key, partial(subscribers.hear, wanted, wake))
 
     def _call(self, key: tuple[int, asyncio.AbstractEventLoop], hear: Callable[[], None]) -> None:
         try:
             key[1].call_soon_threadsafe(hear)
         except RuntimeError:  # the loop was closed under its waiters
             with self._lock:
-                self._ears.pop(key, None)
+                self._by_loop.pop(key, None)

@@ -20,7 +20,7 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
-from workers.tasks.marks import Marks
+from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns
 from workers.worker.handlers import Handler, HandlerFunction, Job, invoke
@@ -95,7 +95,7 @@ class Tasks:
             raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
         encode_key(kv_prefix)
         self._queue = QueueTasks(queue) if isinstance(queue, Queue) else queue
-        self._marks = Marks(kv, kv_prefix) if writes_conditionally(kv) else None
+        self._marks = KvDeduplication(kv, kv_prefix) if writes_conditionally(kv) else None
         self._ttl = deduplication_ttl
         self._closed = deduplication_fallback == "closed"
         self._runs = TaskRuns(self._queue, retry or RetryPolicy())

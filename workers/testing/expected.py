@@ -39,7 +39,7 @@ from workers.jobs import (
 from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
 from workers.storage.rules import count_retry
-from workers.testing.expected_marks import ExpectedMark, ExpectedMarks
+from workers.testing.expected_keys import ExpectedKeyHolder, ExpectedKeys
 
 WAITING = (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
 FINISHED = (JobState.COMPLETED, JobState.FAILED)
@@ -86,7 +86,7 @@ class ExpectedQueue:
         self.paused = False
         self.jobs: dict[str, ExpectedJob] = {}
         self._tombstones: dict[str, datetime] = {}
-        self._marks = ExpectedMarks()
+        self._marks = ExpectedKeys()
         self._tokens: set[str] = set()
         self._applied: set[str] = set()
         self._serial = 0
@@ -131,10 +131,10 @@ class ExpectedQueue:
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """The jobs are there; what `enqueue` should answer."""
-        groups: dict[str, ExpectedMark | None] = {}
+        groups: dict[str, ExpectedKeyHolder | None] = {}
         return [self._enqueue(new, groups) for new in jobs]
 
-    def _enqueue(self, new: NewJob, groups: dict[str, ExpectedMark | None]) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, groups: dict[str, ExpectedKeyHolder | None]) -> EnqueueResult:
         """`groups`: who had each key of this call before it."""
         old = self.jobs.get(new.id)
         if old is not None and old.state is JobState.COMPLETED:
@@ -150,7 +150,7 @@ class ExpectedQueue:
         self._begin(new, old, self.now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
 
-    def _deduplicated(self, new: NewJob, mode: DeduplicationMode, mark: ExpectedMark) -> EnqueueResult:
+    def _deduplicated(self, new: NewJob, mode: DeduplicationMode, mark: ExpectedKeyHolder) -> EnqueueResult:
         job = self.jobs.get(mark.job_id)
         if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
             self._step(job, Step.DEBOUNCE)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.base import Storage
 from workers.worker.events import Emitter, Observer, WorkerEventKind
-from workers.worker.news import News
+from workers.worker.set_aside import SetAsideReporter
 
 BATCH = 1_000
 """Leases recovered per call; a pass goes on until a call comes back short."""
@@ -37,7 +37,7 @@ class Reaper:
         self._interval = interval.total_seconds()
         self._max_stalls = max_stalls
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
-        self._news = News(storage, self._events)
+        self._news = SetAsideReporter(storage, self._events)
 
     async def run(self) -> None:
         """Reap until cancelled; a storage that does not answer, or answers with an error, is asked again next time.

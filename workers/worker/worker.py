@@ -35,9 +35,9 @@ from workers.worker.cancels import CancelListener
 from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
-from workers.worker.news import News
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
+from workers.worker.set_aside import SetAsideReporter
 from workers.worker.settler import Settler
 from workers.worker.slots import Slots
 from workers.worker.stopping import Stop, all_done, first_failure
@@ -98,7 +98,7 @@ class Worker:
         self._grace = grace
         watching = tuple(observers)
         self._events = Emitter(watching, queue=storage.queue, worker_id=self.worker_id)
-        self._news = News(storage, self._events)
+        self._news = SetAsideReporter(storage, self._events)
         self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
         self._progress = ProgressReporter(storage, report=self._events.report)
         self._runner = Runner(

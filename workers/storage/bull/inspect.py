@@ -21,7 +21,7 @@ from workers.storage.bull.codec import (
     spent,
 )
 from workers.storage.bull.options import read_options
-from workers.storage.bull.scripts import QueueScripts
+from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.messages import CANCELLED, STATES, end_kind, pack, unpack
 from workers.storage.on_redis.node_values import moment, to_ms
@@ -44,10 +44,10 @@ _SOURCES: Final[Mapping[JobState, Sequence[str]]] = {
 }
 
 
-class Inspector:
+class BullInspector:
     """The part of a Bull storage that dashboards and the reaper's sweep use."""
 
-    def __init__(self, lua: QueueScripts, dialect: Dialect) -> None:
+    def __init__(self, lua: BullScripts, dialect: Dialect) -> None:
         self._lua = lua
         self._dialect = dialect
         self._adopting = ("completed", 0)  # where the next sweep looks for records that Node has ended

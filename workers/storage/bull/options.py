@@ -52,7 +52,7 @@ class BullBackoff(RetryPolicy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class BullJobOptions:
     """What a claim needs of a job's `opts`."""
 
     keep_completed: Retention = FOREVER
@@ -114,27 +114,27 @@ def keep_ms(keep: Retention) -> int:
     return 0 if keep is DROP else max(1, to_ms(keep))
 
 
-def read_options(raw: bytes, text: bytes | None) -> JobOptions:
+def read_options(raw: bytes, text: bytes | None) -> BullJobOptions:
     """The options of a job; those of ours differ but by the id, which stands in front."""
     head = b'{"jobId":"%b",' % raw
     if not text:
-        return JobOptions(corrupt=True)
+        return BullJobOptions(corrupt=True)
     rest = b"{" + text[len(head) :] if text.startswith(head) else text
     return _parsed(rest) if len(rest) <= _CACHED_BYTES else _parsed.__wrapped__(rest)
 
 
 @lru_cache(1_024)
-def _parsed(text: bytes) -> JobOptions:
+def _parsed(text: bytes) -> BullJobOptions:
     try:
         options = json.loads(text.decode(errors="surrogateescape"))
     except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        return JobOptions(corrupt=True)
+        return BullJobOptions(corrupt=True)
     found = options.get("workers")
     ours = found if isinstance(found, dict) else {}
     dropped = options.get("removeOnComplete") is True
-    return JobOptions(
+    return BullJobOptions(
         keep_completed=DROP if dropped else _retention(ours.get("keepCompleted")),
         keep_failed=_retention(ours.get("keepFailed")),
         priority=whole(ours.get("priority")),

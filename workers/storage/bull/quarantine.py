@@ -13,7 +13,7 @@ from workers.errors import StorageDamaged, Unsupported
 from workers.jobs import EnqueueResult, NewJob
 from workers.storage.bull.codec import DEFAULT_NAME, Dialect, count, decode_id, encode_id
 from workers.storage.bull.options import BullJob, read_options
-from workers.storage.bull.scripts import QueueScripts
+from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.messages import unpack
 from workers.storage.on_redis.node_values import decode_bytes
@@ -23,11 +23,11 @@ from workers.storage.on_redis.server import Reply
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
 
 
-class Quarantine(quarantine.Quarantine):
+class BullQuarantine(quarantine.Quarantine):
     """What was set aside of one queue; `next_id` has an id for a job whose own nobody may have."""
 
     def __init__(
-        self, lua: QueueScripts, dialect: Dialect, enqueue: Enqueue, next_id: Callable[[], Awaitable[str]]
+        self, lua: BullScripts, dialect: Dialect, enqueue: Enqueue, next_id: Callable[[], Awaitable[str]]
     ) -> None:
         super().__init__(lua.server, text(lua.base) + "workers:quarantine")
         self._lua = lua

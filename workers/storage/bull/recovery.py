@@ -19,8 +19,8 @@ from typing import Final
 
 from workers.jobs import Recovery
 from workers.storage.bull.codec import Dialect, decode_id
-from workers.storage.bull.quarantine import Quarantine
-from workers.storage.bull.scripts import QueueScripts
+from workers.storage.bull.quarantine import BullQuarantine
+from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis.batches import AT_ONCE
 from workers.storage.on_redis.messages import pack, unpack
 from workers.storage.rules import bounded_count
@@ -44,7 +44,7 @@ MOST_RESTARTS: Final = 5
 class Recoverer:
     """Looks for abandoned jobs of one queue."""
 
-    def __init__(self, lua: QueueScripts, quarantine: Quarantine, dialect: Dialect, grace: timedelta) -> None:
+    def __init__(self, lua: BullScripts, quarantine: BullQuarantine, dialect: Dialect, grace: timedelta) -> None:
         self._lua = lua
         self._quarantine = quarantine
         self._ours_at_once = dialect != "A"

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from workers.storage.on_redis.scripts import Script, assembled
-from workers.storage.on_redis.server import Reply, Server
+from workers.storage.on_redis.server import RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
@@ -40,10 +40,10 @@ def loaded_scripts() -> Sequence[Script]:
     return tuple(scripts().values())
 
 
-class QueueScripts:
+class BullScripts:
     """The scripts of one queue on one server. All its keys begin with `base`, which ends with a colon."""
 
-    def __init__(self, server: Server, prefix: str, queue: str, dialect: str) -> None:
+    def __init__(self, server: RedisServer, prefix: str, queue: str, dialect: str) -> None:
         self.server = server
         self.queue = queue
         self.dialect = dialect
@@ -55,6 +55,6 @@ class QueueScripts:
         return self.base + b"workers:%b@%d" % (name.encode(), self.server.database)
 
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
-        """What the script answers; see `Server.call` for errors."""
+        """What the script answers; see `RedisServer.call` for errors."""
         about = (self.server.database, self.queue, self.dialect, EMITTER)
         return await self.server.call(self._scripts[name], self.base, *about, *arguments)

@@ -23,9 +23,9 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from workers.batching import Batcher
 from workers.checks import check_text, new_id
 from workers.errors import StorageError, Unsupported
-from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -57,17 +57,17 @@ from workers.storage.bull.codec import (
     lease_ms,
     raw_ids,
 )
-from workers.storage.bull.inspect import Inspector
-from workers.storage.bull.notices import Notices
+from workers.storage.bull.inspect import BullInspector
 from workers.storage.bull.options import LONGEST_DELAY, keep_ms
-from workers.storage.bull.quarantine import Quarantine
+from workers.storage.bull.quarantine import BullQuarantine
 from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
-from workers.storage.bull.scripts import QueueScripts, loaded_scripts
+from workers.storage.bull.scripts import BullScripts, loaded_scripts
+from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.node_values import to_ms
-from workers.storage.on_redis.server import Reply, Server, parse_url, take_parameter
+from workers.storage.on_redis.server import RedisServer, Reply, parse_url, take_parameter
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.rules import (
     check_claim,
@@ -139,14 +139,14 @@ class BullStorage(ScriptedStorage):
             dialect = dialect or _spoken(spoken)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
-        server = Server(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = QueueScripts(server, prefix, queue, self._dialect)
-        self._inspector = Inspector(self._lua, self._dialect)
-        self._quarantine = Quarantine(self._lua, self._dialect, self.enqueue, self.next_id)
+        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = BullScripts(server, prefix, queue, self._dialect)
+        self._inspector = BullInspector(self._lua, self._dialect)
+        self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
-        super().__init__(queue, server, Notices(self._lua, self._inspector.ends))
-        self._results = Gathering(self._inspector.results, RESULTS_AT_ONCE)
+        super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends))
+        self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"BullStorage(queue={self._name!r}, dialect={self._dialect!r})"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from workers.storage.bullmq.codec import OWN_KEYS, raw_ids
-from workers.storage.bullmq.record import Record, reading, record
-from workers.storage.bullmq.scripts import QueueScripts
-from workers.storage.bullmq.server import Server
+from workers.storage.bullmq.record import BullMQRecord, reading, record
+from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.bullmq.server import BullMQServer
 from workers.storage.on_redis.node_values import to_ms
 from workers.storage.on_redis.server import Command
 from workers.storage.rules import WORKER_RECORD
@@ -24,7 +24,7 @@ READ_AT_ONCE: Final = 500
 class QueueAccess:
     """One queue on one server."""
 
-    def __init__(self, server: Server, lua: QueueScripts) -> None:
+    def __init__(self, server: BullMQServer, lua: BullMQScripts) -> None:
         self.server = server
         self.lua = lua
         self.workers_key = f"{lua.base}{OWN_KEYS}:seen"
@@ -49,22 +49,22 @@ class QueueAccess:
         self._seen[worker_id] = now_ms
         return [("ZADD", self.workers_key, now_ms, worker_id), ("PEXPIRE", self.workers_key, WORKER_RECORD_MS)]
 
-    async def records(self, raws: Sequence[str], now_ms: int) -> list[Record]:
+    async def records(self, raws: Sequence[str], now_ms: int) -> list[BullMQRecord]:
         """The jobs as they stand, each a consistent view."""
-        found: list[Record] = []
+        found: list[BullMQRecord] = []
         for start in range(0, len(raws), READ_AT_ONCE):
             some = raws[start : start + READ_AT_ONCE]
             replies = await self.server.run_atomic([reading(self.lua, raw) for raw in some])
             found += [record(raw, answer, now_ms) for raw, answer in zip(some, replies, strict=True)]
         return found
 
-    async def find(self, ids: Sequence[str]) -> list[Record]:
+    async def find(self, ids: Sequence[str]) -> list[BullMQRecord]:
         """The jobs of these public ids; of several that one id may mean the first that exists."""
         candidates = [raw_ids(job_id) for job_id in ids]
         records = iter(await self.records([raw for raws in candidates for raw in raws], self.now_ms()))
         return [meant([next(records) for _ in raws]) for raws in candidates]
 
 
-def meant(candidates: Sequence[Record]) -> Record:
+def meant(candidates: Sequence[BullMQRecord]) -> BullMQRecord:
     """The record of a public id, of the ids in Redis that it may stand for."""
     return next((one for one in candidates if one.state is not None), candidates[0])

@@ -46,10 +46,10 @@ from workers.storage.bullmq.codec import (
     link_fields,
 )
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
-from workers.storage.bullmq.quarantine import Quarantine
+from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
     BullMQClaim,
-    Record,
+    BullMQRecord,
     cancel_mark,
     loss,
     make_claim,
@@ -94,7 +94,7 @@ class Claims:
     """The part of a BullMQ storage that workers and reapers use."""
 
     def __init__(
-        self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]], quarantine: Quarantine
+        self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]], quarantine: BullMQQuarantine
     ) -> None:
         self._queue = queue
         self._quarantine = quarantine
@@ -203,7 +203,7 @@ class Claims:
         examined = zip(refused, await self._examine(refused), strict=True)
         return {claim.token: loss(found) for claim, found in examined if found is not None}
 
-    async def _examine(self, claims: Sequence[Claim]) -> list[Record | None]:
+    async def _examine(self, claims: Sequence[Claim]) -> list[BullMQRecord | None]:
         """The job each claim does not hold; None for a claim whose lock had merely expired, and is back now."""
         records = await self._queue.records([_raw(claim) for claim in claims], self._queue.now_ms())
         return [
@@ -365,7 +365,7 @@ def _asks_to_cancel(found: Reply) -> bool:
     return mark is not None and mark == cancel_mark(starts, stalls)
 
 
-def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
+def _without_hold(claim: Claim, found: BullMQRecord | None) -> SettleOutcome:
     if found is None:  # it held its job a moment ago: somebody was faster twice
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     return verdict(claim, found)

@@ -59,7 +59,7 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class BullMQJobOptions:
     """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`."""
 
     max_attempts: int = 1
@@ -96,10 +96,10 @@ def encode_options(job: NewJob, raw: str) -> dict[str, object]:
     return options
 
 
-def decode_options(options: Mapping[str, object]) -> JobOptions:
+def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
     """Options written by any producer; BullMQ's 0 or missing `attempts` mean one."""
     attempts = number(options.get("attempts"))
-    return JobOptions(
+    return BullMQJobOptions(
         max_attempts=max(1, int(attempts)) if attempts is not None else 1,
         chain_index=whole(options.get(_CHAIN_OPTION)),
         backoff=_decode_backoff(options.get("backoff")),

@@ -10,7 +10,7 @@ from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.bullmq.access import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq.codec import raw_ids
-from workers.storage.bullmq.record import FIELDS, Record, reading, record, worker_of
+from workers.storage.bullmq.record import FIELDS, BullMQRecord, reading, record, worker_of
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
 from workers.storage.on_redis.server import Command
@@ -24,7 +24,7 @@ ACTIVE_SHOWN: Final = 10_000
 _NO_REASON: Final = ErrorInfo(type="Error", message="")
 
 
-class Inspector:
+class BullMQInspector:
     """The part of a BullMQ storage that dashboards and the reaper's sweep use."""
 
     def __init__(self, queue: QueueAccess) -> None:
@@ -147,7 +147,7 @@ class Inspector:
         now_ms = self._queue.now_ms()
         width = len(reading(self._lua, ""))
 
-        def still_expired(replies: list[Reply]) -> list[Record]:
+        def still_expired(replies: list[Reply]) -> list[BullMQRecord]:
             parts = [replies[at * width : (at + 1) * width] for at in range(len(raws))]
             found = [record(raw, part, now_ms) for raw, part in zip(raws, parts, strict=True)]
             return [one for one in found if one.state is None and one.place in ("completed", "failed")]

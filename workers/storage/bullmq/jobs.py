@@ -25,8 +25,8 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     raw_ids,
 )
-from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
-from workers.storage.bullmq.record import STATE_FIELDS, Record, cancel_mark, reading, record
+from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
+from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancel_mark, reading, record
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.on_redis.server import Command
@@ -95,7 +95,7 @@ class Jobs:
         """A new generation of an id that failed, expired, or has just gone; otherwise what stands in the way."""
         raw = encode_id(job.id)
 
-        def decide(found: Record) -> list[Command]:
+        def decide(found: BullMQRecord) -> list[Command]:
             if found.state not in (None, JobState.FAILED):
                 return []
             gone = self._lua.remove(raw) if found.fields else ()
@@ -114,7 +114,7 @@ class Jobs:
         [first] = await self._queue.find([job_id])
         raw = first.raw
 
-        def decide(found: Record) -> list[Command]:
+        def decide(found: BullMQRecord) -> list[Command]:
             if found.state is JobState.PROCESSING:
                 mark = cancel_mark(found.fields.get("ats"), found.fields.get("stc"))
                 return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), *self._requests_cancel(raw)]
@@ -140,7 +140,7 @@ class Jobs:
         """See `Storage.retry`."""
         forgotten = ("stc", "progress", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
 
-        def plan(found: Record) -> list[Command]:
+        def plan(found: BullMQRecord) -> list[Command]:
             return [self._lua.reprocess(found.raw), ("HDEL", self._lua.job(found.raw), *forgotten)]
 
         return await self._change_each(ids, lambda found: found.state is JobState.FAILED, plan)
@@ -150,11 +150,11 @@ class Jobs:
         removed = await self._remove_waiting(ids)
         spared = (None,) if running else (None, JobState.PROCESSING)
 
-        def plan(found: Record) -> list[Command]:
+        def plan(found: BullMQRecord) -> list[Command]:
             told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
             return [*self._lua.remove(found.raw), *told]
 
-        def wanted(found: Record) -> bool:
+        def wanted(found: BullMQRecord) -> bool:
             return found.state not in spared and "rjk" not in found.fields
 
         others = [job_id for job_id in ids if job_id not in removed]
@@ -176,7 +176,7 @@ class Jobs:
         """See `Storage.complete`."""
         [first] = await self._queue.find([job_id])
 
-        def decide(found: Record) -> list[Command]:
+        def decide(found: BullMQRecord) -> list[Command]:
             if found.state is not JobState.PROCESSING and found.state not in WAITING:
                 return []
             _check_unscheduled(job_id, found)
@@ -187,7 +187,7 @@ class Jobs:
 
         return (await self._change(first.raw, decide)).state
 
-    def _completion(self, found: Record, result: bytes, keep: Retention | None) -> list[Command]:
+    def _completion(self, found: BullMQRecord, result: bytes, keep: Retention | None) -> list[Command]:
         """BullMQ finishes active jobs only, and counts an attempt for each."""
         token = secrets.token_hex(8)
         fields: dict[str, object] = {SETTLED_FIELD: token}
@@ -217,7 +217,10 @@ class Jobs:
         )
 
     async def _change_each(
-        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+        self,
+        ids: Sequence[str],
+        wanted: Callable[[BullMQRecord], bool],
+        plan: Callable[[BullMQRecord], Sequence[Command]],
     ) -> int:
         """How many of the jobs were `wanted`, for which it reads `STATE_FIELDS`; the plan was carried out for each."""
         ids, changed = await self._existing(ids), 0
@@ -240,7 +243,10 @@ class Jobs:
         return found
 
     async def _change_together(
-        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+        self,
+        ids: Sequence[str],
+        wanted: Callable[[BullMQRecord], bool],
+        plan: Callable[[BullMQRecord], Sequence[Command]],
     ) -> int:
         """As `_change_each`, in one transaction.
 
@@ -251,7 +257,7 @@ class Jobs:
         candidates = [raw_ids(job_id) for job_id in ids]
         raws = list(dict.fromkeys(raw for group in candidates for raw in group))
         read = [reading(self._lua, raw, STATE_FIELDS) for raw in raws]
-        chosen: list[Record] = []
+        chosen: list[BullMQRecord] = []
 
         def decide(replies: list[Reply]) -> Sequence[Command]:
             parts = zip(*[iter(replies)] * len(read[0]), strict=True)
@@ -266,7 +272,10 @@ class Jobs:
         return len(chosen)
 
     async def _change_one_by_one(
-        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+        self,
+        ids: Sequence[str],
+        wanted: Callable[[BullMQRecord], bool],
+        plan: Callable[[BullMQRecord], Sequence[Command]],
     ) -> int:
         changed = 0
         for raw in dict.fromkeys(found.raw for found in await self._queue.find(ids) if wanted(found)):
@@ -274,7 +283,7 @@ class Jobs:
             changed += wanted(found)
         return changed
 
-    async def _change(self, raw: str, decide: Callable[[Record], Sequence[Command]]) -> Record:
+    async def _change(self, raw: str, decide: Callable[[BullMQRecord], Sequence[Command]]) -> BullMQRecord:
         """The job as it was when what `decide` made of it was carried out."""
         now_ms = self._queue.now_ms()
 
@@ -288,7 +297,7 @@ class Jobs:
         return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw
 
 
-def _check_unscheduled(job_id: str, found: Record) -> None:
+def _check_unscheduled(job_id: str, found: BullMQRecord) -> None:
     """Refuse a run of a Node job scheduler: the schedule would end with it."""
     if "rjk" in found.fields:
         raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")

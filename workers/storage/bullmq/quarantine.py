@@ -24,7 +24,7 @@ from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import Command
 
 
-class Quarantine(quarantine.Quarantine):
+class BullMQQuarantine(quarantine.Quarantine):
     """What was set aside of one queue."""
 
     def __init__(self, queue: QueueAccess, jobs: Jobs) -> None:

@@ -21,12 +21,12 @@ from workers.storage.bullmq.codec import (
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
-    JobOptions,
+    BullMQJobOptions,
     decode_id,
     decode_options,
     encode_id,
 )
-from workers.storage.bullmq.scripts import QueueScripts
+from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.on_redis.node_values import (
     ERROR_FIELD,
     FOREVER,
@@ -70,7 +70,7 @@ class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record: the id in Redis, options as written, uncounted retries."""
 
     key_id: str
-    options: JobOptions
+    options: BullMQJobOptions
     uncounted: int = 0
 
     @property
@@ -80,7 +80,7 @@ class BullMQClaim(Claim):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class BullMQRecord:
     """A job as it was at `now_ms`; `fields` is empty if there is none."""
 
     raw: str
@@ -89,7 +89,7 @@ class Record:
     lock: str | None
     due_ms: int | None
     now_ms: int
-    options: JobOptions = field(default_factory=JobOptions)
+    options: BullMQJobOptions = field(default_factory=BullMQJobOptions)
 
     @property
     def spent(self) -> int:
@@ -156,7 +156,7 @@ class Record:
         )
 
 
-def reading(lua: QueueScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple[Command, ...]:
+def reading(lua: BullMQScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple[Command, ...]:
     """The commands whose replies `record` takes, with the same `names`."""
     return (
         ("HMGET", lua.job(raw), *names),
@@ -166,7 +166,7 @@ def reading(lua: QueueScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple
     )
 
 
-def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str] = FIELDS) -> Record:
+def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str] = FIELDS) -> BullMQRecord:
     """The record from the replies to `reading`.
 
     Raises:
@@ -178,7 +178,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str
     values, place, lock, score = replies
     assert isinstance(values, list)
     fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    return Record(
+    return BullMQRecord(
         raw=raw,
         fields=fields,
         place=str(place),
@@ -237,7 +237,7 @@ def cancel_mark(starts: str | None, stalls: str | None) -> str:
     return str(whole(starts) - whole(stalls))
 
 
-def still_holds(claim: Claim, found: Record) -> bool:
+def still_holds(claim: Claim, found: BullMQRecord) -> bool:
     """Whether the claim's lock is merely expired (or back): nobody recovered, settled or took the job since."""
     if found.place != "active" or found.fields.get(SETTLED_FIELD) == claim.token:
         return False
@@ -246,14 +246,14 @@ def still_holds(claim: Claim, found: Record) -> bool:
     return found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
 
 
-def loss(found: Record) -> LossReason:
+def loss(found: BullMQRecord) -> LossReason:
     """Why a claim that does not hold its job lost it."""
     if not found.fields:
         return LossReason.NOT_FOUND
     return LossReason.COMPLETED if found.place in ("completed", "failed") else LossReason.TAKEN
 
 
-def verdict(claim: Claim, found: Record) -> SettleOutcome:
+def verdict(claim: Claim, found: BullMQRecord) -> SettleOutcome:
     """What to answer a settlement by a claim that does not hold its job: its token settled it before, or it is lost."""
     settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
     # A release leaves no mark; but then the job waits as it was before this claim, and nobody has claimed it since.

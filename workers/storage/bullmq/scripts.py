@@ -110,7 +110,7 @@ return removed
 """
 
 
-class Script:
+class BullMQScript:
     """A Lua script: its text, the SHA-1 it is called by, and how many keys it takes."""
 
     def __init__(self, text: str, key_count: int) -> None:
@@ -124,24 +124,24 @@ def own(*parts: str) -> str:
     return joined(__package__, "foreign", *parts)
 
 
-def packaged(name: str, before: str = "") -> Script:
+def packaged(name: str, before: str = "") -> BullMQScript:
     """One of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
     found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
     if len(found) != 1:
         raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-    return Script(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
+    return BullMQScript(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
 
 
 @cache
-def scripts() -> Mapping[str, Script]:
+def scripts() -> Mapping[str, BullMQScript]:
     """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them, and
     `removeWaiting` and `guard` are ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     ours = {
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
-        "removeWaiting": Script(REMOVE_WAITING, 7),
-        "guard": Script(own("kinds", "guarded", "quarantine", "guard"), 1),
+        "removeWaiting": BullMQScript(REMOVE_WAITING, 7),
+        "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
 
@@ -149,7 +149,7 @@ def scripts() -> Mapping[str, Script]:
 _pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack  # ids of others may be any bytes
 
 
-class QueueScripts:
+class BullMQScripts:
     """The keys of one queue and the commands that run BullMQ's scripts on them. `raw` ids are as Redis has them."""
 
     def __init__(self, queue: str, prefix: str) -> None:

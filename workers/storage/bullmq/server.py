@@ -24,7 +24,7 @@ from workers.storage.on_redis.server import (
     translate,
 )
 
-__all__ = ["Contended", "Reply", "Server", "ask", "parse_url", "to_the_end", "translate"]
+__all__ = ["BullMQServer", "Contended", "Reply", "ask", "parse_url", "to_the_end", "translate"]
 
 SCHEME: Final = "bullmq+"
 
@@ -33,7 +33,7 @@ class Contended(StorageUnavailable):
     """Other clients changed the same jobs each time; nothing has run."""
 
 
-class Server(on_redis.Server):
+class BullMQServer(on_redis.RedisServer):
     """Runs commands on the server at `target`, whose replies are text; `timeout` bounds each call."""
 
     def __init__(self, target: str | Redis, timeout: timedelta) -> None:

@@ -44,13 +44,13 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.claims import Claims
-from workers.storage.bullmq.events import EventFeed
-from workers.storage.bullmq.inspect import Inspector
+from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
+from workers.storage.bullmq.listener import StreamListener
 from workers.storage.bullmq.processor import as_processor
-from workers.storage.bullmq.quarantine import Quarantine
-from workers.storage.bullmq.scripts import QueueScripts
-from workers.storage.bullmq.server import Server, parse_url
+from workers.storage.bullmq.quarantine import BullMQQuarantine
+from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
@@ -104,15 +104,15 @@ class BullMQStorage:
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
         self._name = queue
-        self._server = Server(target, timeout)
-        access = QueueAccess(self._server, QueueScripts(queue, prefix))
+        self._server = BullMQServer(target, timeout)
+        access = QueueAccess(self._server, BullMQScripts(queue, prefix))
         self._jobs = Jobs(access)
-        self._quarantine = Quarantine(access, self._jobs)
+        self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
-        self._inspector = Inspector(access)
+        self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access)
-        self._feed = EventFeed(access, access.lua["events"])
-        self._cancels = EventFeed(access, access.cancels_key)
+        self._feed = StreamListener(access, access.lua["events"])
+        self._cancels = StreamListener(access, access.cancels_key)
 
     def __repr__(self) -> str:
         return f"BullMQStorage(queue={self._name!r})"

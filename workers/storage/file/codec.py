@@ -27,8 +27,8 @@ from workers.deduplication import DeduplicationMode
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.file.frames import Entry, Frame
-from workers.storage.memory.jobs import Job
-from workers.storage.memory.keys import Mark
+from workers.storage.memory.jobs import StoredJob
+from workers.storage.memory.keys import KeyHolder
 
 EVENTS: Final = tuple(JobEventKind)
 """In the order of their digits: a new kind may only be added behind the others."""
@@ -76,9 +76,9 @@ class JobChanged:
     result: bytes | None = field(repr=False)
     progress: bytes | None = field(repr=False)
 
-    def job(self, new: NewJob) -> Job:
+    def job(self, new: NewJob) -> StoredJob:
         """The job as the entry describes it."""
-        return Job(
+        return StoredJob(
             new=new,
             state=self.state,
             created_at=self.created_at,
@@ -128,7 +128,7 @@ class KeyMarked:
     """Who has a deduplication key, None for nobody."""
 
     key: str
-    mark: Mark | None
+    mark: KeyHolder | None
 
 
 Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyMarked
@@ -138,7 +138,7 @@ def queue_entry(name: str) -> Entry:
     return ("q", name)
 
 
-def job_entry(job: Job, kept_until: datetime | None, events: Events, *, added: bool) -> tuple[Entry, list[bytes]]:
+def job_entry(job: StoredJob, kept_until: datetime | None, events: Events, *, added: bool) -> tuple[Entry, list[bytes]]:
     """The entry and its blobs; with `added` it stands for itself."""
     head: list[object] = ["j" if added else "s", _digits(events), job.new.id]
     blobs = []
@@ -164,7 +164,7 @@ def pause_entry(paused: bool) -> Entry:
     return ("p", paused)
 
 
-def mark_entry(key: str, mark: Mark | None) -> Entry:
+def mark_entry(key: str, mark: KeyHolder | None) -> Entry:
     return ("m", key) if mark is None else ("m", key, mark.job_id, mark.mode.value, _number(mark.until))
 
 
@@ -220,12 +220,12 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
             raise ValueError("no such entry")
 
 
-def _mark(values: Iterator[object]) -> Mark | None:
+def _mark(values: Iterator[object]) -> KeyHolder | None:
     job_id = next(values, None)
     if job_id is None:
         return None
     mode = DeduplicationMode(_text(next(values)))
-    return Mark(job_id=_text(job_id), mode=mode, until=_time(next(values)))
+    return KeyHolder(job_id=_text(job_id), mode=mode, until=_time(next(values)))
 
 
 def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
@@ -254,7 +254,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
     )
 
 
-def _state_values(job: Job, kept_until: datetime | None) -> tuple[object, ...]:
+def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, ...]:
     error = job.last_error
     return (
         job.state.value,

@@ -12,19 +12,19 @@ from workers.storage.file.codec import BadEntry, decode
 from workers.storage.file.directory import QueueDirectory
 from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
 from workers.storage.file.journal import Journal
-from workers.storage.file.state import FileState, Step
+from workers.storage.file.state import FileState, JournalStep
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class News:
+class Announcements:
     """What to tell the waiters and subscribers of this process."""
 
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
     wake: bool = False
 
-    def add(self, step: Step) -> None:
+    def add(self, step: JournalStep) -> None:
         self.events += step.events
         self.wake |= step.wake
 
@@ -48,7 +48,7 @@ class QueueCopy:
         self._old = self._state or self._old
         self._state = None
 
-    def refresh(self, news: News) -> FileState:
+    def refresh(self, news: Announcements) -> FileState:
         """The state is what the journal says; `news` has what others did.
 
         Raises:
@@ -62,7 +62,7 @@ class QueueCopy:
             self._state = self._read_anew(news)
         return self._state
 
-    def _catch_up(self, state: FileState, news: News) -> bool:
+    def _catch_up(self, state: FileState, news: Announcements) -> bool:
         while True:
             current = self.journal.is_current()
             if not self._read_on(state, news):
@@ -72,7 +72,7 @@ class QueueCopy:
             if not self.journal.follow():
                 return False
 
-    def _read_on(self, state: FileState, news: News) -> bool:
+    def _read_on(self, state: FileState, news: Announcements) -> bool:
         for found in self.journal.news():
             if isinstance(found, Damage):
                 return False
@@ -84,7 +84,7 @@ class QueueCopy:
 
     # From the beginning
 
-    def _read_anew(self, news: News) -> FileState:
+    def _read_anew(self, news: Announcements) -> FileState:
         self.forget()
         state = FileState(self._name)
         marker, position = self.journal.marker, self.journal.position
@@ -94,7 +94,9 @@ class QueueCopy:
         damaged = False
         for found in self.journal.news():
             if isinstance(found, Frame):
-                damaged |= not self._restore(state, found, news if found.start >= position > PREAMBLE_BYTES else News())
+                damaged |= not self._restore(
+                    state, found, news if found.start >= position > PREAMBLE_BYTES else Announcements()
+                )
             elif found.torn:
                 self._cut_torn_end(found)
             else:
@@ -109,7 +111,7 @@ class QueueCopy:
         self._old = None
         return state
 
-    def _restore(self, state: FileState, frame: Frame, news: News) -> bool:
+    def _restore(self, state: FileState, frame: Frame, news: Announcements) -> bool:
         try:
             news.add(state.apply(decode(frame)))
         except BadEntry as error:

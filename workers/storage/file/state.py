@@ -36,7 +36,7 @@ _SNAPSHOT_JOBS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class JournalStep:
     """What one step changed: to be written, and once it is, to be told."""
 
     entries: list[Entry]
@@ -76,7 +76,7 @@ class FileState(QueueSteps):
         """Whether anything is to be written."""
         return bool(self._changes)
 
-    def step(self) -> Step:
+    def step(self) -> JournalStep:
         """What has changed since `written` was last called."""
         changes, events = self._changes, []
         entries: list[Entry] = []
@@ -90,7 +90,7 @@ class FileState(QueueSteps):
             entries.append(mark_entry(key, mark))
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
-        return Step(entries=entries, blobs=blobs, events=events, wake=changes.wake)
+        return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
 
     def written(self) -> None:
         """What `step` returned is on its way into the journal."""
@@ -128,7 +128,7 @@ class FileState(QueueSteps):
 
     # Changes made elsewhere
 
-    def apply(self, changes: list[Change]) -> Step:
+    def apply(self, changes: list[Change]) -> JournalStep:
         """The changes are part of the state; what is to be told of them.
 
         Raises:
@@ -140,7 +140,7 @@ class FileState(QueueSteps):
             if isinstance(change, JobChanged | JobGone):
                 events += [(kind, change.id) for kind in change.events]
         wake, self._changes.wake = self._changes.wake, False
-        return Step(entries=[], blobs=[], events=events, wake=wake)
+        return JournalStep(entries=[], blobs=[], events=events, wake=wake)
 
     def _apply(self, change: Change) -> None:
         match change:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from workers.jobs import JobEventKind, JobState, NewJob
-from workers.storage.memory.jobs import Job, JobTable
-from workers.storage.memory.keys import Mark
+from workers.storage.memory.jobs import JobTable, StoredJob
+from workers.storage.memory.keys import KeyHolder
 
 
 class Changes:
@@ -16,7 +16,7 @@ class Changes:
         self.jobs: dict[str, list[JobEventKind]] = {}
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
-        self.marks: dict[str, Mark | None] = {}
+        self.marks: dict[str, KeyHolder | None] = {}
         self.paused: bool | None = None
         self.wake = False
 
@@ -50,22 +50,22 @@ class FileTable(JobTable):
         super().add(new, now, created_at=created_at)
         self._changes.added.add(new.id)
 
-    def continue_with(self, job: Job, new: NewJob, now: datetime) -> None:
+    def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         super().continue_with(job, new, now)
         self._changes.added.add(new.id)
 
-    def debounce(self, job: Job, new: NewJob, now: datetime) -> None:
+    def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         super().debounce(job, new, now)
         self._changes.added.add(job.new.id)
 
-    def mark(self, key: str, mark: Mark | None) -> None:
+    def mark(self, key: str, mark: KeyHolder | None) -> None:
         super().mark(key, mark)
         self._changes.marks[key] = mark
 
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
 
-    def get(self, job_id: str) -> Job | None:
+    def get(self, job_id: str) -> StoredJob | None:
         """The job as it was last written or changed, whatever the time is."""
         return self._jobs.get(job_id)
 
@@ -79,19 +79,19 @@ class FileTable(JobTable):
         key = self._tombstones.key(job_id)
         return None if key is None else key[0]
 
-    def everyone(self) -> tuple[list[Job], list[str]]:
+    def everyone(self) -> tuple[list[StoredJob], list[str]]:
         """All jobs, and the ids of all tombstones."""
         return list(self._jobs.values()), self._tombstones.members()
 
-    def every_mark(self) -> list[tuple[str, Mark]]:
+    def every_mark(self) -> list[tuple[str, KeyHolder]]:
         """Every deduplication key, and who has it."""
         return list(self._marks.items())
 
-    def restore_mark(self, key: str, mark: Mark | None) -> None:
+    def restore_mark(self, key: str, mark: KeyHolder | None) -> None:
         """The key is as it was written elsewhere."""
         super().mark(key, mark)
 
-    def restore(self, job: Job, kept_until: datetime | None) -> None:
+    def restore(self, job: StoredJob, kept_until: datetime | None) -> None:
         """The job is in the table as it is, instead of what was known of its id; nobody is told."""
         job_id = job.new.id
         self.forget(job_id)

@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
-from workers.storage.memory.keys import MarkTable
+from workers.storage.memory.keys import KeyTable
 from workers.storage.memory.line import Line, is_over
 from workers.storage.rules import bounded
 
@@ -36,7 +36,7 @@ class Publisher(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class StoredJob:
     """One generation of a job; `run_at` and `serial` are its place among jobs of one priority."""
 
     new: NewJob
@@ -72,7 +72,7 @@ class Job:
         return (self.new.priority, self.run_at, self.serial)
 
 
-class JobTable(MarkTable):
+class JobTable(KeyTable):
     """Jobs by id and by state, the lines they wait in, and the dates of what will expire.
 
     `on_claimable` is called when a claim, or the time until one, may have changed.
@@ -80,8 +80,8 @@ class JobTable(MarkTable):
 
     def __init__(self, publisher: Publisher, on_claimable: Callable[[], None]) -> None:
         super().__init__()
-        self.by_state: dict[JobState, dict[str, Job]] = {state: {} for state in JobState}
-        self._jobs: dict[str, Job] = {}
+        self.by_state: dict[JobState, dict[str, StoredJob]] = {state: {} for state in JobState}
+        self._jobs: dict[str, StoredJob] = {}
         self._publisher = publisher
         self.on_claimable = on_claimable
         self._next_serial = 0
@@ -94,7 +94,7 @@ class JobTable(MarkTable):
 
     # Reading
 
-    def find(self, job_id: str, now: datetime) -> Job | None:
+    def find(self, job_id: str, now: datetime) -> StoredJob | None:
         """The job as it stands at `now`; None when it is unknown or expired."""
         job = self._jobs.get(job_id)
         if job is None:
@@ -141,7 +141,7 @@ class JobTable(MarkTable):
     def changed(self, job_id: str) -> None:
         """Called for every change that is no event, but for those that the passing of time alone makes."""
 
-    def debounce(self, job: Job, new: NewJob, now: datetime) -> None:
+    def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         """The job that waits has the payload of `new`, and waits as long."""
         self._step_out(job)
         self._step(job, Step.DEBOUNCE)
@@ -164,31 +164,33 @@ class JobTable(MarkTable):
             self._expiring.discard(new.id)
             del self.by_state[old.state][new.id]
         self._tombstones.discard(new.id)
-        job = Job(new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=self._next_serial)
+        job = StoredJob(
+            new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=self._next_serial
+        )
         self._next_serial += 1
         self._jobs[new.id] = self.by_state[state][new.id] = job
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)
 
-    def add_again(self, job: Job, now: datetime) -> None:
+    def add_again(self, job: StoredJob, now: datetime) -> None:
         """The failed job is queued with fresh attempts."""
         again = replace(job.new, delay=timedelta(0), deduplication=None)  # a debounce would make it wait
         self.add(again, now, created_at=job.created_at)
 
-    def promote(self, job: Job, now: datetime) -> None:
+    def promote(self, job: StoredJob, now: datetime) -> None:
         """The scheduled or failing job is due now."""
         job.run_at = now
         self._come_due(job)
         self.changed(job.new.id)
 
-    def _come_due(self, job: Job) -> None:
+    def _come_due(self, job: StoredJob) -> None:
         self._delayed.discard(job.new.id)
         self._step(job, Step.COME_DUE)
         self._line_up(job)
 
     # Claiming
 
-    def take(self, names: Collection[str], limit: int) -> Iterator[Job]:
+    def take(self, names: Collection[str], limit: int) -> Iterator[StoredJob]:
         """Ready jobs in order, each processing as it is yielded; those whose ordering key is busy are parked."""
         heads = [(head, name) for name in self._wanted(names) if (head := self._ready[name].head()) is not None]
         heapq.heapify(heads)
@@ -211,7 +213,7 @@ class JobTable(MarkTable):
     def _wanted(self, names: Collection[str]) -> Collection[str]:
         return self._ready if ANY_NAME in names else [name for name in names if name in self._ready]
 
-    def _start(self, job: Job) -> Job:
+    def _start(self, job: StoredJob) -> StoredJob:
         self._step(job, Step.CLAIM)
         job.attempts += 1
         job.settled_by = None
@@ -223,17 +225,19 @@ class JobTable(MarkTable):
 
     # Steps out of processing
 
-    def complete(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
+    def complete(self, job: StoredJob, now: datetime, result: bytes, keep: Retention | None) -> None:
         job.result = result
         self._end_attempt(job, Step.COMPLETE)
         self._finish(job, now, job.new.keep_completed if keep is None else keep)
 
-    def fail(self, job: Job, now: datetime, error: ErrorInfo, keep: Retention | None, step: Step = Step.FAIL) -> None:
+    def fail(
+        self, job: StoredJob, now: datetime, error: ErrorInfo, keep: Retention | None, step: Step = Step.FAIL
+    ) -> None:
         job.last_error = error
         self._end_attempt(job, step)
         self._finish(job, now, job.new.keep_failed if keep is None else keep)
 
-    def continue_with(self, job: Job, new: NewJob, now: datetime) -> None:
+    def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         """The attempt is over, and the job goes on as `new` behind those that wait."""
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
@@ -243,41 +247,41 @@ class JobTable(MarkTable):
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)
 
-    def complete_from_outside(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
+    def complete_from_outside(self, job: StoredJob, now: datetime, result: bytes, keep: Retention | None) -> None:
         """The job that had not ended has, by nobody's attempt."""
         self._take(job, Step.COMPLETE_FROM_OUTSIDE)
         job.result, job.settled_by = result, None
         self._finish(job, now, job.new.keep_completed if keep is None else keep)
 
-    def retry_later(self, job: Job, error: ErrorInfo, due: datetime) -> None:
+    def retry_later(self, job: StoredJob, error: ErrorInfo, due: datetime) -> None:
         job.last_error = error
         self._end_attempt(job, Step.RETRY)
         job.run_at = due
         self._line_up(job)
         self._publisher.publish(JobEventKind.FAILING, job.new.id)
 
-    def requeue(self, job: Job, step: Step) -> None:
+    def requeue(self, job: StoredJob, step: Step) -> None:
         """The attempt is over by release or a lost lease; the job stands where it stood before."""
         self._end_attempt(job, step)
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, job.new.id)
 
-    def extend(self, job: Job, deadline: datetime) -> None:
+    def extend(self, job: StoredJob, deadline: datetime) -> None:
         """The lease of the job's claim ends at `deadline`."""
         job.deadline = deadline
         self.changed(job.new.id)
 
-    def request_cancel(self, job: Job) -> None:
+    def request_cancel(self, job: StoredJob) -> None:
         """The worker of the running job will learn that it is not wanted any more."""
         job.cancel_requested = True
         self._publisher.publish(JobEventKind.CANCEL_REQUESTED, job.new.id)
 
-    def report(self, job: Job, progress: bytes) -> None:
+    def report(self, job: StoredJob, progress: bytes) -> None:
         """The running job has come this far."""
         job.progress = progress
         self._publisher.publish(JobEventKind.PROGRESS, job.new.id)
 
-    def _end_attempt(self, job: Job, step: Step) -> None:
+    def _end_attempt(self, job: StoredJob, step: Step) -> None:
         self._step(job, step)
         stalled = step in (Step.STALL, Step.EXHAUST)
         job.settled_by = None if stalled else job.token
@@ -288,7 +292,7 @@ class JobTable(MarkTable):
             self._busy_keys.discard(job.new.ordering_key)
             self._unpark(job.new.ordering_key)
 
-    def _finish(self, job: Job, now: datetime, keep: Retention) -> None:
+    def _finish(self, job: StoredJob, now: datetime, keep: Retention) -> None:
         self.let_go(job.new.id)
         job.finished_at = now
         completed = job.state is JobState.COMPLETED
@@ -300,30 +304,30 @@ class JobTable(MarkTable):
 
     # Steps out of the table
 
-    def keep(self, job: Job, until: datetime) -> None:
+    def keep(self, job: StoredJob, until: datetime) -> None:
         """The finished job's record expires at `until`."""
         self._expiring.add((until,), job.new.id)
         self.changed(job.new.id)
 
-    def expire(self, job: Job) -> None:
+    def expire(self, job: StoredJob) -> None:
         """The finished job's record is gone."""
         self._expiring.discard(job.new.id)
         self._step(job, Step.EXPIRE)
         self.changed(job.new.id)
 
-    def cancel(self, job: Job, now: datetime) -> None:
+    def cancel(self, job: StoredJob, now: datetime) -> None:
         """The waiting job is gone; who waited for it is told, and can still read so for an hour."""
         self.drop(job)
         self._tombstones.add((now + TOMBSTONE,), job.new.id)
         self._publisher.publish(JobEventKind.CANCELLED, job.new.id)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: StoredJob) -> None:
         """The job that had not ended is gone without a trace."""
         self.let_go(job.new.id)
         self._take(job, Step.CANCEL if job.waits else Step.REMOVE)
         self.changed(job.new.id)
 
-    def _take(self, job: Job, step: Step) -> None:
+    def _take(self, job: StoredJob, step: Step) -> None:
         """The job is out of its line, or its claim void, whose worker is told to look."""
         if job.state is JobState.PROCESSING:
             self._end_attempt(job, step)
@@ -335,7 +339,7 @@ class JobTable(MarkTable):
         if job.new.ordering_key is not None:
             self._unpark(job.new.ordering_key)
 
-    def _step(self, job: Job, step: Step) -> None:
+    def _step(self, job: StoredJob, step: Step) -> None:
         target = after(job.state, step)
         del self.by_state[job.state][job.new.id]
         if target is None:
@@ -346,7 +350,7 @@ class JobTable(MarkTable):
 
     # Lines
 
-    def _line_up(self, job: Job) -> None:
+    def _line_up(self, job: StoredJob) -> None:
         if job.state is JobState.QUEUED:
             self._stand(job, self._ready)
             self.on_claimable()
@@ -355,13 +359,13 @@ class JobTable(MarkTable):
         if self.next_due() == job.run_at:
             self.on_claimable()
 
-    def _stand(self, job: Job, lines: dict[str, Line[Place]]) -> None:
+    def _stand(self, job: StoredJob, lines: dict[str, Line[Place]]) -> None:
         job.line = lines.get(job.new.name)
         if job.line is None:
             job.line = lines[job.new.name] = Line()
         job.line.add(job.place, job.new.id)
 
-    def _step_out(self, job: Job) -> None:
+    def _step_out(self, job: StoredJob) -> None:
         if job.line is None:
             return
         job.line.discard(job.new.id)
@@ -369,7 +373,7 @@ class JobTable(MarkTable):
             self._close(job, job.line)
         job.line = None
 
-    def _close(self, job: Job, line: Line[Place]) -> None:
+    def _close(self, job: StoredJob, line: Line[Place]) -> None:
         """An empty line takes no memory, however many names and keys come and go."""
         name, key = job.new.name, job.new.ordering_key
         if self._ready.get(name) is line:
@@ -380,7 +384,7 @@ class JobTable(MarkTable):
             if not lines:
                 del self._parked[key]
 
-    def _park(self, job: Job) -> None:
+    def _park(self, job: StoredJob) -> None:
         assert job.new.ordering_key is not None
         self._stand(job, self._parked.setdefault(job.new.ordering_key, {}))
 

@@ -11,7 +11,7 @@ from workers.storage.memory.line import Line, is_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class KeyHolder:
     """Which job a deduplication key stands for; `until` with `throttle`, else for as long as the job lets it."""
 
     job_id: str
@@ -19,20 +19,20 @@ class Mark:
     until: datetime | None = None
 
 
-class MarkTable:
+class KeyTable:
     """Deduplication keys and their marks, and when those of `throttle` are over."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, KeyHolder] = {}
         self._keys: dict[str, str] = {}  # of the jobs that are to let go of one
         self._ending_marks: Line[tuple[datetime]] = Line()
 
-    def marked(self, key: str, now: datetime) -> Mark | None:
+    def marked(self, key: str, now: datetime) -> KeyHolder | None:
         """What has the key at `now`."""
         mark = self._marks.get(key)
         return None if mark is None or (mark.until is not None and mark.until <= now) else mark
 
-    def mark(self, key: str, mark: Mark | None) -> None:
+    def mark(self, key: str, mark: KeyHolder | None) -> None:
         """The key is that mark's, and no other's; with None it is free."""
         old = self._marks.pop(key, None)
         if old is not None and self._keys.get(old.job_id) == key:

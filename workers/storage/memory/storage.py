@@ -37,7 +37,7 @@ from workers.storage.base import Limits
 from workers.storage.memory.jobs import JobTable
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_transaction
-from workers.storage.subscribers import Broadcast, BufferedSubscription
+from workers.storage.subscribers import BufferedSubscription, Subscribers
 
 
 class MemoryStorage:
@@ -157,17 +157,17 @@ class MemoryStorage:
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
-        with self._queue.broadcast.everything() as subscription:
+        with self._queue.listening.everything() as subscription:
             yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        with self._queue.broadcast.cancel_requests() as subscription:
+        with self._queue.listening.cancel_requests() as subscription:
             yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        with self._queue.broadcast.of_job(job_id) as subscription:
+        with self._queue.listening.of_job(job_id) as subscription:
             yield subscription
 
     def _now(self) -> datetime:
@@ -182,8 +182,8 @@ class MemoryQueue(QueueSteps):
     """One queue's jobs, and who waits for them."""
 
     def __init__(self) -> None:
-        self.broadcast = Broadcast()
-        super().__init__(JobTable(self.broadcast, self.wake))
+        self.listening = Subscribers()
+        super().__init__(JobTable(self.listening, self.wake))
         self._sleepers: dict[asyncio.Future[None], None] = {}  # who came first is woken first
 
     def wake(self) -> None:

@@ -14,14 +14,14 @@ from typing import Final, Protocol
 from redis.asyncio.connection import AbstractConnection
 
 from workers.errors import StorageUnavailable, WorkersError
-from workers.storage.on_redis.server import Reply, Server, translated
+from workers.storage.on_redis.server import RedisServer, Reply, translated
 
 PING_SECONDS: Final = 10.0
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
-class Hearer(Protocol):
+class ChannelSubscriber(Protocol):
     """Who is told what the listener hears; called in its event loop, must be quick and never raise."""
 
     def confirmed(self, channel: bytes) -> None:
@@ -30,14 +30,14 @@ class Hearer(Protocol):
     def heard(self, channel: bytes, body: bytes) -> bool:
         """Somebody published this; False where the channel need not be heard any more."""
 
-    def deafened(self) -> None:
+    def connection_lost(self) -> None:
         """The connection broke: what was published since the last message is unknown."""
 
 
-class Listener:
+class RedisListener:
     """Hears channels of one server for one hearer."""
 
-    def __init__(self, server: Server, hearer: Hearer, name: str) -> None:
+    def __init__(self, server: RedisServer, hearer: ChannelSubscriber, name: str) -> None:
         self._server = server
         self._hearer = hearer
         self._name = name
@@ -127,7 +127,7 @@ class Listener:
         assert self._failure is not None
         self._failure.set_result(error)
         self._failure = asyncio.get_running_loop().create_future()
-        self._hearer.deafened()
+        self._hearer.connection_lost()
 
     async def _listen(self, connection: AbstractConnection) -> None:
         """Take what comes, until the connection breaks or a ping is not answered."""

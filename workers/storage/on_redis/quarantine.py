@@ -17,7 +17,7 @@ from typing import Final
 from workers.errors import StorageError
 from workers.jobs import EnqueueResult, EnqueueStatus, NewJob, Repaired, RepairOutcome, SetAside
 from workers.storage.on_redis.node_values import moment, whole
-from workers.storage.on_redis.server import Reply, Server
+from workers.storage.on_redis.server import RedisServer, Reply
 
 READ_AT_ONCE: Final = 1_000
 
@@ -25,7 +25,7 @@ READ_AT_ONCE: Final = 1_000
 class Quarantine(ABC):
     """What was set aside of one queue, under the key `key`."""
 
-    def __init__(self, server: Server, key: str) -> None:
+    def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server
         self._key = key
         self._news: list[SetAside] = []

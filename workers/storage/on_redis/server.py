@@ -81,7 +81,7 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
-class Script(Protocol):
+class LoadableScript(Protocol):
     """A Lua script, and the SHA-1 it is called by."""
 
     @property
@@ -103,11 +103,11 @@ class _Pool:
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
 
 
-class Server:
+class RedisServer:
     """Runs commands on the server at `target`; `timeout` bounds each call. Replies are `text`, or else bytes."""
 
     def __init__(
-        self, target: str | Redis, timeout: timedelta, *, scripts: Callable[[], Sequence[Script]], text: bool
+        self, target: str | Redis, timeout: timedelta, *, scripts: Callable[[], Sequence[LoadableScript]], text: bool
     ) -> None:
         check_target(target)
         self._target = target
@@ -202,7 +202,7 @@ class Server:
                 replies[at] = reply
         return [checked(reply) for reply in replies]
 
-    async def call(self, script: Script, *arguments: str | bytes | int) -> Reply:
+    async def call(self, script: LoadableScript, *arguments: str | bytes | int) -> Reply:
         """The answer of one script, the first argument being its key.
 
         Raises:

@@ -17,8 +17,8 @@ from workers.storage.rules import refuse_transaction
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from workers.storage.on_redis.notices import QueueNotices
-    from workers.storage.on_redis.server import Reply, Server
+    from workers.storage.on_redis.server import RedisServer, Reply
+    from workers.storage.on_redis.subscribers import ChannelSubscribers
     from workers.storage.subscribers import BufferedSubscription
 
 RESULTS_AT_ONCE: Final = 100
@@ -43,10 +43,10 @@ class ScriptedStorage(ABC):
     ids_at_once: int = AT_ONCE
     """Jobs that one script of an operator's handles at most."""
 
-    def __init__(self, name: str, server: Server, notices: QueueNotices) -> None:
+    def __init__(self, name: str, server: RedisServer, subscribers: ChannelSubscribers) -> None:
         self._name = name
         self._server = server
-        self._notices = notices
+        self._subscribers = subscribers
 
     @abstractmethod
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
@@ -73,26 +73,26 @@ class ScriptedStorage(ABC):
 
     async def disconnect(self) -> None:
         if self._server.in_last_use:
-            await self._notices.close()
+            await self._subscribers.close()
         await self._server.close()
 
     def forget_loop(self) -> None:
-        self._notices.forget()
+        self._subscribers.forget()
         self._server.forget()
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
-        with self._notices.bell(names) as bell:
-            while not bell.is_set():
-                await self._notices.hear_wake_ups()
+        with self._subscribers.woken(names) as woken:
+            while not woken.is_set():
+                await self._subscribers.hear_wake_ups()
                 trusted = await self._look(names)
                 left = deadline - clock()
                 if trusted is None or left <= 0:
                     return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left, trusted)):
-                        await bell.wait()
+                        await woken.wait()
 
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         lost: dict[str, LossReason] = {}
@@ -110,17 +110,17 @@ class ScriptedStorage(ABC):
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(None) as subscription:
+        async with self._subscribers.subscribe(None) as subscription:
             yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.cancel_requests() as subscription:
+        async with self._subscribers.cancel_requests() as subscription:
             yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(job_id) as subscription:
+        async with self._subscribers.subscribe(job_id) as subscription:
             yield subscription
 
     async def pause(self) -> None:

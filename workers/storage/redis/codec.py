@@ -131,7 +131,7 @@ def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
     return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=STATES[state])
 
 
-class Record(NamedTuple):
+class RedisRecord(NamedTuple):
     """A job's record, up to what was sent of it."""
 
     place: int
@@ -146,7 +146,7 @@ class Record(NamedTuple):
     finish: int
 
 
-def decode_record(record: bytes) -> Record:
+def decode_record(record: bytes) -> RedisRecord:
     """The head of the record."""
     version, place, created, priority, max_attempts, keep_completed, keep_failed = _HEAD.unpack_from(record)
     at = _HEAD.size
@@ -159,7 +159,7 @@ def decode_record(record: bytes) -> Record:
     if version == _LINKED_RECORD:
         chain_index = _LINK.unpack_from(record, finish)[0]
         finish += _LINK.size
-    return Record(
+    return RedisRecord(
         place, created, priority, max_attempts, keep_completed, keep_failed, name, ordering_key, chain_index, finish
     )
 

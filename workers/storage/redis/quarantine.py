@@ -15,15 +15,15 @@ from workers.storage.on_redis.messages import unpack
 from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import Reply
 from workers.storage.redis.codec import decode_new_job
-from workers.storage.redis.scripts import QueueScripts
+from workers.storage.redis.scripts import RedisScripts
 
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
 
 
-class Quarantine(quarantine.Quarantine):
+class RedisQuarantine(quarantine.Quarantine):
     """What was set aside of one queue."""
 
-    def __init__(self, lua: QueueScripts, enqueue: Enqueue) -> None:
+    def __init__(self, lua: RedisScripts, enqueue: Enqueue) -> None:
         super().__init__(lua.server, text(lua.base) + ":quarantine")
         self._lua = lua
         self._enqueue_all = enqueue

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from workers.storage.on_redis.scripts import Script, assembled
-from workers.storage.on_redis.server import Reply, Server
+from workers.storage.on_redis.server import RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "retry", "remove", "promote"), ()),
@@ -42,10 +42,10 @@ def loaded_scripts() -> Sequence[Script]:
 _CHANNELS: Final = (b"wake", b"events", b"cancels")
 
 
-class QueueScripts:
+class RedisScripts:
     """The scripts of one queue on one server. All its keys begin with `base`, whose hash tag puts them in one slot."""
 
-    def __init__(self, server: Server, prefix: str, queue: str) -> None:
+    def __init__(self, server: RedisServer, prefix: str, queue: str) -> None:
         self.server = server
         tag = _in_a_tag(queue).replace(":", "%3A")  # or it could pass for the end of a longer prefix
         self.base = f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
@@ -58,7 +58,7 @@ class QueueScripts:
         return wake, events, cancels
 
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
-        """What the script answers; see `Server.call` for errors."""
+        """What the script answers; see `RedisServer.call` for errors."""
         return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
 
 

@@ -33,8 +33,8 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from workers.batching import Batcher
 from workers.checks import check_text
-from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -60,12 +60,12 @@ from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.messages import CANCELLED, STATES, duration, pack, unpack
-from workers.storage.on_redis.server import Reply, Server, parse_url
+from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.redis import codec, inspect
-from workers.storage.redis.notices import Notices
-from workers.storage.redis.quarantine import Quarantine
-from workers.storage.redis.scripts import QueueScripts, loaded_scripts
+from workers.storage.redis.quarantine import RedisQuarantine
+from workers.storage.redis.scripts import RedisScripts, loaded_scripts
+from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded_count,
@@ -110,11 +110,11 @@ class RedisStorage(ScriptedStorage):
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        server = Server(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = QueueScripts(server, prefix, queue)
-        super().__init__(queue, server, Notices(self._lua))
-        self._quarantine = Quarantine(self._lua, self.enqueue)
-        self._results = Gathering(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
+        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = RedisScripts(server, prefix, queue)
+        super().__init__(queue, server, RedisSubscribers(self._lua))
+        self._quarantine = RedisQuarantine(self._lua, self.enqueue)
+        self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.sql.caller import Caller
 from workers.storage.sql.rows import Transaction
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ Begin: TypeAlias = Callable[[Connection], Transaction]
 class Database(Protocol):
     """One database as this process uses it, shared by all storages on it; every future is done in some thread."""
 
-    notices: Notices
+    subscribers: DatabaseSubscribers
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]: ...
 
@@ -84,10 +84,10 @@ class Database(Protocol):
         """From now on waiters are told of what other processes commit, and look again once that is so."""
 
     async def subscribe(self, begin: Begin, queue: int) -> None:
-        """Every event of the queue that is committed from now on reaches `notices`."""
+        """Every event of the queue that is committed from now on reaches `subscribers`."""
 
-    async def hear_cancels(self) -> None:
-        """Every request to cancel a running job that is committed from now on reaches `notices`."""
+    async def listen_for_cancels(self) -> None:
+        """Every request to cancel a running job that is committed from now on reaches `subscribers`."""
 
     async def release(self) -> None:
         """One user less; with the last one its threads and connections are gone."""

@@ -187,10 +187,10 @@ class SqlStorage:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
         database = self._database()
-        with database.notices.listen(self._id) as ears, ears.bell() as bell:
+        with database.subscribers.listen(self._id) as subscribers, subscribers.woken() as woken:
             database.hear()
             while True:
-                bell.clear()
+                woken.clear()
                 until_due = await asyncio.wrap_future(database.claimable_in(self._transaction, names))
                 left = deadline - clock()
                 if until_due is not None and not isinstance(self._clock, ManualClock):
@@ -199,7 +199,7 @@ class SqlStorage:
                     return
                 try:
                     async with asyncio.timeout(left):
-                        await bell.wait()
+                        await woken.wait()
                 except TimeoutError:
                     continue
 
@@ -247,27 +247,27 @@ class SqlStorage:
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
-        with database.notices.listen(self._id, subscribe=True) as ears:
+        with database.subscribers.listen(self._id, subscribe=True) as subscribers:
             await database.subscribe(self._transaction, self._id)
-            with ears.broadcast.everything() as subscription:
+            with subscribers.listening.everything() as subscription:
                 yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
         with (
-            database.notices.listen(self._id, for_cancels=True) as ears,
-            ears.broadcast.cancel_requests() as subscription,
+            database.subscribers.listen(self._id, for_cancels=True) as subscribers,
+            subscribers.listening.cancel_requests() as subscription,
         ):
-            await database.hear_cancels()
+            await database.listen_for_cancels()
             yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
-        with database.notices.listen(self._id, subscribe=True) as ears:
+        with database.subscribers.listen(self._id, subscribe=True) as subscribers:
             await database.subscribe(self._transaction, self._id)
-            with ears.broadcast.of_job(job_id) as subscription:
+            with subscribers.listening.of_job(job_id) as subscription:
                 yield subscription
 
     # Management
@@ -371,7 +371,7 @@ class SqlStorage:
 
     def _wake(self) -> None:
         if self._connected is not None:
-            self._connected.notices.tell(self._id, (), wake=True)
+            self._connected.subscribers.tell(self._id, (), wake=True)
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:

@@ -44,10 +44,10 @@ from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import translate
 from workers.storage.sql.postgres import steps
-from workers.storage.sql.postgres.listener import REGISTERED, Listener, new_process
+from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class PostgresDatabase:
 
     def __init__(self, target: PostgresTarget) -> None:
         self.name = f"PostgreSQL database {target.url!r}"
-        self.notices = Notices()
+        self.subscribers = DatabaseSubscribers()
         self.users = 0
         self.pid = os.getpid()
         self._timeout = target.busy_timeout
@@ -79,7 +79,7 @@ class PostgresDatabase:
         self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._prompt = ThreadPoolExecutor(_PROMPT, "workers-postgres")
         self._patient = ThreadPoolExecutor(_PATIENT, "workers-postgres-patient")
-        self._listener = Listener(self.name, self._process, target.listening_connection, self.notices)
+        self._listener = PostgresListener(self.name, self._process, target.listening_connection, self.subscribers)
         self._which: tuple[object, ...] | None = None
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
@@ -162,11 +162,11 @@ class PostgresDatabase:
         self._listener.start()
 
     async def subscribe(self, begin: Begin, queue: int) -> None:
-        await self.hear_cancels()
+        await self.listen_for_cancels()
         if not self._listener.is_registered(queue):
             await asyncio.wrap_future(self._step(self._patient, begin, self._register))
 
-    async def hear_cancels(self) -> None:
+    async def listen_for_cancels(self) -> None:
         try:
             async with asyncio.timeout(self._timeout.total_seconds()):
                 await asyncio.shield(asyncio.wrap_future(self._listener.start()))
@@ -195,14 +195,14 @@ class PostgresDatabase:
         self._patient.shutdown()
         self._engine.dispose()
 
-    def _step(self, lane: ThreadPoolExecutor, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+    def _step(self, thread: ThreadPoolExecutor, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         def run() -> T:
             with self._single.connect() as connection:
                 return work(begin(connection))
 
-        return self._submit(lane, run)
+        return self._submit(thread, run)
 
-    def _submit(self, lane: ThreadPoolExecutor, run: Callable[[], T]) -> Future[T]:
+    def _submit(self, thread: ThreadPoolExecutor, run: Callable[[], T]) -> Future[T]:
         def translated() -> T:
             try:
                 return run()
@@ -212,7 +212,7 @@ class PostgresDatabase:
         if self.pid != os.getpid():
             raise StorageError(f"{self.name} was opened before this process was forked; connect again")
         try:
-            return lane.submit(translated)
+            return thread.submit(translated)
         except RuntimeError:
             raise StorageUnavailable(f"{self.name} was disconnected") from None
 

@@ -24,7 +24,7 @@ import psycopg
 
 from workers.jobs import JobEventKind
 from workers.storage.sql.rows import decode_text, encode_text
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 REGISTERED: Final = 60_000
 """Milliseconds for which a process counts as subscribed; renewed at a third of it."""
@@ -39,16 +39,16 @@ _ENDED = (
 )
 
 
-class Listener:
-    """Hears for `notices`, in a thread of its own from the first `start` until `stop`."""
+class PostgresListener:
+    """Hears for `subscribers`, in a thread of its own from the first `start` until `stop`."""
 
     def __init__(
-        self, database: str, process: str, connect: Callable[[], psycopg.Connection], notices: Notices
+        self, database: str, process: str, connect: Callable[[], psycopg.Connection], subscribers: DatabaseSubscribers
     ) -> None:
         self._database = database
         self._process = process
         self._connect = connect
-        self._notices = notices
+        self._subscribers = subscribers
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -97,11 +97,11 @@ class Listener:
                 if not failures:
                     _LOG.warning("cannot listen to %s, trying again: %s", self._database, type(error).__name__)
             with self._lock:
-                deafened = self._armed.done()
-                if deafened:
+                connection_lost = self._armed.done()
+                if connection_lost:
                     self._armed = Future()
-            if deafened:  # told only now: who listens anew waits until the next connection hears
-                self._notices.miss_cancels(f"the connection that listens to {self._database} was lost")
+            if connection_lost:  # told only now: who listens anew waits until the next connection hears
+                self._subscribers.miss_cancels(f"the connection that listens to {self._database} was lost")
             if not self._stopping:
                 self._pause(_PAUSES[min(failures, len(_PAUSES) - 1)])
             failures += 1
@@ -117,29 +117,29 @@ class Listener:
         connection.execute("LISTEN workers_wake")
         connection.execute("LISTEN workers_events")
         connection.execute("LISTEN workers_cancels")
-        for queue in self._notices.subscribed():
+        for queue in self._subscribers.subscribed():
             self._register(connection, queue)
         with self._lock:
             self._armed.set_result(None)
         if not first:
             self._tell_ended(connection)
-        self._notices.wake_all()
+        self._subscribers.wake_all()
 
     def _register(self, connection: psycopg.Connection, queue: int) -> None:
         connection.execute(_REGISTER, (queue, self._process, REGISTERED))
         self.registered(queue)
 
     def _tell_ended(self, connection: psycopg.Connection) -> None:
-        for queue, jobs in self._notices.awaited().items():
+        for queue, jobs in self._subscribers.awaited().items():
             for job_id, state in connection.execute(_ENDED, (queue, [encode_text(job_id) for job_id in jobs])):
-                self._notices.tell(queue, [(JobEventKind(state), decode_text(job_id))], wake=False)
+                self._subscribers.tell(queue, [(JobEventKind(state), decode_text(job_id))], wake=False)
 
     def _hear(self, connection: psycopg.Connection) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._ear, selectors.EVENT_READ)
             while not self._stopping:
-                for queue in self._notices.subscribed():
+                for queue in self._subscribers.subscribed():
                     if not self.is_registered(queue):
                         self._register(connection, queue)
                 # After the statements and before the wait: what came with an answer makes the socket readable no more.
@@ -154,17 +154,17 @@ class Listener:
     def _deliver(self, channel: str, payload: str) -> None:
         if channel == "workers_cancels":
             number, _, job_id = payload.partition(" ")
-            self._notices.request_cancel(int(number), decode_text(job_id))
+            self._subscribers.request_cancel(int(number), decode_text(job_id))
             return
         queue, *events = payload.split(" ")
         if channel == "workers_wake":
-            self._notices.tell(int(queue), (), wake=True)
+            self._subscribers.tell(int(queue), (), wake=True)
             return
         told = []
         for event in events:
             kind, _, job_id = event.replace("%20", " ").replace("%25", "%").partition(":")
             told.append((JobEventKind(kind), decode_text(job_id)))
-        self._notices.tell(int(queue), told, wake=False)
+        self._subscribers.tell(int(queue), told, wake=False)
 
 
 def new_process() -> str:

@@ -47,8 +47,8 @@ from workers.storage.sql.sqlite.connections import (
     undo_when_cancelled,
 )
 from workers.storage.sql.sqlite.events import EventLog
-from workers.storage.sql.sqlite.lane import POLL, Lane
-from workers.storage.subscribers import Notices
+from workers.storage.sql.sqlite.thread import POLL, SqliteThread
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
@@ -59,19 +59,19 @@ class SqliteDatabase:
     def __init__(self, path: str, busy_timeout: timedelta) -> None:
         self.path = path
         self.name = f"SQLite database {path!r}"
-        self.notices = Notices()
+        self.subscribers = DatabaseSubscribers()
         self.callers = Callers(path, self.name)
         self.users = 0
         self._data_version: object = None
-        self._writer = Lane("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
-        self._reader = Lane(
+        self._writer = SqliteThread("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
+        self._reader = SqliteThread(
             "workers-sqlite-reader",
             self.name,
             lambda: self._open_reader(busy_timeout),
             tick=self._watch,
-            ticking=lambda: self.notices.wanted,
+            ticking=lambda: self.subscribers.wanted,
         )
-        self.events = EventLog(secrets.token_hex(8), self.notices, self._write_later)
+        self.events = EventLog(secrets.token_hex(8), self.subscribers, self._write_later)
 
     # The steps
 
@@ -115,7 +115,7 @@ class SqliteDatabase:
                 transaction = begin(connection)
                 result = work(transaction)
                 self.events.record(transaction, own=True)
-            self.notices.tell(transaction.queue, transaction.events, wake=transaction.wake)
+            self.subscribers.tell(transaction.queue, transaction.events, wake=transaction.wake)
             return result
 
         return self._writer.submit(run)
@@ -139,7 +139,7 @@ class SqliteDatabase:
 
     def look_now(self) -> None:
         """Without waiting for the watcher."""
-        self.notices.wake_all()
+        self.subscribers.wake_all()
         with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
             self._reader.submit(self.events.read)
 
@@ -153,9 +153,9 @@ class SqliteDatabase:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
-        await self.hear_cancels()
+        await self.listen_for_cancels()
 
-    async def hear_cancels(self) -> None:
+    async def listen_for_cancels(self) -> None:
         await asyncio.wrap_future(self._reader.submit(self.events.read))
 
     async def release(self) -> None:
@@ -170,7 +170,7 @@ class SqliteDatabase:
 
     async def close(self) -> None:
         """Both threads are gone and their connections closed."""
-        await asyncio.gather(*(asyncio.wrap_future(lane.stop()) for lane in (self._writer, self._reader)))
+        await asyncio.gather(*(asyncio.wrap_future(thread.stop()) for thread in (self._writer, self._reader)))
 
     def _open_reader(self, busy_timeout: timedelta) -> Connection:
         connection = connect(self.path, busy_timeout)
@@ -191,7 +191,7 @@ class SqliteDatabase:
             self.events.read(connection)
             # Set last, to what it was before: what could not be read, or was committed since, is seen at the next look.
             self._data_version = version
-            self.notices.wake_all()
+            self.subscribers.wake_all()
         self.events.keep_listening()
 
 

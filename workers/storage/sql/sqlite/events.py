@@ -21,7 +21,7 @@ from sqlalchemy import Connection, text
 from workers.errors import StorageUnavailable
 from workers.jobs import JobEventKind
 from workers.storage.sql.rows import BATCH, Transaction
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 NOBODY: Final = ""
 """The process of events in a caller's transaction."""
@@ -49,9 +49,11 @@ _LATER = text(
 class EventLog:
     """This process's side of the event table of one database."""
 
-    def __init__(self, process: str, notices: Notices, write: Callable[[Callable[[Connection], None]], None]) -> None:
+    def __init__(
+        self, process: str, subscribers: DatabaseSubscribers, write: Callable[[Callable[[Connection], None]], None]
+    ) -> None:
         self._process = process
-        self._notices = notices
+        self._subscribers = subscribers
         self._write = write
         # Where reading has come to, None while nobody subscribed; read and written by the reader's thread alone.
         self._position: int | None = None
@@ -91,7 +93,7 @@ class EventLog:
 
     def keep_listening(self) -> None:
         """The rows of queues with subscribers are, or are about to be, fresh."""
-        for queue in self._notices.subscribed():
+        for queue in self._subscribers.subscribed():
             if not self.is_listening(queue):
                 with self._lock:
                     self._renewed[queue] = time.monotonic()
@@ -108,7 +110,7 @@ class EventLog:
 
     def read(self, connection: Connection) -> None:
         """What others wrote since the last call is delivered; the first call only notes where the table ends."""
-        if not (self._notices.subscribed() or self._notices.awaits_cancels):
+        if not (self._subscribers.subscribed() or self._subscribers.awaits_cancels):
             self._position = None
             return
         if self._position is None:
@@ -119,6 +121,6 @@ class EventLog:
             rows = connection.execute(_LATER, place).all()
             for seq, queue, kind, job_id in rows:
                 self._position = seq
-                self._notices.tell(queue, [(JobEventKind(kind), job_id)], wake=False)
+                self._subscribers.tell(queue, [(JobEventKind(kind), job_id)], wake=False)
             if len(rows) < BATCH:
                 return

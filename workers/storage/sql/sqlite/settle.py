@@ -1,8 +1,8 @@
 """How attempts end.
 
 Theory of operation. The rows of all settled claims are read first; each settlement is decided on its own and only
-noted in a `_Batch`, which then writes one statement per kind of ending. An element that cannot be stored is an outcome,
-not an exception, so it does not take its neighbours with it.
+noted in a `_Writes`, which then writes one statement per kind of ending. An element that cannot be stored is an
+outcome, not an exception, so it does not take its neighbours with it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Attempt:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _Writes:
     """What the settlements decided so far will write."""
 
     now: int
@@ -225,7 +225,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         place = {"queue": transaction.queue, "seqs": list(batch)}
         rows = transaction.connection.execute(_ROWS, place).mappings()
         attempts.update((row["seq"], _Attempt(**row)) for row in rows)
-    work = _Batch(transaction.now)
+    work = _Writes(transaction.now)
     outcomes: list[SettleOutcome | None] = []
     for settlement, (seq, secret) in zip(settlements, tokens, strict=True):
         outcomes.append(_decide(work, attempts.get(seq), secret, settlement))
@@ -237,7 +237,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
     ]
 
 
-def _decide(work: _Batch, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:
+def _decide(work: _Writes, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:
     """The outcome, its effect noted in `work`; None for a claim that does not hold its job."""
     if attempt is None or attempt.token != secret or attempt.id != settlement.claim.job_id:
         return None

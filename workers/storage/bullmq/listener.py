@@ -25,7 +25,7 @@ from workers.jobs import JobEventKind
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.server import Reply
-from workers.storage.subscribers import Broadcast, BufferedSubscription, CancelRequests
+from workers.storage.subscribers import BufferedSubscription, CancelRequests, Subscribers
 
 CANCELLED_EVENT: Final = "cancelled"
 CANCEL_REQUESTED_EVENT: Final = "cancel-requested"
@@ -56,13 +56,13 @@ LINGER_SECONDS: Final = 1.0
 Position: TypeAlias = tuple[int, int]
 
 
-class EventFeed:
+class StreamListener:
     """Subscriptions to the events in one stream of a queue."""
 
     def __init__(self, queue: QueueAccess, stream: str) -> None:
         self._queue = queue
         self._stream = stream
-        self._broadcast = Broadcast()
+        self._listening = Subscribers()
         self._subscribers = 0
         self._left_at = 0.0  # when the last subscriber so far went, on the monotonic clock
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
@@ -74,14 +74,14 @@ class EventFeed:
     async def subscribe(self, job_id: str | None) -> AsyncIterator[BufferedSubscription]:
         """Events of one job, of every job with None, that happen from now on."""
         async with self._heard():
-            with self._broadcast.scope(job_id) as subscription:
+            with self._listening.scope(job_id) as subscription:
                 yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[CancelRequests]:
         """Requests to cancel a running job from now on."""
         async with self._heard():
-            with self._broadcast.cancel_requests() as subscription:
+            with self._listening.cancel_requests() as subscription:
                 yield subscription
 
     @asynccontextmanager
@@ -104,7 +104,7 @@ class EventFeed:
     def forget(self) -> None:
         """The event loop is gone, and its reader and subscribers with it."""
         keep_inherited(self._reader)
-        self._reader, self._subscribers, self._broadcast = None, 0, Broadcast()
+        self._reader, self._subscribers, self._listening = None, 0, Subscribers()
 
     async def _last_position(self) -> Position:
         [entries] = await self._queue.server.run([("XREVRANGE", self._stream, "+", "-", "COUNT", 1)])
@@ -142,7 +142,7 @@ class EventFeed:
                 self._publish(dict(zip(flat[::2], flat[1::2], strict=True)))
                 self._position = _position(entry_id)
             if len(entries) == PAGE:  # the stream is kept no shorter, but older entries may have been trimmed unread
-                self._broadcast.miss_cancels("more requests to cancel were made at once than the stream keeps")
+                self._listening.miss_cancels("more requests to cancel were made at once than the stream keeps")
         async with self._moved:
             self._moved.notify_all()
 
@@ -155,7 +155,7 @@ class EventFeed:
             kind = None
         self._added = raw if name in ("added", CONTINUED_EVENT) else ""
         if kind is not None and raw:
-            self._broadcast.publish(kind, decode_id(raw))
+            self._listening.publish(kind, decode_id(raw))
 
 
 def _position(entry_id: Reply) -> Position:

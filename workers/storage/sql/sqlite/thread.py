@@ -24,7 +24,7 @@ POLL: Final = timedelta(milliseconds=50)
 _LOG = logging.getLogger(__name__)
 
 
-class Lane:
+class SqliteThread:
     """One thread with one connection, doing what it is handed in order; connects when first needed.
 
     With `tick`, that is called about every 50 ms as long as `ticking()`.

@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class KvDeduplication:
     """Marks under `prefix` in a store that others may use too."""
 
     kv: ConditionalKvStore

@@ -21,10 +21,10 @@ from typing import Final
 
 from workers.jobs import JobEventKind
 from workers.storage.bull.codec import decode_id
-from workers.storage.bull.scripts import EMITTER, QueueScripts
+from workers.storage.bull.scripts import EMITTER, BullScripts
 from workers.storage.on_redis.messages import KINDS, unpack
 from workers.storage.on_redis.node_values import whole
-from workers.storage.on_redis.notices import Event, QueueNotices
+from workers.storage.on_redis.subscribers import ChannelSubscribers, Event
 
 NODE_KINDS: Final[Mapping[str, JobEventKind]] = {
     "waiting": JobEventKind.QUEUED,
@@ -40,11 +40,11 @@ MOST_BYTES: Final = 16 << 20
 """The longest message of Node's that is read."""
 
 
-class Notices(QueueNotices):
+class BullSubscribers(ChannelSubscribers):
     """The wake-ups and events of one queue; `ends` tells how jobs ended, for those who may have missed it."""
 
     def __init__(
-        self, queue: QueueScripts, ends: Callable[[Sequence[str]], Awaitable[Sequence[JobEventKind | None]]]
+        self, queue: BullScripts, ends: Callable[[Sequence[str]], Awaitable[Sequence[JobEventKind | None]]]
     ) -> None:
         super().__init__(queue.server, repr(queue.base))
         self._queue = queue
@@ -65,15 +65,15 @@ class Notices(QueueNotices):
         return self._queue.own_channel("cancels")
 
     @contextmanager
-    def bell(self, names: Collection[str]) -> Iterator[asyncio.Event]:
-        with super().bell(names) as rung:
+    def woken(self, names: Collection[str]) -> Iterator[asyncio.Event]:
+        with super().woken(names) as woken:
             try:
-                yield rung
+                yield woken
             finally:
                 self._waited_at = time.monotonic()
 
     def heard(self, channel: bytes, body: bytes) -> bool:
-        if channel in self.wake_channels and not self._bells:
+        if channel in self.wake_channels and not self._waiting:
             return time.monotonic() - self._waited_at < LINGER_SECONDS
         return super().heard(channel, body)
 

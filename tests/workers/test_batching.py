@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from workers.batching import Batcher
 from workers.errors import StorageUnavailable
-from workers.gathering import Gathering
 from workers.testing.steps import PATIENCE
 
 
@@ -19,7 +19,7 @@ class Doubling:
         self.groups: list[list[int]] = []
         self.gate = asyncio.Event()
         self.away = False
-        self.gathering = Gathering(self.double, limit)
+        self.gathering = Batcher(self.double, limit)
 
     async def double(self, items: Sequence[int]) -> list[int]:
         self.groups.append(list(items))

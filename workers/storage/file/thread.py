@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from workers.errors import StorageError, StorageUnavailable, WorkersError
-from workers.storage.file.copy import News, QueueCopy
+from workers.storage.file.copy import Announcements, QueueCopy
 from workers.storage.file.directory import QueueDirectory, directory_of, translate
 from workers.storage.file.state import FileState
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
@@ -47,12 +47,12 @@ class _Task:
     writes: bool
 
 
-class Lane:
+class FileThread:
     """The thread, what it is handed, and everybody in this process who waits for something in the queue."""
 
     def __init__(self, path: Path, name: str, *, sync: bool) -> None:
         self.path = path
-        self.notices = Notices()
+        self.subscribers = DatabaseSubscribers()
         self.users = 0
         self._name = name
         self._sync = sync
@@ -126,7 +126,7 @@ class Lane:
         return going_on
 
     def _patience(self) -> float | None:
-        return POLL.total_seconds() if self.notices.wanted else None
+        return POLL.total_seconds() if self.subscribers.wanted else None
 
     def _watch(self) -> None:
         """Whoever waits or listens knows what other processes did."""
@@ -140,7 +140,7 @@ class Lane:
     def _do(self, group: deque[_Task]) -> None:
         """Every task's future is resolved: by its answer, or by what kept that from being safe."""
         while True:
-            batch = _Batch(tasks=group)
+            batch = _Group(tasks=group)
             try:
                 with self._opened().locked():
                     self._take_steps(batch)
@@ -157,7 +157,7 @@ class Lane:
             if not group:
                 return
 
-    def _take_steps(self, batch: _Batch) -> None:
+    def _take_steps(self, batch: _Group) -> None:
         """The steps of the tasks that have answers now are safe; the other tasks are for another batch.
 
         If this raises, none is safe.
@@ -180,15 +180,15 @@ class Lane:
             self._copy = QueueCopy(self._directory, self._name, sync=self._sync)
         return self._directory
 
-    def _tell(self, news: News) -> None:
-        self.notices.tell(QUEUE_NUMBER, news.events, wake=news.wake)
+    def _tell(self, news: Announcements) -> None:
+        self.subscribers.tell(QUEUE_NUMBER, news.events, wake=news.wake)
 
-    def _fail(self, batch: _Batch, error: Exception) -> None:
+    def _fail(self, batch: _Group, error: Exception) -> None:
         waiting = [future for future, _ in batch.answers] + [task.future for task in batch.tasks]
         if not waiting and not self._failing:
             _LOG.warning("%s: cannot watch for what others do: %s", self.path, error)
             self._failing = True
-            self.notices.wake_all()  # who waits shall hear of it
+            self.subscribers.wake_all()  # who waits shall hear of it
         if not isinstance(error, OSError | WorkersError) and self._copy is not None:
             self._copy.forget()  # a bug, and nobody knows how far it got
         for future in waiting:
@@ -205,15 +205,15 @@ class Lane:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Batch:
+class _Group:
     """Tasks, and what becomes of them; `heard` is what others did, true whatever becomes of ours."""
 
     tasks: deque[_Task]
     spoilt: bool = False
     """Whether a step raised half-way, so that the state is not to be trusted."""
     answers: list[tuple[Future[object], object]] = field(default_factory=list)
-    heard: News = field(default_factory=News)
-    done: News = field(default_factory=News)
+    heard: Announcements = field(default_factory=Announcements)
+    done: Announcements = field(default_factory=Announcements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class _Refused:
     error: Exception
 
 
-def _take_step(batch: _Batch, state: FileState, copy: QueueCopy, frames: list[bytes]) -> None:
+def _take_step(batch: _Group, state: FileState, copy: QueueCopy, frames: list[bytes]) -> None:
     """The first task has an answer, and what it changed is in `done` and `frames`."""
     task = batch.tasks.popleft()
     answer: object
@@ -249,28 +249,28 @@ def _resolve(future: Future[object], answer: object) -> None:
 
 _lock = threading.Lock()
 # By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
-_lanes: dict[tuple[int, Path, bool], Lane] = {}
+_lanes: dict[tuple[int, Path, bool], FileThread] = {}
 
 
-def acquire(root: Path, name: str, *, sync: bool) -> Lane:
+def acquire(root: Path, name: str, *, sync: bool) -> FileThread:
     """This process's lane for the queue, with one user more; each must `release` it."""
     path = directory_of(Path(os.path.realpath(root)), name)
     with _lock:
         key = (os.getpid(), path, sync)
-        lane = _lanes.get(key)
-        if lane is None:
-            lane = _lanes[key] = Lane(path, name, sync=sync)
-        lane.users += 1
-        return lane
+        thread = _lanes.get(key)
+        if thread is None:
+            thread = _lanes[key] = FileThread(path, name, sync=sync)
+        thread.users += 1
+        return thread
 
 
-async def release(lane: Lane) -> None:
+async def release(thread: FileThread) -> None:
     """One user less; with the last one its thread is gone and its files are closed."""
     with _lock:
-        lane.users -= 1
-        if lane.users:
+        thread.users -= 1
+        if thread.users:
             return
         for key, other in list(_lanes.items()):
-            if other is lane:
+            if other is thread:
                 del _lanes[key]
-    await lane.close()
+    await thread.close()

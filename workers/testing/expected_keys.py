@@ -10,7 +10,7 @@ from workers.jobs import NewJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedMark:
+class ExpectedKeyHolder:
     """Which job has a deduplication key; `until` by `throttle`, else for as long as its mode says."""
 
     job_id: str
@@ -18,20 +18,20 @@ class ExpectedMark:
     until: datetime | None
 
 
-class ExpectedMarks:
+class ExpectedKeys:
     """Who has which key."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, ExpectedMark] = {}
+        self._marks: dict[str, ExpectedKeyHolder] = {}
 
-    def take(self, new: NewJob, asked: Deduplication, now: datetime) -> ExpectedMark | None:
+    def take(self, new: NewJob, asked: Deduplication, now: datetime) -> ExpectedKeyHolder | None:
         """The key is the new job's, or what has it."""
         mark = self._marks.get(asked.key)
         if mark is not None and (mark.until is None or mark.until > now):
             return mark
         ttl = asked.ttl if asked.mode is DeduplicationMode.THROTTLE else None
         until = None if ttl is None else now + new.delay + ttl
-        self._marks[asked.key] = ExpectedMark(job_id=new.id, mode=asked.mode, until=until)
+        self._marks[asked.key] = ExpectedKeyHolder(job_id=new.id, mode=asked.mode, until=until)
         return None
 
     def let_go(self, job_id: str, *, claimed: bool, over: bool) -> None:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Gathering(Generic[T, R]):
+class Batcher(Generic[T, R]):
     """Asks `call` about up to `limit` items at once; it answers in their order.
 
     What makes a whole group fail is tried again one by one, so that it costs no neighbour anything; a storage that did

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from workers.kv import Key
 
 
-class TaskMarks:
+class TaskKeys:
     """A `ConditionalKvStore` in the Redis of the queues, beside them; the first use connects it, `close` ends that.
 
     Raises:

@@ -7,7 +7,7 @@ from workers.storage.base import Repairable, Storage
 from workers.worker.events import Emitter, WorkerEventKind
 
 
-class News:
+class SetAsideReporter:
     """What one storage set aside since it was last asked, as events."""
 
     def __init__(self, storage: Storage, events: Emitter) -> None:

@@ -22,31 +22,31 @@ from workers.errors import WorkersError
 from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
 from workers.storage.base import ANY_NAME
-from workers.storage.on_redis.listener import Listener
-from workers.storage.on_redis.server import Server
-from workers.storage.subscribers import Broadcast, BufferedSubscription
+from workers.storage.on_redis.listener import RedisListener
+from workers.storage.on_redis.server import RedisServer
+from workers.storage.subscribers import BufferedSubscription, Subscribers
 
 Event: TypeAlias = tuple[JobEventKind, str]
 
 
 @dataclass(slots=True, eq=False)
-class Bell:
+class WaitingClaimer:
     """Rings when a job of one of these names may have become claimable."""
 
     names: frozenset[bytes]
-    rung: asyncio.Event = field(default_factory=asyncio.Event)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class QueueNotices(ABC):
+class ChannelSubscribers(ABC):
     """What is published about one queue; a layout says on which channels, and in which form."""
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: RedisServer, name: str) -> None:
         self._server, self._name = server, name
-        self._listener = Listener(server, self, name)
-        self._broadcast = Broadcast()
+        self._listener = RedisListener(server, self, name)
+        self._listening = Subscribers()
         self._subscribers = 0
-        self._cancels = Broadcast()
-        self._bells: set[Bell] = set()
+        self._cancels = Subscribers()
+        self._waiting: set[WaitingClaimer] = set()
         self._telling: asyncio.Task[None] | None = None
 
     @property
@@ -81,14 +81,14 @@ class QueueNotices(ABC):
         """How each of the jobs ended, None for one that has not."""
 
     @contextmanager
-    def bell(self, names: Collection[str]) -> Iterator[asyncio.Event]:
+    def woken(self, names: Collection[str]) -> Iterator[asyncio.Event]:
         """An event that is set when a claim for these names may succeed, until the context ends."""
-        bell = Bell(frozenset(name.encode() for name in names))
-        self._bells.add(bell)
+        woken = WaitingClaimer(frozenset(name.encode() for name in names))
+        self._waiting.add(woken)
         try:
-            yield bell.rung
+            yield woken.woken
         finally:
-            self._bells.discard(bell)
+            self._waiting.discard(woken)
 
     async def hear_wake_ups(self) -> None:
         """Bells ring from now on.
@@ -104,7 +104,7 @@ class QueueNotices(ABC):
         self._subscribers += 1
         try:
             await self._listener.hear(*self.event_channels)
-            with self._broadcast.scope(job_id) as subscription:
+            with self._listening.scope(job_id) as subscription:
                 yield subscription
         finally:
             self._subscribers -= 1
@@ -126,16 +126,16 @@ class QueueNotices(ABC):
     def forget(self) -> None:
         """The event loop is gone, and its listener, subscribers and waiters with it."""
         keep_inherited(self._listener)
-        self._listener = Listener(self._server, self, self._name)
+        self._listener = RedisListener(self._server, self, self._name)
         self._subscribers, self._telling = 0, None
-        self._broadcast, self._cancels = Broadcast(), Broadcast()
-        self._bells = set()
+        self._listening, self._cancels = Subscribers(), Subscribers()
+        self._waiting = set()
 
     def confirmed(self, channel: bytes) -> None:
-        if channel == self.event_channels[0] and self._broadcast.awaited():
+        if channel == self.event_channels[0] and self._listening.awaited():
             self._telling = asyncio.create_task(self._tell_ended(), name="redis-notices-tell-ended")
 
-    def deafened(self) -> None:
+    def connection_lost(self) -> None:
         self._cancels.miss_cancels("the connection on which cancel requests are heard was lost")
         self._ring(())
 
@@ -148,19 +148,19 @@ class QueueNotices(ABC):
             return False
         else:
             for kind, job_id in self.read_events(channel, body):
-                self._broadcast.publish(kind, job_id)
+                self._listening.publish(kind, job_id)
         return True
 
     async def _tell_ended(self) -> None:
         """Jobs that ended while nothing was heard are told to have ended."""
         with suppress(WorkersError):  # then the connection will be made once more
-            awaited = self._broadcast.awaited()
+            awaited = self._listening.awaited()
             for job_id, end in zip(awaited, await self.ends(awaited), strict=True):
                 if end is not None:
-                    self._broadcast.publish(end, job_id)
+                    self._listening.publish(end, job_id)
 
     def _ring(self, names: Collection[bytes]) -> None:
         """Every bell of these names rings, every bell there is if there are none."""
-        for bell in self._bells:
-            if not names or ANY_NAME.encode() in bell.names or not bell.names.isdisjoint(names):
-                bell.rung.set()
+        for woken in self._waiting:
+            if not names or ANY_NAME.encode() in woken.names or not woken.names.isdisjoint(names):
+                woken.woken.set()
