@@ -42,7 +42,7 @@ class Batcher(Generic[T, R]):
         """Whoever waits is served by a task of its own, so that all who ask in the same moment are served together."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()
-        self._serving = asyncio.create_task(self._serve(), name="gathered-calls") if self._waiting else None
+        self._serving = asyncio.create_task(self._serve(), name="batched-calls") if self._waiting else None
 
     async def _serve(self) -> None:
         taken = [self._waiting.popleft() for _ in range(min(self._limit, len(self._waiting)))]

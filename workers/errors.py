@@ -1,12 +1,13 @@
 """What can go wrong, as types a caller can act on; a bug stays `ValueError` or `TypeError`.
 
-A handler decides the fate of its job by what it raises: `Retry` (again, later), `UnrecoverableError` (never again),
-anything else (again by the retry policy while attempts are left).
+A handler decides the fate of its job by what it raises: `Retry` (again, later), `Snooze` (again, later, and no attempt
+is counted), `UnrecoverableError` (never again), anything else (again by the retry policy while attempts are left).
 """
 
 from __future__ import annotations
 
 import traceback
+import warnings
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -70,10 +71,11 @@ class LeaseLost(WorkersError):
 class Retry(WorkersError):
     """Raised by a handler: run the job again after `delay`, or at `at`; with neither, by the retry policy.
 
-    `at_least` lengthens the policy's delay, never shortens it. `counted=False` gives the attempt back (at most 100
-    times in a row). `postponed=True` does too, without that cap: for jobs that were not tried at all because something
-    they need was busy.
+    `at_least` lengthens the policy's delay, never shortens it. The attempt counts as a failed one. `counted=False`
+    gives it back, at most 100 times in a row; a job that was not tried at all is put off by `Snooze`.
     """
+
+    snoozed = False
 
     def __init__(
         self,
@@ -94,7 +96,30 @@ class Retry(WorkersError):
         self.at = at
         self.at_least = at_least
         self.counted = counted and not postponed
-        self.postponed = postponed
+        if postponed:
+            warnings.warn(
+                "Retry(postponed=True) is called Snooze: raise Snooze(delay) instead", DeprecationWarning, stacklevel=2
+            )
+            self.snoozed = True
+
+
+class Snooze(Retry):
+    """Raised by a handler: run the job again after `delay`, or at `at`, and count nothing.
+
+    For jobs that were not tried because something they need is busy or away: a job may be snoozed any number of times,
+    and keeps the attempts it has. With neither `delay` nor `at` it waits by the retry policy.
+    """
+
+    snoozed = True
+
+    def __init__(
+        self,
+        delay: timedelta | None = None,
+        *,
+        at: datetime | None = None,
+        reason: str = "the handler snoozed the job",
+    ) -> None:
+        super().__init__(reason, delay=delay, at=at, counted=False)
 
 
 class UnrecoverableError(WorkersError):

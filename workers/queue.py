@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -27,18 +27,18 @@ from workers.worker import Worker
 from workers.worker.events import Observer
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 
-GATHERED: Final = 100
+BATCH: Final = 100
 """Concurrent enqueues that go to the storage together, at most."""
-GATHERED_BYTES: Final = 16 * 1024
+BATCH_BYTES: Final = 16 * 1024
 """A larger payload goes alone."""
 
 
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` runs a worker on it too.
 
-    `retry`, `concurrency`, `overtime`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that
-    worker's. A queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain
-    code has `workers.sync.Queue`. What operators do, from `pause` to `drain`, is under `manage`.
+    `retry`, `concurrency`, `overtime`, `lease`, `worker_id`, `grace` and the rest are that worker's; `lease` was called
+    `visibility_timeout`. A queue belongs to the event loop that uses it first, until it is stopped or that loop is
+    closed; plain code has `workers.sync.Queue`. What operators do, from `pause` to `drain`, is under `manage`.
     """
 
     def __init__(
@@ -52,12 +52,16 @@ class Queue:
         retry: RetryPolicy | None = None,
         concurrency: int = 1,
         overtime: int = 0,
-        visibility_timeout: timedelta = timedelta(seconds=30),
+        lease: timedelta = timedelta(seconds=30),
         worker_id: str | None = None,
         grace: timedelta = timedelta(seconds=20),
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
+        visibility_timeout: timedelta | None = None,
     ) -> None:
+        if visibility_timeout is not None:
+            warnings.warn("Queue(visibility_timeout=) is called Queue(lease=)", DeprecationWarning, stacklevel=2)
+            lease = visibility_timeout
         self.storage = storage
         self._payload_serde = payload_serde or JsonSerde()
         self._result_serde = result_serde or JsonSerde()
@@ -66,7 +70,7 @@ class Queue:
         self._retry = retry
         self._concurrency = concurrency
         self._overtime = overtime
-        self._lease = visibility_timeout
+        self._lease = lease
         self._worker_id = worker_id
         self._grace = grace
         self._middlewares = tuple(middlewares)
@@ -78,7 +82,7 @@ class Queue:
         self._home: Home | None = None  # where the storage was connected
         self._at_loop_end: AtLoopEnd | None = None
         self._connecting = asyncio.Lock()
-        self._enqueues = Batcher(storage.enqueue, GATHERED)
+        self._enqueues = Batcher(storage.enqueue, BATCH)
         self.manage = Management(storage, self._connect)
 
     @property
@@ -344,7 +348,7 @@ class Queue:
         connected, self._connected = self._connected, False
         self._worker = self._running = None
         self._connecting = asyncio.Lock()
-        self._enqueues = Batcher(self.storage.enqueue, GATHERED)
+        self._enqueues = Batcher(self.storage.enqueue, BATCH)
         if isinstance(self.storage, OfOneLoop):
             self.storage.forget_loop()
         elif connected:
@@ -361,7 +365,7 @@ class Queue:
     async def _store(self, job: NewJob) -> EnqueueResult:
         # A task that holds its own transaction open must be refused in its own name, and no neighbour with it. Jobs of
         # one call that share a deduplication key are one group, which those of different callers must not become.
-        alone = job.deduplication is not None or len(job.payload) > GATHERED_BYTES
+        alone = job.deduplication is not None or len(job.payload) > BATCH_BYTES
         if alone or self.storage.limits.transactions:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
@@ -391,8 +395,3 @@ class Queue:
             existing_state=result.existing_state,
             result=None if result.result is None else self._result_serde.loads(result.result),
         )
-
-
-def content_id(payload: object, *, serde: Serde | None = None) -> str:
-    """An id that is the same for the same payload: SHA-256 over its encoding (JSON with sorted keys), in hex."""
-    return hashlib.sha256((serde or JsonSerde(sort_keys=True)).dumps(payload)).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict
@@ -9,6 +10,7 @@ from typing import Final, TypedDict
 from workers.deduplication import Deduplication
 from workers.jobs import EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
+from workers.serde import JsonSerde, Serde
 
 DEFAULT_NAME: Final = "default"
 
@@ -92,3 +94,8 @@ def as_delay(spec: JobSpec) -> timedelta:
     if spec.at.tzinfo is None:
         raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
     return max(spec.at - datetime.now(UTC), timedelta(0))
+
+
+def content_id(payload: object, *, serde: Serde | None = None) -> str:
+    """An id that is the same for the same payload: SHA-256 over its encoding (JSON with sorted keys), in hex."""
+    return hashlib.sha256((serde or JsonSerde(sort_keys=True)).dumps(payload)).hexdigest()

@@ -40,7 +40,7 @@ from workers import (
     StorageUnavailable,
     UnrecoverableError,
 )
-from workers.queue import content_id
+from workers.specs import content_id
 
 PATIENCE: Final = timedelta(seconds=10)
 """How long a delivery waits for a discovery; its next attempt finds what became of it."""

@@ -59,14 +59,14 @@ class Continued:
 class Retried:
     """The attempt failed and runs again after `delay`.
 
-    An uncounted retry gives the attempt back; after 100 in a row the next is counted, unless it was `postponed`.
+    An uncounted retry gives the attempt back; after 100 in a row the next is counted, unless it was `snoozed`.
     """
 
     claim: Claim
     delay: timedelta
     error: ErrorInfo
     counted: bool = True
-    postponed: bool = False
+    snoozed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

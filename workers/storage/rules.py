@@ -56,7 +56,7 @@ def bounded_count(limit: int) -> int:
 
 def count_retry(settlement: Retried, uncounted: int) -> tuple[bool, int]:
     """Whether the retry uses an attempt up, and how many uncounted ones in a row that makes, after `uncounted`."""
-    if settlement.postponed:
+    if settlement.snoozed:
         return False, uncounted
     if settlement.counted or uncounted >= UNCOUNTED_RETRIES:
         return True, 0

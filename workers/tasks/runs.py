@@ -88,7 +88,7 @@ def _claim(message: TaskMessage) -> Claim:
 
 def _next_run(message: TaskMessage, retried: Retried) -> TaskMessage | None:
     """The message of the run after one that is to be repeated, None if that was the last attempt after all."""
-    if retried.postponed:
+    if retried.snoozed:
         return message
     if not retried.counted and message.uncounted < UNCOUNTED_RETRIES:
         return replace(message, uncounted=message.uncounted + 1)

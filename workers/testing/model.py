@@ -136,7 +136,7 @@ _calls: Final = st.one_of(
         max_attempts=_attempts,
     ),
     *_call(2, "fail", pick=_picks, keep=st.none() | _retentions),
-    *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "postponed"))),
+    *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "snoozed"))),
     *_call(2, "release", pick=_picks),
     *_call(1, "settle_again"),
     *_call(1, "renew", picks=st.lists(_picks, min_size=1, max_size=4)),
@@ -267,7 +267,7 @@ class StorageMachine(RuleBasedStateMachine):
     def retry_later(self, pick: int, delay: timedelta, how: str) -> None:
         for held in self.picked(pick):
             self.settle(
-                Retried(claim=held, delay=delay, error=ERROR, counted=how == "counted", postponed=how == "postponed")
+                Retried(claim=held, delay=delay, error=ERROR, counted=how == "counted", snoozed=how == "snoozed")
             )
 
     def release(self, pick: int) -> None:

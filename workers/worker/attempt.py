@@ -319,7 +319,7 @@ def settlement_of_failure(
         delay=_delay(claim, error, policy, now or datetime.now(UTC)),
         error=ErrorInfo.of(error),
         counted=_is_counted(error),
-        postponed=isinstance(error, Retry) and error.postponed,
+        snoozed=isinstance(error, Retry) and error.snoozed,
     )
 
 

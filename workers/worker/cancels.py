@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
+from workers.backoff import Backoff
 from workers.errors import WorkersError
 from workers.storage.base import Storage
 
@@ -86,18 +87,17 @@ class CancelListener:
             await self._listen()
 
     async def _listen(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 async with self._storage.cancel_requests() as requests:
-                    pause = FIRST_PAUSE_SECONDS
+                    backoff.reset()
                     self._hear(None)
                     while True:
                         self._hear([(await requests.get()).job_id])
             except WorkersError as error:  # never the worker's end: it can do without
                 self._report(error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(backoff.pause())
 
     def _hear(self, ids: Collection[str] | None) -> None:
         self._suspect(ids)
@@ -109,16 +109,15 @@ class CancelListener:
         self._due.set()
 
     async def _look_when_due(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while True:
             await self._due.wait()
             self._due.clear()
             suspects = self._heard.take()
             try:
                 await self._look(suspects)
-                pause = FIRST_PAUSE_SECONDS
+                backoff.reset()
             except WorkersError as error:
                 self._report(error)
                 self._suspect(suspects)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.pause())

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from workers.backoff import Backoff
 from workers.errors import StorageDamaged, StorageUnavailable
 from workers.jobs import Claim, Settlement, SettleOutcome
 from workers.storage.base import Storage
 
-FIRST_PAUSE_SECONDS = 0.05
-LONGEST_PAUSE_SECONDS = 2.0
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 2.0
 
 Pending: TypeAlias = tuple[Settlement, "asyncio.Future[SettleOutcome | None]"]
 
@@ -58,14 +59,13 @@ class Settler:
             _give_up(group + self._pending)
 
     async def _settle_group(self, group: list[Pending]) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while group:
             try:
                 outcomes = await self._storage.settle([settlement for settlement, _ in group])
             except (StorageUnavailable, StorageDamaged) as error:  # no fault of a job, whatever lies in the queue's way
                 self._report(error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.pause())
                 group = self._give_up_expired(group)
             except Exception as error:
                 await self._settle_apart(group, error)

@@ -23,6 +23,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, TypeAlias
 
+from workers.backoff import Backoff
 from workers.checks import check_text, new_id
 from workers.clock import monotonic
 from workers.errors import LossReason, StorageError, StorageUnavailable, UnrecoverableError
@@ -185,19 +186,18 @@ class Worker:
                 await self._storage.disconnect()
 
     async def _connect(self) -> bool:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while not self._stop.asked:
             try:
                 if await self._stop.unless(self._storage.connect()):
                     return True
             except StorageUnavailable as error:
                 self._events.report(error)
-                await self._pause(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await self._stop.unless(asyncio.sleep(backoff.pause()))
         return False
 
     async def _claim_until_stopped(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while not self._stop.asked:
             await self._wait_for_slots()
             free = self._slots.free
@@ -212,12 +212,11 @@ class Worker:
                 if self._found_all:
                     self._note_drained()
                     await self._wait_for_work()
-                pause = FIRST_PAUSE_SECONDS
+                backoff.reset()
             # An error may be about one job or key that somebody else wrote: no reason to leave all the others.
             except (StorageUnavailable, StorageError) as error:
                 self._events.report(error)
-                await self._pause(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await self._stop.unless(asyncio.sleep(backoff.pause()))
 
     async def _claim(self, limit: int) -> list[Claim]:
         asked_at = monotonic()
@@ -277,9 +276,6 @@ class Worker:
     async def _wait_for_work(self) -> None:
         """Return when a claim may succeed, or the worker shall stop."""
         await self._stop.unless(self._storage.wait(tuple(self._wanted), timeout=self._poll_interval))
-
-    async def _pause(self, seconds: float) -> None:
-        await self._stop.unless(asyncio.sleep(seconds))
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         claim = attempt.claim

@@ -237,7 +237,7 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
             return end if settlement.then is None else (*end, encode_job(settlement.then, dialect))
         case Retried():
             delay = min(duration(settlement.delay), duration(LONGEST_DELAY))
-            counting = (settlement.counted, settlement.postponed, keep_ms(claim.keep_failed))
+            counting = (settlement.counted, settlement.snoozed, keep_ms(claim.keep_failed))
             return (*head, 2, delay, *_failure(settlement.error), *counting)
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
+from workers.backoff import Backoff
 from workers.errors import StorageError, StorageUnavailable
 from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
@@ -124,14 +125,13 @@ class StreamListener:
             raise StorageUnavailable(f"the events of the queue could not be read up to now: {last}") from error
 
     async def _read(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while self._subscribers or time.monotonic() - self._left_at < LINGER_SECONDS:
             try:
                 await self._read_page()
-                pause = FIRST_PAUSE_SECONDS
+                backoff.reset()
             except (StorageUnavailable, StorageError):
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.pause())
 
     async def _read_page(self) -> None:
         since = "{}-{}".format(*self._position)

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from redis.asyncio.connection import AbstractConnection
 
+from workers.backoff import Backoff
 from workers.errors import StorageUnavailable, WorkersError
 from workers.storage.on_redis.server import RedisServer, Reply, translated
 
@@ -99,14 +100,14 @@ class RedisListener:
             await connection.send_packed_command(connection.pack_command(*command))
 
     async def _read(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 async with self._server.connection() as connection:
                     try:
                         await self._send(connection, "SUBSCRIBE", *self._wanted)
                         self._connection = connection
-                        pause = FIRST_PAUSE_SECONDS
+                        backoff.reset()
                         await self._listen(connection)
                     finally:
                         # Still subscribed: it must not go back to the pool as one of the others.
@@ -115,9 +116,8 @@ class RedisListener:
             except WorkersError as error:
                 self._fail(error)
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(backoff.pause()):
                     await self._hurry.wait()
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _fail(self, error: WorkersError) -> None:
         """Nothing is heard, and everybody knows."""

@@ -275,7 +275,7 @@ def encode_settlement(settlement: Settlement) -> Packed:
             return end if settlement.then is None else (*end, encode_job(settlement.then))
         case Retried():
             delay, error = duration(settlement.delay), encode_error(settlement.error)
-            return (*head, 2, delay, error, settlement.counted, settlement.postponed)
+            return (*head, 2, delay, error, settlement.counted, settlement.snoozed)
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 3, encode_retention(keep), encode_error(settlement.error))

@@ -105,13 +105,13 @@ async def a_counted_retry_starts_the_row_anew(harness: Harness) -> None:
 
 @case(guarantees=(4,))
 async def postponing_never_counts(harness: Harness) -> None:
-    """A postponed job was not tried: it may be put off more than 100 times in a row."""
+    """A snoozed job was not tried: it may be put off more than 100 times in a row."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=1))
     for _ in range(UNCOUNTED_RETRIES + 5):
         held = await claim_one(storage)
         assert held.attempt == 1
-        await apply(storage, _postponed(held))
+        await apply(storage, _snoozed(held))
     assert (await status(storage, "job")).attempt == 0
 
 
@@ -122,12 +122,12 @@ async def postponing_does_not_start_the_row_anew(harness: Harness) -> None:
     await enqueue(storage, job("job", max_attempts=3))
     for number in range(UNCOUNTED_RETRIES + 1):
         if number == UNCOUNTED_RETRIES // 2:
-            await apply(storage, _postponed(await claim_one(storage)))
+            await apply(storage, _snoozed(await claim_one(storage)))
         held = await claim_one(storage)
         assert held.attempt == 1
         await apply(storage, retried(held, counted=False))
     assert (await claim_one(storage)).attempt == 2
 
 
-def _postponed(held: Claim) -> Retried:
-    return Retried(claim=held, delay=timedelta(0), error=ERROR, counted=False, postponed=True)
+def _snoozed(held: Claim) -> Retried:
+    return Retried(claim=held, delay=timedelta(0), error=ERROR, counted=False, snoozed=True)

@@ -22,6 +22,7 @@ from typing import Final
 
 import psycopg
 
+from workers.backoff import Backoff
 from workers.jobs import JobEventKind
 from workers.storage.sql.rows import decode_text, encode_text
 from workers.storage.subscribers import DatabaseSubscribers
@@ -29,7 +30,8 @@ from workers.storage.subscribers import DatabaseSubscribers
 REGISTERED: Final = 60_000
 """Milliseconds for which a process counts as subscribed; renewed at a third of it."""
 
-_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOG = logging.getLogger(__name__)
 
 _REGISTER = "SELECT workers_listen(%s, %s, %s)"
@@ -85,26 +87,27 @@ class PostgresListener:
             self._renewed[queue] = time.monotonic()
 
     def _run(self) -> None:
-        failures = 0
-        first = True
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+        first, logged = True, False
         while not self._stopping:
             try:
                 with self._connect() as connection:
                     self._arm(connection, first)
-                    first, failures = False, 0
+                    first, logged = False, False
+                    backoff.reset()
                     self._hear(connection)
             except Exception as error:  # whatever it is, the thread must live: others rely on being told
-                if not failures:
+                if not logged:
                     _LOG.warning("cannot listen to %s, trying again: %s", self._database, type(error).__name__)
             with self._lock:
-                connection_lost = self._armed.done()
-                if connection_lost:
+                was_heard = self._armed.done()
+                if was_heard:
                     self._armed = Future()
-            if connection_lost:  # told only now: who listens anew waits until the next connection hears
+            if was_heard:  # told only now: who listens anew waits until the next connection hears
                 self._subscribers.miss_cancels(f"the connection that listens to {self._database} was lost")
             if not self._stopping:
-                self._pause(_PAUSES[min(failures, len(_PAUSES) - 1)])
-            failures += 1
+                self._pause(backoff.pause())
+            logged = True
 
     def _pause(self, seconds: float) -> None:
         with selectors.DefaultSelector() as selector:

@@ -289,7 +289,7 @@ def _kind(settlement: Settlement) -> str:
         case Failed():
             return "failed"
         case Retried():
-            return "postponed" if settlement.postponed else "retried" if settlement.counted else "uncounted"
+            return "postponed" if settlement.snoozed else "retried" if settlement.counted else "uncounted"
         case _:
             return "released"
 
