@@ -32,18 +32,18 @@ class StorageError(WorkersError):
 
 
 class StorageDamaged(StorageError):
-    """A key of the queue, which the message names, holds what no queue has there; nothing was changed.
+    """A key of the queue, which the message names, holds data of another kind; nothing was changed.
 
-    What answers so works again once that key is gone: see `Management.repair`.
+    The call works again once that key is gone: see `Management.repair`.
     """
 
 
 class TransactionError(WorkersError):
-    """A second write was tried on a storage whose caller holds its transaction open; pass `connection=`."""
+    """A second write was tried on a storage whose transaction the caller holds open; pass `connection=`."""
 
 
 class ForeignLoop(WorkersError):
-    """What is called is in use in another event loop, which its connections cannot leave; nothing was written."""
+    """The object is in use in another event loop, which its connections cannot leave; nothing was written."""
 
 
 class Unsupported(WorkersError):
@@ -125,9 +125,9 @@ class Snooze(Retry):
 class UnrecoverableError(WorkersError):
     """Raised by a handler: fail the job now, whatever attempts are left.
 
-    `keep` says how long the record of the failure lasts (default: as long as the job's own `keep_failed` says). With
-    `DROP` there is none: whoever waits for the job is told that it failed, and its id may be enqueued again at once.
-    A subclass may set it for all of its kind, as an attribute.
+    `keep` says how long the record of the failure lasts (default: the job's own `keep_failed`). With `DROP` there is no
+    record: waiters are told that the job failed, and its id may be enqueued again at once. A subclass may set `keep`
+    for all its instances, as an attribute.
 
     Raises:
         ValueError: `keep` is neither `DROP` nor a duration up to 100 years above zero.
@@ -151,7 +151,7 @@ class CorruptPayloadError(UnrecoverableError):
 
 
 class HandlerTimeout(WorkersError):
-    """The handler ran longer than its `timeout`, or its job's; retried like any failure."""
+    """The handler ran longer than its own or the job's `timeout`; retried like any failure."""
 
 
 class JobCancelledError(WorkersError):
@@ -163,7 +163,7 @@ class StalledError(WorkersError):
 
 
 class JobFailedError(WorkersError):
-    """The job that was waited for failed for good; `original` is its stored error, None where that was not kept."""
+    """The job that was waited for failed for good; `original` is its stored error, None if that was not kept."""
 
     def __init__(self, job_id: str, original: ErrorInfo | None) -> None:
         why = "its error was not kept" if original is None else f"{original.type}: {original.message}"
@@ -173,15 +173,15 @@ class JobFailedError(WorkersError):
 
 
 class MaxRetriesError(JobFailedError):
-    """The job that was waited for failed with its last attempt; `original` is the error of that one."""
+    """The job that was waited for failed with its last attempt; `original` is the error of that attempt."""
 
 
 class JobTimeoutError(WorkersError):
-    """The job that was waited for did not end in time; it goes on."""
+    """The job that was waited for did not end in time; it keeps running."""
 
 
 class JobGoneError(WorkersError):
-    """The job is not there: it never was, or its record is gone, and its result with it."""
+    """The job does not exist: it never did, or its record has expired, and its result with it."""
 
 
 class JobEndedError(WorkersError):
@@ -202,8 +202,8 @@ class ErrorInfo:
 
     @classmethod
     def of(cls, error: BaseException, *, exhausted: bool = False) -> ErrorInfo:
-        """The stored form of `error`; the stack holds source lines, never values of variables."""
-        # A Retry is a decision, not a failure: its stack would say nothing and costs more than all the rest.
+        """Return the stored form of `error`. The stack holds source lines, never the values of variables."""
+        # A Retry is a decision, not a failure: its stack would say nothing and costs more than everything else here.
         stack = "" if isinstance(error, Retry) else "".join(traceback.format_exception(error, limit=-12))
         return cls(
             type=type(error).__name__,
@@ -221,5 +221,5 @@ def _message(error: BaseException) -> str:
 
 
 def _storable(text: str) -> str:
-    """Lone surrogates, as in names of files that are not UTF-8, become escapes."""
+    """Escape lone surrogates, as in the names of files that are not UTF-8."""
     return text.encode(errors="backslashreplace").decode()

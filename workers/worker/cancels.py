@@ -1,8 +1,8 @@
-"""Hears of cancel requests as they are made, long before the next renewal would tell.
+"""Listening for cancel requests, long before the next renewal would report them.
 
 Theory of operation. A request is a hint: by the time it is heard, the attempt it was meant for may have ended and
-another have begun, so the storage is asked about the claims for that job. Three kinds of request would go unheard, and
-are looked for instead:
+another begun, so the storage is asked about the claims for that job. Three kinds of request would be missed, and are
+looked for instead:
 
 * those made while nobody listened: whenever listening begins, and after every loss of the subscription, the storage is
   asked about all claims;
@@ -24,7 +24,7 @@ from workers.storage.base import Storage
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 MOST_REMEMBERED: Final = 1_000
-"""Jobs whose ids are remembered; with more, any job may be meant."""
+"""At most so many ids of jobs are remembered; with more, every job is looked at."""
 
 
 class _Suspects:
@@ -49,10 +49,12 @@ class _Suspects:
 
 
 class CancelListener:
-    """Calls `look` with the ids of jobs somebody asked to cancel, whoever runs them, or None for every job.
+    """Calls `look` with the ids of jobs that somebody asked to cancel, or with None for every job.
 
-    Should `look` raise, it is called again. What is missed all the same, as by a storage that does not tell of a lost
-    connection, renewals tell of.
+    The ids may be of jobs that run elsewhere.
+
+    If `look` raises, it is called again. A missed request, as on a storage that does not report a lost connection, is
+    noticed at the next lease renewal.
     """
 
     def __init__(
@@ -67,21 +69,24 @@ class CancelListener:
         self._report = report
         self._heard = _Suspects()  # and not looked at yet
         self._due = asyncio.Event()  # set when there are any
-        self._early = _Suspects()  # heard since the call that claims began, of which the answer is not there yet
+        self._early = _Suspects()  # heard since the current claim call began, which has not answered yet
         self._claiming = False
 
     def claiming(self) -> None:
-        """Remember what is heard until `claimed`: a call that claims begins, of which there is one at a time."""
+        """Remember what is heard until `claimed`: a claim call begins. There is one at a time."""
         self._claiming = True
 
     def claimed(self) -> None:
-        """Look at what was remembered: the call has ended, and what it brought is held."""
+        """Look at what was remembered: the claim call has ended, and its claims are held."""
         self._claiming = False
         if self._early:
             self._suspect(self._early.take())
 
     async def run(self) -> None:
-        """Listen until cancelled; what keeps the storage from telling is reported, and tried again with back-off."""
+        """Listen until cancelled.
+
+        Errors that keep the storage from reporting requests are reported, and listening is tried again with back-off.
+        """
         async with asyncio.TaskGroup() as side:
             side.create_task(self._look_when_due(), name="look-for-cancels")
             await self._listen()
@@ -95,7 +100,7 @@ class CancelListener:
                     self._hear(None)
                     while True:
                         self._hear([(await requests.get()).job_id])
-            except WorkersError as error:  # never the worker's end: it can do without
+            except WorkersError as error:  # must not end the worker, which can do without
                 self._report(error)
             await asyncio.sleep(backoff.pause())
 

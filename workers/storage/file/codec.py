@@ -1,4 +1,4 @@
-"""The entries of a journal: one line of JSON values for each thing that changed, its first value says which kind.
+"""The entries of a journal: one line of JSON values per change; its first value says which kind.
 
     ["q", queue]                                 whose journal this is
     ["j", events, id, <job>, <state>]            a job is here for the first time, or goes on as another one
@@ -31,7 +31,7 @@ from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
 
 EVENTS: Final = tuple(JobEventKind)
-"""In the order of their digits: a new kind may only be added behind the others."""
+"""In the order of their digits: a new kind may only be added at the end."""
 
 Events: TypeAlias = Sequence[JobEventKind]
 
@@ -41,19 +41,19 @@ _DIGITS: Final = {kind: str(number) for number, kind in enumerate(EVENTS)}
 
 
 class BadEntry(Exception):
-    """A frame is whole, and yet not what this version writes."""
+    """The frame is whole, but it is not what this version writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueNamed:
-    """Whose journal this is."""
+    """The queue that the journal belongs to."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChanged:
-    """The state of a job; `new` is None where the job is known already, and `job.new` then not to be used."""
+    """The state of a job. `new` is None where the job is known already; `job.new` must not be used then."""
 
     id: str
     events: Events
@@ -77,7 +77,7 @@ class JobChanged:
     progress: bytes | None = field(repr=False)
 
     def job(self, new: NewJob) -> StoredJob:
-        """The job as the entry describes it."""
+        """Return the job as the entry describes it."""
         return StoredJob(
             new=new,
             state=self.state,
@@ -101,7 +101,7 @@ class JobChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGone:
-    """Nothing is left of the job, but a tombstone if there is an `until`."""
+    """The job is gone; with `until`, a tombstone is left."""
 
     id: str
     events: Events
@@ -110,7 +110,7 @@ class JobGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSeen:
-    """The worker was heard of, or is forgotten."""
+    """The time at which a worker was heard of; None: it is forgotten."""
 
     id: str
     at: datetime | None
@@ -125,7 +125,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyMarked:
-    """Who has a deduplication key, None for nobody."""
+    """The owner of a deduplication key, None for nobody."""
 
     key: str
     mark: KeyHolder | None
@@ -139,7 +139,7 @@ def queue_entry(name: str) -> Entry:
 
 
 def job_entry(job: StoredJob, kept_until: datetime | None, events: Events, *, added: bool) -> tuple[Entry, list[bytes]]:
-    """The entry and its blobs; with `added` it stands for itself."""
+    """Return the entry and its blobs; with `added` the entry is complete by itself."""
     head: list[object] = ["j" if added else "s", _digits(events), job.new.id]
     blobs = []
     if added:
@@ -169,7 +169,7 @@ def mark_entry(key: str, mark: KeyHolder | None) -> Entry:
 
 
 def decode(frame: Frame) -> list[Change]:
-    """What the frame's entries say.
+    """Return the changes that the frame's entries describe.
 
     Raises:
         BadEntry: they are not what this version writes.

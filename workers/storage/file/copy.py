@@ -1,4 +1,4 @@
-"""This process's copy of one queue: brought up to date under the lock, changed, and changed for good by one write."""
+"""This process's copy of one queue: brought up to date under the lock, changed, and made durable by one write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Announcements:
 
 
 class QueueCopy:
-    """The journal and what it adds up to; every method wants the directory's lock."""
+    """The journal and the state it adds up to; every method needs the directory's lock."""
 
     def __init__(self, directory: QueueDirectory, name: str, *, sync: bool) -> None:
         self._directory = directory
@@ -44,12 +44,12 @@ class QueueCopy:
         self.forget()
 
     def forget(self) -> None:
-        """The state is not what the journal says any more; the next `refresh` reads it anew."""
+        """Give up the state, which no longer matches the journal; the next `refresh` reads it again."""
         self._old = self._state or self._old
         self._state = None
 
     def refresh(self, news: Announcements) -> FileState:
-        """The state is what the journal says; `news` has what others did.
+        """Return the state, brought up to date with the journal; `news` gets what others did.
 
         Raises:
             StorageError: the journal was deleted, or belongs to a newer version or another queue.
@@ -129,7 +129,7 @@ class QueueCopy:
     # Forward
 
     def commit(self, frames: list[bytes]) -> None:
-        """The frames, which say what changed in the state, are safe; or the state is forgotten, and this raises."""
+        """Write the frames, which hold what changed in the state, to the disk; or forget the state and raise."""
         try:
             if frames:
                 self.journal.append(frames)
@@ -140,7 +140,7 @@ class QueueCopy:
             raise
 
     def compact(self, state: FileState) -> None:
-        """The journal holds what there is, and nothing of how it came about, unless the disk is too full for that."""
+        """Replace the journal by a snapshot of the state, unless the disk is too full for it."""
         try:
             self.journal.replace(state.snapshot(), continues=True)
         except OSError as error:
@@ -149,7 +149,10 @@ class QueueCopy:
 
 
 def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]]:
-    """The ends of jobs, and requests to cancel, made while the state could not be followed step by step."""
+    """Yield the ends of jobs, and requests to cancel, that were missed.
+
+    They happened while the state could not be followed step by step.
+    """
     for job in old.table.everyone()[0]:
         if job.finished:
             continue

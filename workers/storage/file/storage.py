@@ -90,7 +90,8 @@ class FileStorage:
     """One queue in a directory, which is made with mode 0700 when it is missing.
 
     Every acknowledged step is on the disk. With `fsync=False` it survives the death of any process, but a crash of the
-    machine may lose the last ones. All storages of one directory should agree on it. The event loop is never blocked.
+    machine may lose the last steps. All storages of one directory should agree on `fsync`. The event loop is never
+    blocked.
     """
 
     limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL)
@@ -116,7 +117,7 @@ class FileStorage:
         return self._name
 
     async def connect(self) -> None:
-        """See `Storage.connect`; the queue's journal was read.
+        """See `Storage.connect`; this reads the queue's journal.
 
         Raises:
             StorageError: the directory cannot be used, or a newer version wrote it.
@@ -146,7 +147,7 @@ class FileStorage:
         return await self._write(lambda state, now: state.enqueue(jobs, now))
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
         wanted = dict(leases)
         future = self._thread().write(lambda state: state.claim(worker_id, wanted, limit, self._clock.now()))
         try:
@@ -240,7 +241,7 @@ class FileStorage:
         return self._thread().subscribers.listen(QUEUE_NUMBER, subscribe=True)
 
     async def _hear(self) -> None:
-        """The lane knows that somebody listens."""
+        """Let the thread know that somebody listens."""
         await self._read(lambda state, now: None)
 
     # Management
@@ -286,7 +287,7 @@ class FileStorage:
             raise StorageUnavailable(f"{self!r} is not connected; call `await storage.connect()` first")
         return self._connected
 
-    # The clock is asked under the lock: then what one process wrote never lies in another's future.
+    # The clock is read under the lock: so what one process wrote is never in the future of another.
     async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
         return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 

@@ -1,4 +1,4 @@
-"""The jobs of a journal in memory: what a step changed in them, and how others' changes come in."""
+"""The jobs of a journal in memory: it notes what a step changed in them, and takes in the changes of others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.storage.memory.keys import KeyHolder
 
 
 class Changes:
-    """What has happened since it was last written down."""
+    """What has happened since changes were last written down."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, list[JobEventKind]] = {}
@@ -24,7 +24,7 @@ class Changes:
         return bool(self.jobs or self.workers or self.marks) or self.paused is not None
 
     def clear(self) -> None:
-        """It was written down."""
+        """Forget the changes: they were written down."""
         self.jobs.clear()
         self.added.clear()
         self.workers.clear()
@@ -40,7 +40,7 @@ class Changes:
 
 
 class FileTable(JobTable):
-    """A job table that notes which jobs changed, and takes in jobs as they were written elsewhere."""
+    """A job table that notes which jobs changed, and takes in jobs as other processes wrote them."""
 
     def __init__(self, changes: Changes) -> None:
         super().__init__(changes, changes.claimable)
@@ -66,33 +66,33 @@ class FileTable(JobTable):
         self._changes.jobs.setdefault(job_id, [])
 
     def get(self, job_id: str) -> StoredJob | None:
-        """The job as it was last written or changed, whatever the time is."""
+        """Return the job as it was last written or changed, whatever the time is."""
         return self._jobs.get(job_id)
 
     def kept_until(self, job_id: str) -> datetime | None:
-        """When the record of the finished job expires."""
+        """Return when the record of the finished job expires."""
         key = self._expiring.key(job_id)
         return None if key is None else key[0]
 
     def buried_until(self, job_id: str) -> datetime | None:
-        """When the cancelled job's tombstone goes."""
+        """Return when the cancelled job's tombstone expires."""
         key = self._tombstones.key(job_id)
         return None if key is None else key[0]
 
     def everyone(self) -> tuple[list[StoredJob], list[str]]:
-        """All jobs, and the ids of all tombstones."""
+        """Return all jobs, and the ids of all tombstones."""
         return list(self._jobs.values()), self._tombstones.members()
 
     def every_mark(self) -> list[tuple[str, KeyHolder]]:
-        """Every deduplication key, and who has it."""
+        """Return every deduplication key, and who has it."""
         return list(self._marks.items())
 
     def restore_mark(self, key: str, mark: KeyHolder | None) -> None:
-        """The key is as it was written elsewhere."""
+        """Set the key as it was written elsewhere."""
         super().mark(key, mark)
 
     def restore(self, job: StoredJob, kept_until: datetime | None) -> None:
-        """The job is in the table as it is, instead of what was known of its id; nobody is told."""
+        """Put the job into the table as it is, replacing what was known of its id. Nobody is told."""
         job_id = job.new.id
         self.forget(job_id)
         self._jobs[job_id] = self.by_state[job.state][job_id] = job
@@ -105,12 +105,12 @@ class FileTable(JobTable):
             self._busy_keys.add(job.new.ordering_key)
 
     def bury(self, job_id: str, until: datetime) -> None:
-        """Nothing is left of the job but its tombstone."""
+        """Leave nothing of the job but its tombstone."""
         self.forget(job_id)
         self._tombstones.add((until,), job_id)
 
     def forget(self, job_id: str) -> None:
-        """Nothing is left of the job."""
+        """Leave nothing of the job."""
         self._tombstones.discard(job_id)
         job = self._jobs.pop(job_id, None)
         if job is None:

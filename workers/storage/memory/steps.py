@@ -1,7 +1,7 @@
 """Every verb of a queue whose jobs are in memory, as one synchronous step at a given time.
 
-`MemoryStorage` is these steps; `FileStorage` takes them on its copy of what the directory holds, and writes down what
-they changed.
+`MemoryStorage` consists of these steps. `FileStorage` takes them on its copy of what the directory holds, and writes
+down what they changed.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class QueueSteps:
         self._tokens = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
 
     def see(self, worker_id: str, now: datetime | None) -> None:
-        """The worker was heard of at `now`; None forgets it."""
+        """Note that the worker was heard of at `now`; None forgets it."""
         if now is None:
             del self.seen[worker_id]
         else:
             self.seen[worker_id] = now
 
     def pause(self, paused: bool) -> None:
-        """Whether jobs are kept back from claims from now on."""
+        """Keep jobs back from claims from now on, or stop doing so."""
         self.paused = paused
         if not paused:
             self.table.on_claimable()
@@ -89,7 +89,7 @@ class QueueSteps:
         return [self._enqueue(job, groups, now) for job in jobs]
 
     def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
-        """`groups` has the keys met in this call, and who had each before."""
+        """Enqueue one job. `groups` has the keys met in this call, and who had each before."""
         job = self.table.find(new.id, now)
         if job is not None and job.state is JobState.COMPLETED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=job.state, result=job.result)
@@ -144,7 +144,10 @@ class QueueSteps:
         )
 
     def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:
-        """How long until a claim for these names may succeed, 0 for now; None as long as nothing else happens."""
+        """Return how long until a claim for these names may succeed, 0 for now.
+
+        None: not before something else happens.
+        """
         self.table.ready_what_is_due(now)
         if self.paused:
             return None

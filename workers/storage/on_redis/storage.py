@@ -1,4 +1,4 @@
-"""What storages share whose every transition is a script on a Redis or Valkey server."""
+"""The common part of storages whose every transition is a script on a Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from workers.storage.subscribers import BufferedSubscription
 
 RESULTS_AT_ONCE: Final = 100
-"""Results that are read in one step when many are asked for at the same time."""
+"""At most so many results are read in one step when many are asked for at the same time."""
 CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
 
 CANCEL_REQUESTED: Final = 6
@@ -34,14 +34,14 @@ OUTCOMES: Final[Mapping[int, SettleOutcome]] = {
     4: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND),
     5: SettleOutcome(status=SettleStatus.ERROR, detail=CORRUPT),
 }
-"""What the codes mean that scripts answer a settlement or renewal with."""
+"""The meaning of the codes that scripts return for a settlement or renewal."""
 
 
 class ScriptedStorage(ABC):
-    """One queue: the verbs that are the same whatever the layout of its keys."""
+    """One queue: the methods that are the same whatever the layout of its keys."""
 
     ids_at_once: int = AT_ONCE
-    """Jobs that one script of an operator's handles at most."""
+    """At most so many jobs are handled by one script of an operator."""
 
     def __init__(self, name: str, server: RedisServer, subscribers: ChannelSubscribers) -> None:
         self._name = name
@@ -50,19 +50,19 @@ class ScriptedStorage(ABC):
 
     @abstractmethod
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
-        """What the script of this layout answers."""
+        """Run the script of this layout and return its answer."""
 
     @abstractmethod
     async def _look(self, names: Collection[str]) -> float | None:
-        """None when a claim for these names may succeed, else the seconds for which to trust in being woken."""
+        """Return None when a claim for these names may succeed, else for how many seconds to rely on being woken."""
 
     @abstractmethod
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
-        """The jobs as scripts take several."""
+        """Pack the ids of several jobs as scripts take them."""
 
     @abstractmethod
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
-        """The job's id in Redis, the token and the lease, as scripts take them."""
+        """Return the job's id in Redis, the token and the lease, as scripts take them."""
 
     @property
     def queue(self) -> str:
@@ -153,7 +153,7 @@ class ScriptedStorage(ABC):
 
 
 def cancel_result(code: Reply) -> CancelResult:
-    """What a cancel came to, from the state that its script found the job in."""
+    """Return the result of a cancel, from the state that its script found the job in."""
     if code not in STATES:
         return CancelResult.NOT_FOUND
     ended = STATES[code] in (JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)

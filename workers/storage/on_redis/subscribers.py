@@ -1,12 +1,12 @@
-"""Wake-ups, events and cancel requests of one queue on Redis, for the waiters and subscribers of one storage object.
+"""Wake-ups, events and cancel requests of one queue on Redis, for the waiters and subscribers of one storage.
 
-Theory of operation. When the connection breaks every bell rings: what was said meanwhile is unknown, so sleepers look
-for themselves. Events of that time are lost, but of a job with a subscriber that has ended by then the end is told, and
-whoever listens to cancel requests is told that some may be missing.
+Theory of operation. When the connection breaks, everyone who waits is woken: messages sent meanwhile are unknown, so
+waiters look for themselves. The events of that time are lost. But if a job with a subscriber has ended by then, its end is
+announced, and those who listen to cancel requests are told that some may be missing.
 
-Events are heard only while somebody subscribes; the server is told to stop when one arrives that nobody wants any more,
-so that waiters coming one after another do not subscribe each anew. Requests to cancel a running job have a channel of
-their own besides, for workers: to hear every event would cost them far more than the jobs.
+Events are heard only while somebody subscribes. The server is told to stop when an event arrives that nobody wants any
+more, so that waiters who follow each other do not each subscribe anew. Requests to cancel a running job also have a
+channel of their own, for workers: hearing every event would cost workers far more than their jobs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Event: TypeAlias = tuple[JobEventKind, str]
 
 @dataclass(slots=True, eq=False)
 class WaitingClaimer:
-    """Rings when a job of one of these names may have become claimable."""
+    """Rings when a job with one of these names may have become claimable."""
 
     names: frozenset[bytes]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ChannelSubscribers(ABC):
-    """What is published about one queue; a layout says on which channels, and in which form."""
+    """The messages published about one queue; a layout says on which channels, and in which form."""
 
     def __init__(self, server: RedisServer, name: str) -> None:
         self._server, self._name = server, name
@@ -52,46 +52,46 @@ class ChannelSubscribers(ABC):
     @property
     @abstractmethod
     def wake_channels(self) -> tuple[bytes, ...]:
-        """Where sleepers are woken."""
+        """The channels on which sleepers are woken."""
 
     @property
     @abstractmethod
     def event_channels(self) -> tuple[bytes, ...]:
-        """Where events are told."""
+        """The channels on which events are announced."""
 
     @property
     @abstractmethod
     def cancel_channel(self) -> bytes:
-        """Where ids of running jobs are told that somebody wants to cancel."""
+        """The channel for the ids of running jobs that somebody wants to cancel."""
 
     @abstractmethod
     def read_names(self, body: bytes) -> Collection[bytes]:
-        """The names that a wake-up is for, none for all."""
+        """Return the names that a wake-up is for; none means all."""
 
     @abstractmethod
     def read_events(self, channel: bytes, body: bytes) -> Iterable[Event]:
-        """The events in a message."""
+        """Return the events in a message."""
 
     @abstractmethod
     def read_id(self, body: bytes) -> str:
-        """The job that a cancel request is for."""
+        """Return the job that a cancel request is for."""
 
     @abstractmethod
     async def ends(self, ids: Sequence[str]) -> Sequence[JobEventKind | None]:
-        """How each of the jobs ended, None for one that has not."""
+        """Return how each of the jobs ended, None for one that has not."""
 
     @contextmanager
     def woken(self, names: Collection[str]) -> Iterator[asyncio.Event]:
-        """An event that is set when a claim for these names may succeed, until the context ends."""
-        woken = WaitingClaimer(frozenset(name.encode() for name in names))
-        self._waiting.add(woken)
+        """Make an event that is set when a claim for these names may succeed, until the context ends."""
+        waiter = WaitingClaimer(frozenset(name.encode() for name in names))
+        self._waiting.add(waiter)
         try:
-            yield woken.woken
+            yield waiter.woken
         finally:
-            self._waiting.discard(woken)
+            self._waiting.discard(waiter)
 
     async def hear_wake_ups(self) -> None:
-        """Bells ring from now on.
+        """Wake those who wait from now on.
 
         Raises:
             StorageUnavailable: the server does not answer.
@@ -100,7 +100,7 @@ class ChannelSubscribers(ABC):
 
     @asynccontextmanager
     async def subscribe(self, job_id: str | None) -> AsyncIterator[BufferedSubscription]:
-        """Events of one job, of every job with None, that happen from now on."""
+        """Subscribe to the events of one job, or of every job with None, from now on."""
         self._subscribers += 1
         try:
             await self._listener.hear(*self.event_channels)
@@ -111,20 +111,20 @@ class ChannelSubscribers(ABC):
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        """Requests to cancel a running job from now on."""
+        """Subscribe to requests to cancel a running job, from now on."""
         await self._listener.hear(self.cancel_channel)
         with self._cancels.cancel_requests() as subscription:
             yield subscription
 
     async def close(self) -> None:
-        """Nothing is heard any more."""
+        """Stop listening."""
         await self._listener.close()
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
 
     def forget(self) -> None:
-        """The event loop is gone, and its listener, subscribers and waiters with it."""
+        """Forget the event loop, which is gone with its listener, subscribers and waiters."""
         keep_inherited(self._listener)
         self._listener = RedisListener(self._server, self, self._name)
         self._subscribers, self._telling = 0, None
@@ -133,15 +133,15 @@ class ChannelSubscribers(ABC):
 
     def confirmed(self, channel: bytes) -> None:
         if channel == self.event_channels[0] and self._listening.awaited():
-            self._telling = asyncio.create_task(self._tell_ended(), name="redis-notices-tell-ended")
+            self._telling = asyncio.create_task(self._tell_ended(), name="redis-subscribers-tell-ended")
 
     def connection_lost(self) -> None:
         self._cancels.miss_cancels("the connection on which cancel requests are heard was lost")
-        self._ring(())
+        self._wake(())
 
     def heard(self, channel: bytes, body: bytes) -> bool:
         if channel in self.wake_channels:
-            self._ring(self.read_names(body))
+            self._wake(self.read_names(body))
         elif channel == self.cancel_channel:
             self._cancels.request_cancel(self.read_id(body))
         elif self._subscribers == 0:
@@ -152,15 +152,15 @@ class ChannelSubscribers(ABC):
         return True
 
     async def _tell_ended(self) -> None:
-        """Jobs that ended while nothing was heard are told to have ended."""
-        with suppress(WorkersError):  # then the connection will be made once more
+        """Announce the ends of jobs that ended while nothing was heard."""
+        with suppress(WorkersError):  # the connection will then be made again
             awaited = self._listening.awaited()
             for job_id, end in zip(awaited, await self.ends(awaited), strict=True):
                 if end is not None:
                     self._listening.publish(end, job_id)
 
-    def _ring(self, names: Collection[bytes]) -> None:
-        """Every bell of these names rings, every bell there is if there are none."""
-        for woken in self._waiting:
-            if not names or ANY_NAME.encode() in woken.names or not woken.names.isdisjoint(names):
-                woken.woken.set()
+    def _wake(self, names: Collection[bytes]) -> None:
+        """Wake the waiters for these names, or all waiters if there are no names."""
+        for waiter in self._waiting:
+            if not names or ANY_NAME.encode() in waiter.names or not waiter.names.isdisjoint(names):
+                waiter.woken.set()

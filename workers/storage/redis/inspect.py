@@ -1,4 +1,4 @@
-"""Reading a Redis queue, and clearing away its records, in bounded steps."""
+"""Reading of a Redis queue, and removal of its records, in bounded steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
     JobState.COMPLETED: (("completed", "later"),),
     JobState.FAILED: (("failed", "later"),),
 }
-"""Where the jobs of a state stand; scores are times, and of those of finished jobs `due` has expired."""
+"""The sets that hold the jobs of a state. Scores are times; a finished job that is `due` has expired."""
 
 
 async def status(lua: RedisScripts, ids: Sequence[str]) -> list[JobStatus | None]:
@@ -38,9 +38,9 @@ async def status(lua: RedisScripts, ids: Sequence[str]) -> list[JobStatus | None
 
 
 async def ends(lua: RedisScripts, ids: Sequence[bytes]) -> list[Reply]:
-    """How each job ended: state, error and result, packed as they are; 0 for one that has not, or is unknown."""
+    """Return how each job ended: state, error and result, packed as they are; 0 for one that has not, or is unknown."""
     found: list[Reply] = []
-    while len(found) < len(ids):  # an answer breaks off where it gets too large
+    while len(found) < len(ids):  # an answer breaks off when it gets too large
         found += unpack(await lua.run("result", pack(ids[len(found) : len(found) + AT_ONCE])))
     return found
 
@@ -69,7 +69,7 @@ async def page(lua: RedisScripts, state: JobState, cursor: str | None, limit: in
 
 
 async def _has_more(lua: RedisScripts, state: JobState, at: int, behind: tuple[bytes, ...]) -> bool:
-    """Whether anything stands in the parts from here on, so that a full page can be the last."""
+    """Tell whether there is anything in the parts from here on, because a full page can be the last."""
     if behind:
         return True
     for line, part in PARTS[state][at:]:
@@ -93,7 +93,7 @@ def _decode_cursor(cursor: str | None) -> tuple[int, tuple[bytes, ...]]:
 
 
 async def clean(lua: RedisScripts, state: JobState, older_than: timedelta, limit: int) -> int:
-    """See `Storage.clean`. Records stand by when they expire, so the young among them are passed over."""
+    """See `Storage.clean`. Records are ordered by their expiry, so the young among them are skipped."""
     removed = passed = 0
     while removed < limit:
         wanted = ("clean", state.value, passed, AT_ONCE, limit - removed, duration(older_than))

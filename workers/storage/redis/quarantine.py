@@ -1,7 +1,7 @@
-"""Jobs with damaged records, and keys in the place of the queue's own, out of the way of all others.
+"""The quarantine of a Redis queue: jobs with damaged records, and keys that take the place of the queue's own.
 
-A job whose record cannot be read fails, so that who waits for it hears of it; what was there lies in quarantine. It is
-queued again where only what had become of the job was damaged, and not what it was enqueued with.
+A job whose record cannot be read fails, so that those who wait for it learn of it; its remains are kept in quarantine.
+It can be queued again if only its run was damaged, and not what it was enqueued with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is published about one queue of the Redis storage."""
+"""The messages published about one queue of the Redis storage."""
 
 from __future__ import annotations
 

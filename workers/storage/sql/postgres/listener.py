@@ -1,11 +1,11 @@
 """The one connection of a process that hears what is committed in a PostgreSQL database.
 
-Theory of operation. A thread listens to `workers_wake`, by which waiters are told to look, and to `workers_events`,
-which carries job events while anybody subscribes, and to `workers_cancels`, by which workers hear of requests to cancel
-what they run. The connection is opened when somebody first wants to hear and made
-again whenever it breaks. What was committed meanwhile went unheard, so after each start every waiter looks at the
-tables, and every job with a subscriber that has ended by then is told to have ended. Requests to cancel are not kept:
-whoever listens to them is told that some may be missing, and looks at the jobs it runs.
+Theory of operation. A thread listens to three channels. By `workers_wake` waiters are told to look. `workers_events`
+carries job events while anybody subscribes. By `workers_cancels` workers hear of requests to cancel jobs that they run.
+The connection is opened when somebody first wants to hear, and again whenever it breaks. What was committed meanwhile
+went unheard. So after each start every waiter looks at the tables, and the subscribers of a job that has ended by then
+are told so. Requests to cancel are not kept: those who listen to them are told that some may be missing, and look at
+the jobs they run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.storage.sql.rows import decode_text, encode_text
 from workers.storage.subscribers import DatabaseSubscribers
 
 REGISTERED: Final = 60_000
-"""Milliseconds for which a process counts as subscribed; renewed at a third of it."""
+"""How many milliseconds a process counts as subscribed; renewed after a third of them."""
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -42,7 +42,7 @@ _ENDED = (
 
 
 class PostgresListener:
-    """Hears for `subscribers`, in a thread of its own from the first `start` until `stop`."""
+    """Listens for `subscribers`, in a thread of its own from the first `start` until `stop`."""
 
     def __init__(
         self, database: str, process: str, connect: Callable[[], psycopg.Connection], subscribers: DatabaseSubscribers
@@ -55,11 +55,15 @@ class PostgresListener:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._armed: Future[None] = Future()
-        self._alarm, self._ear = socket.socketpair()
+        self._alarm, self._alarmed = socket.socketpair()
         self._renewed: dict[int, float] = {}
 
     def start(self) -> Future[None]:
-        """Done when everything committed from then on is heard; another future after every loss of the connection."""
+        """Start listening.
+
+        Returns a future that is done when everything committed from then on is heard; there is another one after every
+        loss of the connection.
+        """
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="workers-postgres-listener", daemon=True)
@@ -67,22 +71,22 @@ class PostgresListener:
             return self._armed
 
     def stop(self) -> None:
-        """The thread has ended and its connection is closed."""
+        """End the thread and close its connection."""
         self._stopping = True
         self._alarm.send(b"x")
         if self._thread is not None:
             self._thread.join()
         self._alarm.close()
-        self._ear.close()
+        self._alarmed.close()
 
     def is_registered(self, queue: int) -> bool:
-        """Whether every step on the queue sends its events here, for a while yet."""
+        """Tell whether every step on the queue sends its events here, for a while yet."""
         with self._lock:
             renewed = self._renewed.get(queue)
         return renewed is not None and time.monotonic() - renewed < REGISTERED / 3_000
 
     def registered(self, queue: int) -> None:
-        """`workers_listen` was called for the queue just now."""
+        """Note that `workers_listen` was called for the queue just now."""
         with self._lock:
             self._renewed[queue] = time.monotonic()
 
@@ -96,14 +100,14 @@ class PostgresListener:
                     first, logged = False, False
                     backoff.reset()
                     self._hear(connection)
-            except Exception as error:  # whatever it is, the thread must live: others rely on being told
+            except Exception as error:  # whatever it is, the thread must live: others rely on it
                 if not logged:
                     _LOG.warning("cannot listen to %s, trying again: %s", self._database, type(error).__name__)
             with self._lock:
                 was_heard = self._armed.done()
                 if was_heard:
                     self._armed = Future()
-            if was_heard:  # told only now: who listens anew waits until the next connection hears
+            if was_heard:  # told only now: those who listen anew wait until the next connection hears
                 self._subscribers.miss_cancels(f"the connection that listens to {self._database} was lost")
             if not self._stopping:
                 self._pause(backoff.pause())
@@ -111,11 +115,11 @@ class PostgresListener:
 
     def _pause(self, seconds: float) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._alarmed, selectors.EVENT_READ)
             selector.select(seconds)
 
     def _arm(self, connection: psycopg.Connection, first: bool) -> None:
-        # What arrives beside the answer to a statement of ours is read with it, and told to handlers alone.
+        # The driver reads a notification that arrives with the answer to a statement, and gives it to handlers alone.
         connection.add_notify_handler(lambda notice: self._deliver(notice.channel, notice.payload))
         connection.execute("LISTEN workers_wake")
         connection.execute("LISTEN workers_events")
@@ -140,13 +144,13 @@ class PostgresListener:
     def _hear(self, connection: psycopg.Connection) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._alarmed, selectors.EVENT_READ)
             while not self._stopping:
                 for queue in self._subscribers.subscribed():
                     if not self.is_registered(queue):
                         self._register(connection, queue)
-                # After the statements and before the wait: what came with an answer makes the socket readable no more.
-                # Not the driver's own generator: it cannot be woken to stop.
+                # After the statements and before the wait: what came with an answer does not make the socket readable.
+                # The driver's own generator is no alternative: it cannot be woken to stop.
                 while notice := connection.pgconn.notifies():
                     self._deliver(notice.relname.decode(), notice.extra.decode())
                 if connection.closed:
@@ -171,5 +175,5 @@ class PostgresListener:
 
 
 def new_process() -> str:
-    """A name no other process has."""
+    """Make a name that no other process has."""
     return os.urandom(8).hex()
