@@ -37,8 +37,9 @@ class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` also runs a worker on it.
 
     `retry`, `concurrency`, `overtime`, `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease`
-    was called `visibility_timeout`. A queue belongs to the event loop that uses it first, until it is stopped or that loop
-    is closed; plain code has `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`.
+    was called `visibility_timeout`. A queue belongs to the event loop that uses it first, until it is stopped or that
+    loop is closed; plain code has `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under
+    `manage`.
     """
 
     def __init__(

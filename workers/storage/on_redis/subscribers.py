@@ -1,8 +1,8 @@
 """Wake-ups, events and cancel requests of one queue on Redis, for the waiters and subscribers of one storage.
 
 Theory of operation. When the connection breaks, everyone who waits is woken: messages sent meanwhile are unknown, so
-waiters look for themselves. The events of that time are lost. But if a job with a subscriber has ended by then, its end is
-announced, and those who listen to cancel requests are told that some may be missing.
+waiters look for themselves. The events of that time are lost. But if a job with a subscriber has ended by then, its end
+is announced, and those who listen to cancel requests are told that some may be missing.
 
 Events are heard only while somebody subscribes. The server is told to stop when an event arrives that nobody wants any
 more, so that waiters who follow each other do not each subscribe anew. Requests to cancel a running job also have a
