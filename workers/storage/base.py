@@ -155,10 +155,9 @@ class Storage(Protocol):
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """Claim up to `limit` due jobs.
 
-        Each is now processing, with a fresh token, one more attempt and a lease deadline.
-
-        All of them are claimed in one atomic step, by priority, then first come, first served. `leases` maps the wanted
-        names to their lease; `"*"` stands for every other name. See `limits.name_filter`.
+        Each is now processing, with a fresh token, one more attempt and a lease deadline. All of them are claimed in
+        one atomic step, by priority, then first come, first served. `leases` maps the wanted names to their lease;
+        `"*"` stands for every other name. See `limits.name_filter`.
         """
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
@@ -172,8 +171,8 @@ class Storage(Protocol):
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         """Extend every claim that still holds its job by its own lease, counted from now.
 
-        One round trip. A claim missing from `lost` is safe for another lease. No claim is reported as lost that still
-        holds its job, but a loss may be reported late: a claim may be lost between two renewals.
+        One round trip. A claim missing from `lost` is safe for another lease. No claim that still holds its job is
+        reported lost, but a loss may be reported late: a claim may be lost between two renewals.
         """
 
     async def settle(
@@ -181,11 +180,10 @@ class Storage(Protocol):
     ) -> list[SettleOutcome]:
         """End each attempt as its settlement says, if its token still holds the job.
 
-        Outcomes follow the order of `settlements`.
-
-        State, result and expiry are stored in one step. `already_applied`: this token settled the job before, for
-        example when the reply to the first call was lost. `lost`: another claim holds the job, or none does; nothing
-        changed. With `connection`, as in `enqueue`, the settlements take effect with that transaction, or not at all.
+        Outcomes follow the order of `settlements`. State, result and expiry are stored in one step. `already_applied`:
+        this token settled the job before, for example when the reply to the first call was lost. `lost`: another claim
+        holds the job, or none does; nothing changed. With `connection`, as in `enqueue`, the settlements take effect
+        with that transaction, or not at all.
         """
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -196,7 +194,7 @@ class Storage(Protocol):
         """
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        """Queue jobs whose lease expired again, at most `limit` of them per call.
+        """Queue jobs again whose lease expired, at most `limit` of them per call.
 
         A job that was recovered more than `max_stalls` times, or has no attempt left, fails with `StalledError`
         instead. Atomic and idempotent: any number of reapers may run. Storages with `limits.recovery_passes` > 1 need
@@ -242,9 +240,8 @@ class Storage(Protocol):
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         """Remove the jobs among `ids` without a trace and return how many.
 
-        Jobs that are processing are removed only with `running`.
-
-        The worker of a running job is told as by a cancel, and finds its claim lost with `not_found`.
+        Jobs that are processing are removed only with `running`. The worker of a running job is told as by a cancel,
+        and finds its claim lost with `not_found`.
         """
 
     async def complete(
@@ -252,10 +249,9 @@ class Storage(Protocol):
     ) -> JobState | None:
         """Complete an unfinished job with `result`, from outside of any attempt.
 
-        Returns the state it was in; None if it is unknown. A job that had ended stays as it is.
-
-        The worker of a running job is told as by a cancel, and finds its claim lost with `already_completed`. `keep`
-        overrides the job's own retention.
+        Returns the state it was in; None if it is unknown. A job that had ended stays as it is. The worker of a running
+        job is told as by a cancel, and finds its claim lost with `already_completed`. `keep` overrides the job's own
+        retention.
         """
 
     async def promote(self, ids: Sequence[str]) -> int:
@@ -279,11 +275,10 @@ class Storage(Protocol):
     def cancel_requests(self) -> AbstractAsyncContextManager[Subscription]:
         """Subscribe to requests to cancel running jobs, and to no other event.
 
-        It begins the moment the context is entered.
-
-        This is for workers. They would learn of a request from `renew` in the end, but later; listening costs nothing
-        while nobody cancels. A request may be reported twice. When one may have been missed, as while a connection is
-        lost, `get` raises `StorageUnavailable` from then on: subscribe again, and look at every claim after entering.
+        Subscribing takes effect the moment the context is entered. This is for workers. They would learn of a request
+        from `renew` in the end, but later; listening costs nothing while nobody cancels. A request may be reported
+        twice. When one may have been missed, as while a connection is lost, `get` raises `StorageUnavailable` from then
+        on: subscribe again, and look at every claim after entering.
         """
 
     def subscribe(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:

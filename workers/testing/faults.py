@@ -76,9 +76,8 @@ class Faults:
 class RandomFaults(Faults):
     """Gives any fault to a share `rate` of the calls of `verbs`, drawn from `seed`.
 
-    `verbs` defaults to all but `connect` and `disconnect`.
-
-    `happened` counts them. The same seed and the same order of calls give the same faults.
+    `verbs` defaults to all but `connect` and `disconnect`. `happened` counts them. The same seed and the same order of
+    calls give the same faults.
     """
 
     def __init__(

@@ -51,10 +51,8 @@ class _Suspects:
 class CancelListener:
     """Calls `look` with the ids of jobs that somebody asked to cancel, or with None for every job.
 
-    The ids may be of jobs that run elsewhere.
-
-    If `look` raises, it is called again. A missed request, as on a storage that does not report a lost connection, is
-    noticed at the next lease renewal.
+    The ids may be of jobs that run elsewhere. If `look` raises, it is called again. A missed request, as on a storage
+    that does not report a lost connection, is noticed at the next lease renewal.
     """
 
     def __init__(

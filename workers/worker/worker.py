@@ -57,13 +57,12 @@ NotReady: TypeAlias = Callable[[], Coroutine[object, object, None] | None]
 class Worker:
     """Runs `handlers` on one queue, `concurrency` jobs at a time.
 
-    `handlers` maps a job name to a function or `Handler`; `"*"` catches all other names.
-
-    Up to `overtime` (default 0) attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each
-    claim. It returns None, or something to await before anything is claimed, such as the return of a database that all
-    handlers need. Leases (default 30 s) are renewed after a third of their time; the reaper runs every half of the
-    default lease. A failed attempt is repeated by the job's own back-off, else the handler's, else `retry`.
-    `poll_interval` bounds how long an idle worker relies on the storage to wake it.
+    `handlers` maps a job name to a function or `Handler`; `"*"` catches all other names. Up to `overtime` (default 0)
+    attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each claim. It returns None, or
+    something to await before anything is claimed, such as the return of a database that all handlers need. Leases
+    (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease. A failed
+    attempt is repeated by the job's own back-off, else the handler's, else `retry`. `poll_interval` bounds how long an
+    idle worker relies on the storage to wake it.
     """
 
     def __init__(
@@ -243,10 +242,7 @@ class Worker:
         return await self._storage.claim(self.worker_id, leases=self._wanted, limit=limit)
 
     async def _last_answer(self, call: asyncio.Future[list[Claim]]) -> list[Claim]:
-        """Give `call` a last moment to answer and return its claims.
-
-        Claims that come later are left until their leases end.
-        """
+        """Give `call` a last moment and return its claims; claims that come later are left until their leases end."""
         if not call.done():
             await asyncio.wait([call], timeout=FORCED_STOP_SECONDS)
         if not call.done():
@@ -266,10 +262,7 @@ class Worker:
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
 
     async def _wait_for_slots(self) -> None:
-        """Wait for a free slot.
-
-        When more jobs wait than there are slots, wait as long as a claim takes, to fill several with one call.
-        """
+        """Wait for a free slot; if more jobs wait than there are slots, as long as a claim takes, to fill several."""
         self._slots.freed.clear()
         if self._stop.asked:
             return
@@ -322,10 +315,7 @@ class Worker:
             self._report_ending(attempt.claim, ending)
 
     async def _settle_otherwise(self, attempt: Attempt, ending: Ending, outcome: SettleOutcome) -> None:
-        """Fail the job if its success cannot be stored, such as a result beyond the storage's limits.
-
-        It would fail in the same way each time.
-        """
+        """Fail the job if its success cannot be stored, such as too large a result: it would fail each time."""
         error = UnrecoverableError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}")
         self._events.report(error)
         if isinstance(ending.settlement, Completed | Continued):

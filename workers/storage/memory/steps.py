@@ -144,10 +144,7 @@ class QueueSteps:
         )
 
     def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:
-        """Return how long until a claim for these names may succeed, 0 for now.
-
-        None: not before something else happens.
-        """
+        """Return how long until a claim for these names may succeed, 0 for now; None while nothing else happens."""
         self.table.ready_what_is_due(now)
         if self.paused:
             return None

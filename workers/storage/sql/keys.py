@@ -134,10 +134,8 @@ class Keys:
     ) -> EnqueueResult | None:
         """Return the answer for a job whose key another job has.
 
-        None: the job is to be inserted, with its group.
-
-        `found` has the answers for the ids that exist by now. A throttled job that has ended may begin anew in this
-        very call, and a debounced one may be named in it.
+        None: the job is to be inserted, with its group. `found` has the answers for the ids that exist by now. A
+        throttled job that has ended may begin anew in this very call, and a debounced one may be named in it.
         """
         key = self._transaction.encode(deduplication.key)
         mark = self._marks.get(key)
@@ -156,9 +154,8 @@ class Keys:
     def write(self, inserted: Collection[str]) -> None:
         """Give each key to the first inserted job of its group.
 
-        Debounced jobs wait anew, with the last payload.
-
-        On PostgreSQL another transaction may have inserted an id first.
+        Debounced jobs wait anew, with the last payload. On PostgreSQL another transaction may have inserted an id
+        first.
         """
         firsts = {key: next((job for job in group if job.id in inserted), None) for key, group in self._groups.items()}
         self._give({key: job for key, job in firsts.items() if job is not None})

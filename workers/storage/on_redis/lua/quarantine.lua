@@ -10,7 +10,7 @@ local function write_down(id, why, kept)
   told[#told + 1] = why
 end
 
--- Move the key of a job to quarantine and returns its type. A lock belongs to another job, whatever this one is called.
+-- Move the key of a job to quarantine and return its type. A lock belongs to another job, whatever this one is called.
 local function put_away(key, id)
   local found = redis.call('TYPE', key).ok
   if found == 'none' or (found == 'string' and string.sub(id, -5) == ':lock') then

@@ -117,9 +117,8 @@ def promote_due(transaction: Transaction, limit: int) -> None:
 def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[int]:
     """Take up to `limit` ready jobs in order, and hold those whose ordering key is busy.
 
-    No two of those taken have the same ordering key.
-
-    A long run of held jobs ends the search early; the next claim goes on behind them.
+    No two of those taken have the same ordering key. A long run of held jobs ends the search early; the next claim goes
+    on behind them.
     """
     taken: list[int] = []
     keys: set[str] = set()
