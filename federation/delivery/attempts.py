@@ -1,5 +1,7 @@
-"""The log of attempts. Attempts at deliveries with a row are written by the ledger, together with the row's fate; those
-of jobs without a row are collected in memory and written in batches, so that no delivery waits for the log.
+"""The log of attempts.
+
+Attempts at deliveries with a row are written by the ledger, together with the row's fate; those of jobs without a row
+are collected in memory and written in batches, so that no delivery waits for the log.
 """
 
 from __future__ import annotations
@@ -142,8 +144,9 @@ class AttemptLog:
             self._flusher = None
 
     async def _flush(self) -> bool:
-        """Write what has gathered, and return whether the database accepted it. What it did not accept goes back to the
-        buffer.
+        """Write what has gathered, and return whether the database accepted it.
+
+        What it did not accept goes back to the buffer.
         """
         while self._buffer:
             batch, self._buffer = self._buffer[:MAX_BATCH], self._buffer[MAX_BATCH:]

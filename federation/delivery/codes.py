@@ -96,8 +96,9 @@ def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool, acknowled
 
 
 def may_be_misunderstood(code: str) -> bool:
-    """Tell whether the refusal may be about who we are or which key we sealed to, so that `/discover` is looked at
-    first.
+    """Tell whether the refusal may be about who we are or which key we sealed to.
+
+    Then `/discover` is looked at first.
     """
     return code in {f"HTTP_{status}" for status in _LOOKED_AT}
 

@@ -32,8 +32,7 @@ class DatabaseWatch:
         self._refusal_told_at = -math.inf
 
     def note_trouble(self, error: SQLAlchemyError) -> None:
-        """Note that the database did not answer, or that it refused a statement, for example because a table is
-        missing.
+        """Note that the database did not answer, or that it refused a statement, as where a table is missing.
 
         Only an outage stops claims. A database that refuses statements still answers, so asking whether it answers
         would not show when it has recovered.

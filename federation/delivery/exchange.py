@@ -84,8 +84,9 @@ ReadAck: TypeAlias = Callable[[Ack, Report], Awaitable[FollowAnswer | None]]
 
 
 class Exchange:
-    """Callable with a job's name and the report of its attempt; returns the answer to a follow, if the job asked for
-    one.
+    """Callable with a job's name and the report of its attempt.
+
+    Returns the answer to a follow, if the job asked for one.
 
     `own_url` and `keys` may be None: nothing can be sent then. `timeout` covers the whole request.
 
@@ -180,11 +181,10 @@ class Exchange:
         return pair
 
     async def _as_another(self, report: Report, server: KnownServer, pair: OwnKeys) -> Fetched | None:
-        """Send the same delivery signed by our other key pair, if we have one. Return the answer if the server accepted
-        it.
+        """Send the same delivery signed by our other key pair, if we have one.
 
-        Its confirmation of a rotation may have been lost on its way to us, or have come while the delivery was under
-        way.
+        Return the answer if the server accepted it. The confirmation of a rotation may have been lost on its way to us,
+        or have come while the delivery was under way.
         """
         assert self._keys is not None  # nothing was sent without them
         for other in self._keys.pairs(now=True):
@@ -244,8 +244,9 @@ class Exchange:
         return fetched
 
     async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:
-        """Mark a server that accepted a direct delivery as healthy, whatever its last probe or a discovery meanwhile
-        said.
+        """Mark a server as healthy that accepted a direct delivery.
+
+        This holds whatever its last probe said, or a discovery meanwhile.
         """
         if fetched.proxied:
             return
@@ -265,10 +266,10 @@ class Exchange:
         )
 
     async def _check_post_ack(self, ack: Ack, report: Report) -> None:
-        """Log an acknowledgment that does not match its post. The post is delivered all the same: nothing here depends
-        on it.
+        """Log an acknowledgment that does not match its post.
 
-        Only one acknowledgment per minute and server is checked: opening all of them would cost a fifth of a delivery.
+        The post is delivered all the same: nothing here depends on it. Only one acknowledgment per minute and server is
+        checked: opening all of them would cost a fifth of a delivery.
         """
         assert self._keys is not None  # nothing was sent without them
         server_url = report.delivery.server_url

@@ -32,8 +32,9 @@ HELD_FOR_SERVER: Final = Fate(state=DeliveryState.HELD, reason=HoldReason.SERVER
 
 
 def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, now: datetime) -> Fate:
-    """Decide what becomes of the row. `link` is the link after the failure; `is_last` says that the job has no attempt
-    left.
+    """Decide what becomes of the row.
+
+    `link` is the link after the failure; `is_last` says that the job has no attempt left.
     """
     if kind is FailureClass.REST:
         return Fate(state=DeliveryState.HELD, reason=HoldReason.REST, until=link.rest_until)
@@ -51,8 +52,7 @@ def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, no
 
 
 def fails_alone(code: str, series: Series, link: Link) -> bool:
-    """Tell whether the fault lies with the delivery: it failed as its server's canary, and another got through since
-    then.
+    """Tell whether the delivery itself is at fault: it failed as its server's canary, and another got through since.
 
     A failure in which nothing answered is always the server's, whichever delivery meets it.
     """
@@ -62,7 +62,8 @@ def fails_alone(code: str, series: Series, link: Link) -> bool:
 
 
 def own_pause(holds: int) -> timedelta:
-    """Return how long a fault of ours holds a delivery that it has held `holds` times in a row: 1, 2, 4 ...
-    60 minutes.
+    """Return how long a fault of ours holds a delivery that it has held `holds` times in a row.
+
+    The times are 1, 2, 4 ... 60 minutes.
     """
     return min(FIRST_OWN_PAUSE * (1 << min(holds, 20)), LONGEST_OWN_PAUSE)

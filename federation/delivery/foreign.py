@@ -1,6 +1,4 @@
-"""Jobs of other nodes that a wrong setting brings to our queue: they go back unharmed until somebody mends
-the setting.
-"""
+"""Jobs of other nodes that a wrong setting brings to our queue: they go back until somebody mends the setting."""
 
 from __future__ import annotations
 

@@ -121,8 +121,9 @@ class Group:
             self._connection.execute(_ADOPTED, [dict(zip(keys, each, strict=True)) for each in names])
 
     def _hold(self, entries: Sequence[Begin]) -> None:
-        """Hold the rows, with one statement per kind of hold: a backlog to a server that is down is held as fast as it
-        is claimed.
+        """Hold the rows, with one statement per kind of hold.
+
+        A backlog to a server that is down is thus held as fast as it is claimed.
         """
         for hold in {entry.hold for entry in entries if entry.hold is not None}:
             chosen = [entry for entry in entries if entry.hold == hold]
@@ -261,8 +262,9 @@ def _ending(row: Row[*tuple[Any, ...]], entry: Ended) -> dict[str, object]:
 
 
 def _holds(row: Row[*tuple[Any, ...]], entry: Ended) -> int:
-    """Count how often in a row a fault of ours has held the delivery. An attempt of its job in between does not reset
-    this.
+    """Count how often in a row a fault of ours has held the delivery.
+
+    An attempt of its job in between does not reset this.
     """
     if entry.reason is HoldReason.OURS:
         return int(row.holds) + 1

@@ -113,8 +113,8 @@ class HeldDeliveries:
         return count
 
     async def _look_at_servers(self) -> tuple[int, int]:
-        """Go through the servers with held rows: fail what is held for blacklisted ones, release what is held for those
-        up again.
+        """Go through the servers with held rows: fail the rows of blacklisted ones, release those of servers that are
+        up.
         """
         failed = releasing = 0
         for row in await self._database.rows(_HELD_SERVERS):

@@ -40,8 +40,9 @@ def stand(session: Session, server_urls: Sequence[str], ordering_key: str | None
 
 
 def cancelled_unsent(session: Session, server_url: str, ordering_key: str, job_name: str) -> bool:
-    """Remove the youngest delivery of the key if it has that name and was never attempted. Return whether it was
-    removed.
+    """Remove the youngest delivery of the key if it has that name and was never attempted.
+
+    Return whether it was removed.
     """
     session.flush()
     return _cancel_unsent(session.connection(), server_url, ordering_key, job_name)

@@ -1,5 +1,4 @@
-"""Which node the deliveries in a queue belong to: our jobs carry the id of the database with their row, and this node's
-URL.
+"""Whose deliveries a queue holds: our jobs carry the id of the database with their row, and this node's URL.
 
 Without that, two databases on one queue, by a wrong setting or a copied `.env`, would end each other's jobs: the row is
 not there, so the delivery looks as if it were over. The URL tells a copy of the database from its original. A key could

@@ -31,8 +31,9 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """Deliveries of one application database. `joins` says that the queue lives in that database and uses its
-    connection.
+    """Deliveries of one application database.
+
+    `joins` says that the queue lives in that database and uses its connection.
     """
 
     def __init__(
@@ -136,8 +137,9 @@ class Outbox:
         return await self.within(session, owe, "enqueue_fanout")
 
     async def within(self, session: AsyncSession, work: Callable[[Session], T], call: str) -> T:
-        """Run `work` with the synchronous session inside an asynchronous one, and return its result. `call` names the
-        caller.
+        """Run `work` with the synchronous session inside an asynchronous one, and return its result.
+
+        `call` names the caller.
 
         Raises:
             TypeError: it is another kind of session.
@@ -161,8 +163,9 @@ class Outbox:
             )
 
     async def add(self, planned: Iterable[Planned]) -> None:
-        """Add the jobs, whose rows are committed, to the queue. What the queue does not accept is logged, and left to a
-        sweep.
+        """Add the jobs, whose rows are committed, to the queue.
+
+        What the queue does not accept is logged, and left to a sweep.
         """
         planned = list(planned)
         missing = sum(len(each.deliveries) for each in planned)
@@ -199,9 +202,7 @@ class Outbox:
         await asyncio.gather(*self._adding, return_exceptions=True)
 
     async def _connect(self) -> None:
-        """Prepare everything that a caller's transaction will need, so that it never waits for our connections with its
-        lock held.
-        """
+        """Prepare all that a caller's transaction will need, so that it never waits for us with its lock held."""
         if self.joins:
             await self._queue.start()
         else:

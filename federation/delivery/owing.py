@@ -119,8 +119,9 @@ class Owing:
         payload: str,
         ordering_key: str | None = None,
     ) -> Planned | None:
-        """Write the rows of `Outbox.enqueue_fanout`; the caller still has to add the jobs. Return None if there are no
-        servers.
+        """Write the rows of `Outbox.enqueue_fanout`; the caller still has to add the jobs.
+
+        Return None if there are no servers.
         """
         check_text("job name", name)
         parse_method(payload)

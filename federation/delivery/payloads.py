@@ -49,8 +49,9 @@ class Payloads:
 
 
 def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
-    """Subtract one reference from a text for each id, and delete texts without any. The caller's transaction removed
-    the rows.
+    """Subtract one reference from a text for each id, and delete texts without any.
+
+    The caller's transaction removed the rows.
 
     Nulls stand for rows with a text of their own. The texts are locked in the order of their ids, so that two such
     transactions never wait for each other.

@@ -111,8 +111,9 @@ class DeliveryProcessor:
             raise NotNow(f"the database did not do its part: {type(error).__name__}", DATABASE_PAUSE) from None
 
     async def _abandon(self, job: Job, trouble: RetryableFailure) -> None:
-        """Hold the row, if the database accepts that. Otherwise the sweeper finds the row ready although its job has
-        ended.
+        """Hold the row, if the database accepts that.
+
+        Otherwise the sweeper finds the row ready although its job has ended.
         """
         row, now = _row_of(job.payload), self._clock.now()
         if row is None:
@@ -142,8 +143,9 @@ class DeliveryProcessor:
             await self._hold_busy(job, report, busy.pause)
 
     async def _is_held(self, job: Job, report: Report) -> bool:
-        """Tell whether there is nothing to send. To a server that is away, only the canary that is sent to find out
-        goes on.
+        """Tell whether there is nothing to send.
+
+        To a server that is away, only the canary that is sent to find out goes on.
 
         Raises:
             Held, Superseded: the job may not act for this delivery now.
@@ -180,9 +182,7 @@ class DeliveryProcessor:
         raise PermanentFailure("INVALID_JOB", f"the data of job {job.id!r} is malformed: {problems}")
 
     async def _canonical(self, delivery: FederationDeliveryJob) -> FederationDeliveryJob:
-        """Replace the server's URL by its canonical form, unless the registry of an adopted node has it in the given
-        spelling.
-        """
+        """Replace the server's URL by its canonical form, unless an adopted node's registry has the given spelling."""
         try:
             server_url = canonical_origin(delivery.server_url)
         except UrlError:

@@ -49,8 +49,9 @@ class PublishedPost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
-    """Writes activities in this node's name and the deliveries that they require, by statements alone; see
-    `Producers`.
+    """Writes activities in this node's name and the deliveries that they require, by statements alone.
+
+    See `Producers`.
     """
 
     own_url: str

@@ -136,8 +136,9 @@ class Producers:
         return await self._outbox.within(session, owe, "publish_post")
 
     async def meet(self, server_url: str) -> Met:
-        """Prepare a follow of somebody on that server. A registered server needs nothing; of others, read their
-        `/discover`.
+        """Prepare a follow of somebody on that server.
+
+        A registered server needs nothing; of any other, read what it shows at its `/discover`.
 
         Raises:
             ServerRefused, DiscoveryError, BlockedUrl, ValueError: as `request_follow`.

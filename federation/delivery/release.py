@@ -40,8 +40,8 @@ SERVERS_AT_ONCE: Final = 50
 
 
 class Releaser:
-    """Releases held deliveries at 1, 2, 4 ... `rate` per second and server, while fewer than `most_waiting` wait to be
-    tried.
+    """Releases held deliveries at 1, 2, 4 ... `rate` per second and server, while fewer than `most_waiting` are
+    untried.
     """
 
     def __init__(
@@ -82,8 +82,9 @@ class Releaser:
         return released
 
     async def send_canary(self, server_url: str) -> bool:
-        """Send one held delivery ahead to the server. Return False if none is held for it; one already on its way
-        counts.
+        """Send one held delivery ahead to the server.
+
+        Return False if none is held for it; one already on its way counts.
 
         Chooses the oldest that was not sent ahead since the link went down; once all were, the one that waited longest.
         """

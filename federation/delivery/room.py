@@ -238,9 +238,7 @@ class Room:
         return self._per_server if server.quick else 1
 
     def _release(self, server: _Server) -> None:
-        """Hand the turn to the attempt that has waited longest, or to several if the server may have more at once by
-        now.
-        """
+        """Hand the turn to the attempt that has waited longest, or to several if the server may have more by now."""
         server.used -= 1
         while server.waiting and server.used < self._turns(server):
             place = server.waiting.popleft()

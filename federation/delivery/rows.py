@@ -117,8 +117,9 @@ def next_in_order(connection: Connection, places: Iterable[Place], now: datetime
 
 
 def forget_older(connection: Connection, arrived: Sequence[Row[*tuple[Any, ...]]]) -> list[str | None]:
-    """Remove deliveries of the same keys that were given up before these ones, which arrived. A retry by hand would
-    undo them.
+    """Remove deliveries of the same keys that were given up before these ones, which arrived.
+
+    A retry by hand would undo them.
 
     Returns the ids of their texts, which the caller has to release.
     """
