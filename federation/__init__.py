@@ -1,12 +1,13 @@
 """Federation delivery: what application services import.
 
 `enqueue_delivery`, `enqueue_fanout` and the producers owe deliveries inside the application's transaction;
-`federation.sync` has them for plain code. `start_federation_worker`, or `python -m federation.workers`, delivers.
+`federation.sync` has the same calls for synchronous code. `start_federation_worker`, or `python -m federation.workers`,
+delivers.
 """
 
 from __future__ import annotations
 
-import federation.interrupts  # noqa: F401 - acts as it is imported, and first: what follows takes a while
+import federation.interrupts  # noqa: F401 - acts when it is imported, and comes first: what follows takes a while
 
 # isort: split
 from importlib import import_module
@@ -102,7 +103,7 @@ refuse_foreign()
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Names are imported when they are first used: the `federation` command must start fast, to complete words."""
+        """Import names when they are first used: the `federation` command must start fast, to complete words."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "sync":

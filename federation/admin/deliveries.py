@@ -123,8 +123,9 @@ class DeliveryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt as `delivery_attempts` has it; `code` is None if it delivered, `remote_code` is what the
-    server said.
+    """One attempt as `delivery_attempts` has it.
+
+    `code` is None if it delivered, `remote_code` is what the server said.
     """
 
     started_at: datetime

@@ -268,8 +268,9 @@ class BulkDeliveries:
 
 
 def retryable(selection: Selection) -> ColumnElement[bool]:
-    """Return the condition for selected deliveries that may be retried: those given up, and held ones meant
-    explicitly.
+    """Return the condition for the selected deliveries that may be retried.
+
+    These are the ones that were given up, and held ones that are meant explicitly.
     """
     given_up = or_(is_in(DeliveryState.FAILED), is_in(DeliveryState.EXPIRED))
     means_held = selection.state is DeliveryState.HELD or (selection.state is None and selection.ids)

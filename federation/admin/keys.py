@@ -43,8 +43,9 @@ async def waiting(federation: Federation) -> list[Waiting]:
 
 
 async def rotate(federation: Federation, *, only: str | None, progress: Progress) -> RotationState:
-    """Make new keys if there are none yet, and ask all servers to accept them that do not know them, or *only* that
-    one.
+    """Make new keys if there are none yet, and ask servers to accept them.
+
+    All servers are asked that do not know them, or *only* that one.
 
     Raises:
         ConfigurationError: they cannot be written where the old ones come from.

@@ -54,10 +54,10 @@ def queue_place(settings: Settings) -> str:
 
 
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
-    """Open the storage of one queue: where QUEUE_URL says, else BullMQ on REDIS_URL, else the application's own
-    database.
+    """Open the storage of one queue.
 
-    `client` is used for BullMQ instead of a connection of its own.
+    It lives where QUEUE_URL says, or else in BullMQ on REDIS_URL, or else in the application's own database. `client`
+    is used for BullMQ instead of a connection of its own.
     """
     redis_url = bullmq_url(settings)
     if redis_url is not None:

@@ -114,7 +114,7 @@ class HeldDeliveries:
 
     async def _look_at_servers(self) -> tuple[int, int]:
         """Go through the servers with held rows: fail the rows of blacklisted ones, release those of servers that are
-        up.
+        back.
         """
         failed = releasing = 0
         for row in await self._database.rows(_HELD_SERVERS):

@@ -112,8 +112,7 @@ class Outbox:
         *,
         ordering_key: str | None = None,
     ) -> tuple[str, ...]:
-        """Owe a delivery of one `payload` to `path` on every server from the moment `session` commits, and return their
-        ids.
+        """Owe a delivery of one `payload` to `path` on every server once `session` commits, and return their ids.
 
         The text is stored once, and is deleted with the last of its deliveries. A server that is named twice, in
         whatever spelling, gets one delivery. The ids follow the order of the servers. Jobs, held deliveries and

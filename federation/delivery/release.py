@@ -40,9 +40,7 @@ SERVERS_AT_ONCE: Final = 50
 
 
 class Releaser:
-    """Releases held deliveries at 1, 2, 4 ... `rate` per second and server, while fewer than `most_waiting` are
-    untried.
-    """
+    """Releases held deliveries at 1, 2, 4 ... `rate` per second and server, while fewer than `most_waiting` wait."""
 
     def __init__(
         self,

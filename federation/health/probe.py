@@ -60,10 +60,9 @@ class Probe:
         return 0
 
     async def look(self, server: KnownServer) -> Seen:
-        """Check whether the server answers `/discover` with the signing key that we know: other pages may be a
-        stranger's.
+        """Check whether the server answers `/discover` with the signing key that we know.
 
-        Nothing is noted in the registry.
+        Any other page may be a stranger's. Nothing is noted in the registry.
         """
         seen = await self._see(server, {})
         if seen.another_key and self._own_url is not None:

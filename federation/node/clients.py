@@ -90,9 +90,7 @@ class Clients:
         return str(ip_network((address, bits), strict=False))
 
     def of_connection(self, host: str) -> str | None:
-        """Return whose connection comes from *host*, or None if it is a trusted proxy's, which stands for
-        many clients.
-        """
+        """Return whose connection comes from *host*, or None if it is a trusted proxy's, which has many clients."""
         peer = _address(host)
         return None if peer is None or self._is_proxy(peer) else _name(peer)
 

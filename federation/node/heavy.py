@@ -32,9 +32,7 @@ T = TypeVar("T")
 
 
 class HeavyWork:
-    """Heavy work of one process: it takes at most *memory* bytes at a time, and reads bodies at *rate* bytes per
-    second.
-    """
+    """Heavy work of one process: it takes at most *memory* bytes at a time, and reads *rate* bytes per second."""
 
     def __init__(
         self,
