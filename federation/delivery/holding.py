@@ -113,7 +113,7 @@ class HeldDeliveries:
         return count
 
     async def _look_at_servers(self) -> tuple[int, int]:
-        """Go through the servers with held rows: fail the rows of blacklisted ones, release those of servers that are
+        """Go through the servers with held rows: fail those of blacklisted ones, release those of servers that are
         back.
         """
         failed = releasing = 0
