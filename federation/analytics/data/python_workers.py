@@ -12,8 +12,9 @@ from zipimport import zipimporter
 
 
 def spare_worker() -> None:
-    """Forget the archives until something is imported from them, and exempt what is imported now from garbage
-    collection.
+    """Forget the archives until something is imported from them.
+
+    What is imported now is exempt from garbage collection.
     """
     for place, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
