@@ -113,8 +113,9 @@ class HeldDeliveries:
         return count
 
     async def _look_at_servers(self) -> tuple[int, int]:
-        """Go through the servers with held rows: fail those of blacklisted ones, release those of servers that are
-        back.
+        """Fail the held rows of blacklisted servers, and release those of servers that are back.
+
+        Return how many rows failed, and how many servers are released.
         """
         failed = releasing = 0
         for row in await self._database.rows(_HELD_SERVERS):
