@@ -44,8 +44,9 @@ def mind() -> bool:
 
 
 def raise_unless_importing(number: int, frame: FrameType | None) -> None:
-    """Raise the signal as an exception, so that the program can undo what it began; during an import, end
-    the process.
+    """Raise the signal as an exception, so that the program can undo what it began.
+
+    During an import, end the process instead.
     """
     within = frame
     while within is not None:

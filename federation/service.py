@@ -102,8 +102,9 @@ async def schedule_health_check(server_url: str, attempt: int) -> None:
 
 
 async def process_federation_delivery(job: Job) -> None:
-    """Make one attempt at a delivery; see `DeliveryProcessor`. For a stock `bullmq.Worker`, wrap it in
-    `as_processor`.
+    """Make one attempt at a delivery; see `DeliveryProcessor`.
+
+    For a stock `bullmq.Worker`, wrap it in `as_processor`.
     """
     await get_federation().delivery_processor(job)
 

@@ -129,7 +129,7 @@ async def fill(federation: Federation, rows: int, jobs: int) -> None:
 
 
 async def insert_rows(federation: Federation, kind: str, count: int, now: datetime) -> list[dict[str, object]]:
-    """Insert so many more rows, in groups that share a text."""
+    """Insert `count` more rows, in groups that share a text."""
     failed: dict[str, object] = {}
     if kind != "owed":
         code = LATELY if kind == "lately" else LONG_AGO
@@ -182,7 +182,7 @@ async def enqueue(federation: Federation, rows: Sequence[dict[str, object]]) -> 
 
 
 async def fail(federation: Federation, count: int) -> None:
-    """Let so many of the waiting jobs fail for good."""
+    """Let `count` of the waiting jobs fail for good."""
     storage, error = federation.delivery_queue.storage, ErrorInfo(type="RetryableFailure", message="it failed")
     while count > 0:
         claims = await storage.claim("bench", leases={ANY_NAME: MINUTE}, limit=min(GROUP, count))

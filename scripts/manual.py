@@ -157,8 +157,9 @@ class Reader:
             raise Untrue(f"{block} says on stderr{quoted(told.stderr)}")
 
     def type(self, block: Block) -> None:
-        """Type each command. It succeeds, or finds nothing to do: what is shown of other servers does not
-        exist here.
+        """Type each command.
+
+        It succeeds, or finds nothing to do: what is shown of other servers does not exist here.
         """
         for line, shown in self._transcript(block.text):
             if line.startswith("federation init"):

@@ -124,9 +124,7 @@ async def check(database: Database, url: str) -> tuple[Entry, ...]:
 
 
 async def list_rules(database: Database, *, limit: int = 100, after: tuple[str, str] | None = None) -> Page:
-    """Return up to *limit* rows in the order of their rules, expired ones included, from where the page
-    before ended.
-    """
+    """Return up to *limit* rows in the order of their rules, expired ones included, from where the last page ended."""
     query = ALL_ROWS.order_by(col(BlacklistedServer.server_url), col(BlacklistedServer.id)).limit(limit + 1)
     if after is not None:
         url, row = after

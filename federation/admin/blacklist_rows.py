@@ -38,9 +38,7 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row: the rule in canonical spelling (as stored, if it has none), the reason, and the end (None
-    for no end).
-    """
+    """One row: the rule in canonical spelling (as stored, if it has none), the reason, and the end (None for none)."""
 
     id: str
     rule: str

@@ -106,8 +106,9 @@ async def database(federation: Federation) -> Found:
 
 
 async def _knows_us_as_another(federation: Federation) -> bool:
-    """Tell whether the database is another node's. No node registers itself, so only its peers have its URL
-    or its key.
+    """Tell whether the database is another node's.
+
+    No node registers itself, so only its peers have its URL or its key.
     """
     assert federation.keys is not None  # otherwise the settings would have been refused
     own_keys = [pair.signing.public_text for pair in federation.keys.pairs()]

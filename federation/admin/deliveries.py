@@ -195,8 +195,9 @@ async def list_deliveries(
 
 
 async def show(database: Database, delivery_id: str) -> tuple[DeliveryRow, tuple[AttemptRow, ...]] | None:
-    """Return the delivery and its last attempts, oldest first, or None if it has no row: delivered, dropped
-    or purged.
+    """Return the delivery and its last attempts, oldest first, or None if it has no row.
+
+    Then it was delivered, dropped or purged.
     """
     async with database.read() as session:
         row = (await session.execute(_rows().where(col(DeliveryJob.id) == delivery_id))).one_or_none()

@@ -29,9 +29,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetGo:
-    """How many held deliveries go out now; `in_order` ones wait for an older one of their ordering key, and
-    follow it.
-    """
+    """How many held deliveries go out now; `in_order` ones wait for an older one of their ordering key."""
 
     released: int
     in_order: int

@@ -40,8 +40,9 @@ _MEANING: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextProbe:
-    """When the server is probed next. If `at` is past, the probe is due. `queued` says that a job in the
-    queue does it.
+    """When the server is probed next. If `at` is past, the probe is due.
+
+    `queued` says that a job in the queue does it.
     """
 
     at: datetime

@@ -184,8 +184,9 @@ def _database(options: argparse.Namespace) -> str:
 def _session(
     options: argparse.Namespace, database: str | None, *, ready: Callable[[str], None] = lambda _: None
 ) -> Iterator[SparkSession]:
-    """Open a Spark session. Problems that are found quickly are reported before the seconds that Spark
-    takes to start.
+    """Open a Spark session.
+
+    Problems that are found quickly are reported before the seconds that Spark takes to start.
     """
     from federation.analytics.data.database import check_database
     from federation.analytics.session import open_session

@@ -26,7 +26,7 @@ def midnight(day: date) -> datetime:
 
 
 def instant(microseconds: int) -> datetime:
-    """Return the time so many microseconds after 1970. If Spark converted it, it would return local time."""
+    """Return the time that many microseconds after 1970. If Spark converted it, it would return local time."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
@@ -36,8 +36,9 @@ def end_of(window: Window, *, now: datetime) -> datetime:
 
 
 def is_within(column: str, window: Window) -> Column:
-    """Tell whether a time lies in the window, by two comparisons with constants, which readers of files can
-    prune by.
+    """Tell whether a time lies in the window.
+
+    These are two comparisons with constants, by which readers of files can prune.
     """
     return (F.col(column) >= F.lit(midnight(window.since))) & (F.col(column) < F.lit(midnight(window.until)))
 

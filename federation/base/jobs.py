@@ -59,8 +59,9 @@ class FederationDeliveryJob(_JobData):
         return self
 
     def to_wire(self) -> dict[str, object]:
-        """Return the data as it lies in the queue. Fields that Node does not know are left out unless they
-        are needed.
+        """Return the data as it lies in the queue.
+
+        Fields that Node does not know are left out unless they are needed.
         """
         absent = {name for name in ("payload_id", "suspect", "node", "database") if not getattr(self, name)}
         return self.model_dump(by_alias=True, exclude=absent)

@@ -43,16 +43,12 @@ def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., 
 
 
 def health_check_queue(settings: Settings, storage: Storage) -> BullQueue:
-    """Make the health-check queue, without defaults: one attempt per job, kept an hour unless the job says
-    otherwise.
-    """
+    """Make the health-check queue, without defaults: one attempt per job, kept an hour unless it says otherwise."""
     return BullQueue(storage, redis_url=bullmq_url(settings), prefix=settings.federation_queue_prefix)
 
 
 def discovery_queue(storage: Storage) -> Queue:
-    """Make the discovery queue: one attempt per job, as the asking delivery is itself tried again; jobs are
-    kept 5 s.
-    """
+    """Make the discovery queue: one attempt per job, as the asking delivery is itself tried again; jobs kept 5 s."""
     return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED)
 
 

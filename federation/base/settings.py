@@ -200,9 +200,7 @@ class Settings(BaseSettings):
         return tuple(pair for pair in pairs if pair is not None)
 
     def key_file(self) -> Path | None:
-        """Return the file that the keys come from, and may be changed in, or None if some of them come from
-        elsewhere.
-        """
+        """Return the file that the keys come from, and may be changed in, or None if some come from elsewhere."""
         names = {*KEY_VARIABLES, *OLD_KEY_VARIABLES}
         if any(name.upper() in names and value for name, value in os.environ.items()):
             return None

@@ -1,6 +1,4 @@
-"""What becomes of a delivery whose attempt failed: a pure decision, by the class of the failure and the
-server's link.
-"""
+"""What becomes of a delivery whose attempt failed: a pure decision, by the class of the failure and the link."""
 
 from __future__ import annotations
 

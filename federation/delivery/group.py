@@ -112,9 +112,7 @@ class Group:
         return results
 
     def _adopt(self, entries: Sequence[Begin]) -> None:
-        """Make a Node producer's row ours from its first job on: it may be held and released, and may have
-        other jobs.
-        """
+        """Make a Node producer's row ours from its first job on: it may be held and released, and have other jobs."""
         if entries:
             names = [(e.delivery_id, e.job_id, e.job_name, e.server_url) for e in entries]
             keys = ("row", "job", "name", "server")
@@ -219,8 +217,9 @@ def _suspicion(row: Row[*tuple[Any, ...]]) -> int:
 
 
 def _narrowed(suspect: int) -> int:
-    """Halve the size of the group that the suspect runs in. From 1 on, when it ran alone, count its crashes
-    downwards.
+    """Halve the size of the group that the suspect runs in.
+
+    From 1 on, when it ran alone, count its crashes downwards.
     """
     return suspect // 2 if suspect > 1 else suspect - 1
 

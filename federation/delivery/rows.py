@@ -24,8 +24,9 @@ PlannedJob: TypeAlias = tuple[str, object, dict[str, object]]
 
 
 def series_job_id(delivery_id: str, series: int) -> str:
-    """Return the job id of a delivery's series `series`. The first series has the row's id, as with Node's
-    producers.
+    """Return the job id of a delivery's series `series`.
+
+    The first series has the row's id, as with Node's producers.
     """
     return delivery_id if series == 0 else f"{delivery_id}.{series}"
 

@@ -98,9 +98,7 @@ async def places(database: Database, now: datetime) -> list[str]:
 
 
 async def strangers(database: Database, now: datetime) -> list[str]:
-    """Return whose jobs were found in our queues in the last two hours, which is longer than such a job is
-    left alone.
-    """
+    """Return whose jobs were found in our queues in the last two hours, which is longer than such a job is left."""
     return await _recent(database, SightingKind.STRANGER, now - timedelta(hours=2))
 
 

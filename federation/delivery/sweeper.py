@@ -58,8 +58,9 @@ class _Ready:
 
 
 class OutboxSweeper:
-    """Adds the jobs of deliveries that are ready and have none. One process at a time should do so; several
-    do no harm.
+    """Adds the jobs of deliveries that are ready and have none.
+
+    One process at a time should do so; several do no harm.
     """
 
     def __init__(
@@ -118,8 +119,9 @@ class OutboxSweeper:
         return len(missing)
 
     async def _renewed(self, rows: Sequence[OwedRow]) -> list[OwedRow]:
-        """Give the rows a new series that are still ready and still name the ended job. Return them with
-        the new one.
+        """Give the rows a new series that are still ready and still name the ended job.
+
+        Return them with the new one.
         """
 
         def renew(connection: Connection) -> list[OwedRow]:

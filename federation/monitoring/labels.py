@@ -40,9 +40,7 @@ _HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")
 
 
 def code_label(code: str | None) -> str:
-    """Return one of about thirty labels: the code, `HTTP_4xx` for all of a class, `other` for unknown ones,
-    or `none`.
-    """
+    """Return one of about thirty labels: the code, `HTTP_4xx` for all of a class, `other` for unknown ones, `none`."""
     if code is None:
         return "none"
     if match := _HTTP_CODE.fullmatch(code):

@@ -30,8 +30,9 @@ Check: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class NotReady(Exception):
-    """Raised by a check that knows what is wrong. Its message is shown to everybody, so it names no host
-    and no secret.
+    """Raised by a check that knows what is wrong.
+
+    Its message is shown to everybody, so it names no host and no secret.
     """
 
 
@@ -154,9 +155,7 @@ def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Ma
 
 
 def serving_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
-    """Return the same, and a check of what only the inbound side needs: a node that delivers may have no
-    host at all.
-    """
+    """Return the same, and a check of what only the inbound side needs: a node that only delivers may have no host."""
 
     async def has_host_tables() -> None:
         names = await missing_host_tables(database)

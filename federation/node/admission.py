@@ -23,7 +23,7 @@ RELAY_PER_ORIGIN: Final = Limit(requests=100, window=timedelta(minutes=1))
 
 
 def deliveries_limit(requests: int) -> Limit:
-    """Return the limit of so many follows or posts; its window is the one that the other implementation uses."""
+    """Return the limit of that many follows or posts; its window is the one that the other implementation uses."""
     return Limit(requests=requests, window=timedelta(seconds=10))
 
 

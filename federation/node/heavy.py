@@ -4,9 +4,9 @@ Theory of operation. What blocks the event loop blocks every other request and a
 takes several times its memory while it is worked on. So heavy work waits until there is room, in the order in which it
 came; if it needs more room than there is, it gets all of it.
 
-A thread does not have a processor of its own, and reading a body is as much work again. So only so many bytes per
-second are let in, and the sender of a body that would have to wait long is told to come back before it is read.
-Somebody who writes a registered server's name can use that up, and make large bodies wait; nobody else notices.
+A thread does not have a processor of its own, and reading a body is as much work again. So only a limited number of
+bytes per second are let in, and the sender of a body that would have to wait long is told to come back before it is
+read. Somebody who writes a registered server's name can use that up, and make large bodies wait; nobody else notices.
 """
 
 from __future__ import annotations

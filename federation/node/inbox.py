@@ -67,8 +67,9 @@ class Received(Generic[Activity]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened(Generic[Activity]):
-    """An activity as anybody may have sealed it to us. If `verified_with` is set, that key has verified the
-    signature.
+    """An activity as anybody may have sealed it to us.
+
+    If `verified_with` is set, that key has verified the signature.
     """
 
     text: str = field(repr=False)

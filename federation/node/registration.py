@@ -119,8 +119,9 @@ class Registration:
         log.info("server_registered", server_url=origin, is_new=known is None, proved=proof.opened is True)
 
     async def _proof(self, origin: str, shown: DiscoverDocument, *, is_new: bool, end: float) -> Proof:
-        """Ask the server to prove its keys, until *end* by `monotonic`. A server that has done so before is
-        not asked.
+        """Ask the server to prove its keys, until *end* by `monotonic`.
+
+        A server that has done so before is not asked.
         """
         try:
             self._claims.require_not_ours(origin, shown)

@@ -199,9 +199,7 @@ class _BoundedConnection(h11.Connection):
 
 
 class _BoundedProtocol(H11Protocol):
-    """uvicorn's protocol with time limits: by itself it waits without end for a request's head, and for a
-    slow reader.
-    """
+    """uvicorn's protocol with time limits: by itself it waits without end for a request's head, or a slow reader."""
 
     def __init__(
         self,

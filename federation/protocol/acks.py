@@ -129,9 +129,7 @@ def follow_ack(
 
 
 def post_ack(*, own_url: str, post_id: str, federation_post_id: str) -> str:
-    """Return the plaintext that acknowledges a post; *post_id* is that of our row, *federation_post_id* the
-    sender's.
-    """
+    """Return the plaintext that acknowledges a post; *post_id* is our row's, *federation_post_id* the sender's."""
     post = {"id": post_id, "federationPostId": federation_post_id}
     return dump_json({"post": post, "federationUrl": own_url, "method": ActivityMethod.FEDERATE_POST})
 

@@ -51,9 +51,7 @@ class Leaf(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """The relevant members of an object, by their names in JSON; in a list, each object must have the
-    `required` ones.
-    """
+    """The relevant members of an object, by their names in JSON; in a list, each must have the `required` ones."""
 
     shapes: Mapping[str, Shape]
     required: frozenset[str] = frozenset()

@@ -198,8 +198,9 @@ def _page(*, is_first: bool, is_sqlite: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _end(text: str) -> datetime | None:
-    """Parse a time as the database writes it into JSON. An end that is no time (PostgreSQL's infinity)
-    counts as none.
+    """Parse a time as the database writes it into JSON.
+
+    An end that is no time (PostgreSQL's infinity) counts as none.
     """
     try:
         end = datetime.fromisoformat(text)

@@ -106,8 +106,9 @@ class Links:
         await self._change(server_url, lambda link: link_rules.after_rejection(link, now, code), code)
 
     async def rests(self, server_url: str, pause: timedelta | None) -> datetime:
-        """Note that the server asked to be left alone, for `pause` if it said how long. Return until when
-        it will be.
+        """Note that the server asked to be left alone, for `pause` if it said how long.
+
+        Return until when it will be.
         """
         now = self._clock.now()
         link = await self._change(server_url, lambda link: link_rules.after_rest(link, now, pause), "rest")
@@ -149,9 +150,7 @@ class Links:
         await self._change(server_url, lambda link: link_rules.after_failed_probe(link, now), "probe")
 
     async def look_soon(self, server_url: str) -> None:
-        """Have the server probed now, because it was heard of and may be back; at most once a minute in
-        each process.
-        """
+        """Have the server probed now, because it was heard of and may be back; at most once a minute per process."""
         now = self._clock.now()
         known = await self.view(server_url)
         if known.state is LinkState.UP or now - self._heard.get(server_url, NEVER) < HEARD_INTERVAL:
@@ -322,8 +321,9 @@ def _link(row: Row[*tuple[Any, ...]]) -> Link:
 
 
 def _values(link: Link) -> dict[str, object]:
-    """Return the link's fields. Does the same as `asdict`, which copies each value and takes longer than a
-    statement.
+    """Return the link's fields.
+
+    Does the same as `asdict`, which copies each value and takes longer than a statement.
     """
     return {name: getattr(link, name) for name in _COLUMNS}
 

@@ -170,9 +170,7 @@ class Registry:
         await self._note_rotation(url, None, problem)
 
     async def _note_rotation(self, url: str, knows: str | None, problem: str | None) -> None:
-        """Write the note, together with others of the same moment: a rotation has thousands of them, fifty
-        at a time.
-        """
+        """Write the note, together with others of the same moment: a rotation has thousands, fifty at a time."""
         try:
             note = {"server": url, "knows": knows, "problem": problem, "at": self._clock.now()}
             await self._rotation_notes.ask(note)

@@ -62,8 +62,9 @@ def rules_covering(url: str, *, labels: int = ALL_LABELS) -> Iterator[str]:
 
 
 class RuleSet:
-    """Rules and until when each is in force. A look-up costs a few dictionary accesses, however many rules
-    there are.
+    """Rules and until when each is in force.
+
+    A look-up costs a few dictionary accesses, however many rules there are.
     """
 
     def __init__(self) -> None:

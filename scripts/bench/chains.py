@@ -43,7 +43,7 @@ async def chains(kind: str, concurrency: int, links: int, jobs: int) -> dict[str
 
 
 async def _measure(kind: str, concurrency: int, starts: int, links: int) -> _Took:
-    """Measure chains of so many links. A plain job is a chain of one link."""
+    """Measure `starts` chains of `links` links. A plain job is a chain of one link."""
 
     async def handle(job: Job) -> object:
         return continue_with("wanted", PAYLOAD) if job.chain_index + 1 < links else None

@@ -66,7 +66,7 @@ async def register(federation: Federation, peers: Sequence[Mapping[str, str]]) -
 
 
 async def enqueue(federation: Federation, urls: Sequence[str], deliveries: int, *, follows: bool = True) -> None:
-    """Owe so many deliveries to these servers in turn, of about 1.5 KB each: half of them follows, half posts.
+    """Owe `deliveries` to these servers in turn, of about 1.5 KB each: half of them follows, half posts.
 
     Without `follows` all are posts, as nobody on an unknown server can be followed.
     """

@@ -71,7 +71,7 @@ async def expiry(kind: str, records: int) -> dict[str, float]:
 
 
 async def _keep_until_one_moment(storage: Storage, records: int) -> float:
-    """Store so many results that all end at one moment, and return that moment, by `perf_counter`."""
+    """Store `records` results that all end at one moment, and return that moment, by `perf_counter`."""
     started = time.perf_counter()
     await _finish(storage, _REHEARSED * BATCH, None)
     filling = (time.perf_counter() - started) / _REHEARSED * records / BATCH

@@ -143,7 +143,7 @@ async def _exchange(request: Hostile, host: str, reader: asyncio.StreamReader, w
 async def flood(
     requests: Mapping[str, Hostile], port: int, *, rate: float, seconds: float
 ) -> dict[str, dict[str, int]]:
-    """Send so many *requests* a second in turn, from 50 addresses, and return the statuses by kind.
+    """Send *rate* of the *requests* a second in turn, from 50 addresses, and return the statuses by kind.
 
     They are sent on time, however slow the answers are. Three of four are small.
     """

@@ -53,7 +53,7 @@ async def _processing_rate(storage: Storage, concurrency: int, count: int) -> tu
 
 
 async def process(storage: Storage, concurrency: int, count: int, answer: Callable[[Job], Awaitable[object]]) -> None:
-    """Run a worker until `answer` was run for so many jobs, and they are settled."""
+    """Run a worker until `answer` was run for `count` jobs, and they are settled."""
     done = 0
 
     async def handle(job: Job) -> object:

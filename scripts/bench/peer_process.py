@@ -166,9 +166,7 @@ async def pgqueuer(url: str, concurrency: int, watch: Watch) -> None:
 
 
 async def pgqueuer_uncapped(url: str, concurrency: int, watch: Watch) -> None:
-    """Measure pgqueuer with its default: batches as large as the concurrency, of which it works on any
-    number at once.
-    """
+    """Measure pgqueuer with its default: batches as large as the concurrency, any number of which run at once."""
     await _pgqueuer(url, watch, batch_size=concurrency, max_concurrent_tasks=None)
 
 

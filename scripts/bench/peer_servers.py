@@ -48,7 +48,7 @@ class Peers:
 
 @contextlib.contextmanager
 def peer_process(servers: int, keys: OwnKeys, *, hanging: int = 0) -> Iterator[Peers]:
-    """Run so many servers for the node with these keys. The last `hanging` accept connections and never answer."""
+    """Run `servers` servers for the node with these keys. The last `hanging` accept connections and never answer."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.peer_servers"],
         stdin=subprocess.PIPE,

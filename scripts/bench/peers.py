@@ -1,6 +1,4 @@
-"""Other queues, each measured in a process of its own, on the same kind of server as the storage it is
-compared with.
-"""
+"""Other queues, each measured in a process of its own, on the same kind of server as the storage beside it."""
 
 from __future__ import annotations
 

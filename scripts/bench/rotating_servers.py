@@ -42,7 +42,7 @@ class RotatingServers:
 
 @contextlib.contextmanager
 def rotating_servers(servers: int, keys: OwnKeys) -> Iterator[RotatingServers]:
-    """Run so many servers that know the node by these keys."""
+    """Run `servers` servers that know the node by these keys."""
     command = (sys.executable, "-m", "bench.rotating_servers", str(servers))
     process = subprocess.Popen(
         [*command, keys.signing.public_text, keys.encryption.public_text],

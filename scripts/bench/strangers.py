@@ -220,7 +220,7 @@ async def _do_business(node: Node, seconds: float, offered: float) -> Business:
 
 
 async def _owe(node: Node, ends: float, offered: float) -> None:
-    """Owe so many deliveries a second, or, if that is none, always a few more than can be delivered."""
+    """Owe *offered* deliveries a second, half a second ahead."""
     began, owed = time.monotonic(), 0
     while time.monotonic() < ends:
         due = round(offered * (time.monotonic() - began + ENQUEUED_EVERY)) - owed

@@ -164,7 +164,5 @@ def embedded_valkey() -> Iterator[str]:
 
 
 def _end_with_parent() -> None:
-    """Make sure, in the child before it runs, that even `kill -9` of the demonstration leaves no node
-    behind (Linux).
-    """
+    """Make sure, in the child before it runs, that even `kill -9` of the demonstration leaves no node (Linux)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -93,9 +93,7 @@ def waiting_for(sender: Node, peer: Node) -> int:
 
 
 def _posts_with_rows(sender: Node, peer: Node) -> set[str]:
-    """Return the posts for the peer that the sender still knows: to be sent, held until the peer is back,
-    or given up.
-    """
+    """Return the posts for the peer that the sender still knows: to be sent, held until it is back, or given up."""
     query = (
         "SELECT json_extract(coalesce(texts.payload, jobs.payload), '$.post.id') FROM delivery_jobs AS jobs "
         "LEFT JOIN delivery_payloads AS texts ON texts.id = jobs.payload_id "

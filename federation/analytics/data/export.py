@@ -71,9 +71,7 @@ class Tables(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What lies in the directory after an export; `attempts` counts them by day, for days of `window` that
-    have some.
-    """
+    """What lies in the directory after an export; `attempts` counts them by day, for days in `window` with any."""
 
     window: Window
     attempts: dict[date, int]
@@ -195,8 +193,9 @@ def _place_attempts(fresh: Path, directory: Path, window: Window) -> Export:
 
 
 def count_rows(directory: Path) -> int:
-    """Count the rows by the files' footers. A file without one, which somebody else's killed run left,
-    counts as empty.
+    """Count the rows by the files' footers.
+
+    A file without one, which somebody else's killed run left, counts as empty.
     """
     total = 0
     for file in sorted(directory.glob("*.parquet")):

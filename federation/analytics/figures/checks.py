@@ -144,9 +144,7 @@ def _code_faults() -> Iterator[Fault]:
 
 
 def _code_agrees(names_status: Column) -> Column:
-    """Tell whether the code fits the outcome: a delivered attempt has none, every other attempt one of its
-    outcome's.
-    """
+    """Tell whether the code fits the outcome: a delivered attempt has none, any other attempt one of its outcome's."""
     outcome, code = F.col("outcome"), F.col("error_code")
     agrees = (outcome == AttemptOutcome.DELIVERED.value) & code.isNull()
     for each, codes in ERROR_CODES.items():

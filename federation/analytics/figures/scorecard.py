@@ -84,7 +84,7 @@ def server_scorecard(
 def daily_in_windows(daily: DataFrame, window: Window, lengths: Iterable[int] = WINDOW_DAYS) -> DataFrame:
     """Return each daily row once for every window that it lies in.
 
-    A window has so many days, up to and including `as_of`.
+    A window lasts one of `lengths` in days, up to and including `as_of`.
     """
     age = F.datediff(F.lit(window.as_of), F.col("day"))
     rows = daily.withColumn("_age", age).where(F.col("_age") >= 0)

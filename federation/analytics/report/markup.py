@@ -30,8 +30,9 @@ Content = Markup | str | None
 
 
 def tag(name: str, /, *children: Content, **attributes: str | float | None) -> Markup:
-    """Return one element. An attribute's `_` becomes `-`, and a trailing one is dropped (`class_`); None
-    leaves it out.
+    """Return one element.
+
+    An attribute's `_` becomes `-`, and a trailing one is dropped (`class_`); None leaves it out.
     """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_escaped(_number(value))}"'

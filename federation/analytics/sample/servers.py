@@ -95,8 +95,9 @@ def make_servers(spark: SparkSession, history: History) -> DataFrame:
 
 
 def _outage(history: History, place: Column) -> Column:
-    """Return the outage in that place: the time is divided evenly among a server's outages. A dead server's
-    has no end.
+    """Return the outage in that place: the time is divided evenly among a server's outages.
+
+    A dead server's has no end.
     """
     keys = (F.col("server"), place)
     codes = F.array(*map(F.lit, _CODES))
@@ -158,8 +159,9 @@ def make_registry(servers: DataFrame, history: History, *, earlier: bool = False
 
 
 def _key(history: History, kind: str, *, earlier: bool) -> Column:
-    """Return base64 of 32 bytes, except for a few: 7 and 11 have the signing key of 3, 13 and 17 have
-    malformed ones.
+    """Return base64 of 32 bytes, except for a few servers.
+
+    7 and 11 have the signing key of 3; 13 and 17 have malformed keys.
     """
     number = F.col("server")
     owner = F.when(number.isin(7, 11) & F.lit(kind == "signing"), 3).otherwise(number)

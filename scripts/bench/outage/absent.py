@@ -77,7 +77,7 @@ def _fallen(now: datetime, away: timedelta) -> Link:
 
 
 async def owe_held(federation: Federation, urls: Sequence[str], count: int, payload: str) -> None:
-    """Owe so many posts, by fan-outs to all the servers, whose links are down, so that they are held."""
+    """Owe `count` posts, by fan-outs to all the servers, whose links are down, so that they are held."""
     posts = count // len(urls)
     for start in range(0, posts, POSTS_AT_ONCE):
         async with federation.outbox.transaction() as session:

@@ -34,7 +34,7 @@ class _Minute:
 
 
 def measure(queue: str, *, held: int, servers: int, during: timedelta) -> Figure:
-    """Measure one minute, or `during`, with nothing held, and one with so many held for servers that are down."""
+    """Measure one minute, or `during`, with nothing held, and one with `held` held for servers that are down."""
     with node_environment(queue) as environment, peer_process(servers, own_keys(environment)) as peers:
         peers.tell("down")
         idle, busy = asyncio.run(_measure(environment, peers.servers, held, during))
