@@ -43,8 +43,7 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
     With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on that port.
 
     Raises:
-        ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module
-            of
+        ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module of
             tasks cannot be imported.
         ExceptionGroup: what ended a part before it was asked to stop.
     """

@@ -72,8 +72,7 @@ def read_csv(file: IO[bytes], *, own_url: str | None = None) -> ReadRules:
     """Return the rules in *file*. The first line tells the two formats apart. Rules that cover *own_url* are bad rows.
 
     Raises:
-        CsvError: not UTF-8, over a bound, without a first line we know, with a quote that has no end, or with more
-            bad
+        CsvError: not UTF-8, over a bound, without a first line we know, with a quote that has no end, or with more bad
             rows than anybody would read about.
     """
     found, now = ReadRules(), datetime.now(UTC)

@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> None:
     """Run one of the commands.
 
     Raises:
-        AnalyticsError, ConfigurationError, DatabaseUrlError: the request is wrong, or cannot be met; the message
-            says why.
+        AnalyticsError, ConfigurationError, DatabaseUrlError: the request is wrong, or cannot be met; the message says
+            why.
     """
     options = make_parser().parse_args(arguments)
     options.command(options)

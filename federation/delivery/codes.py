@@ -17,9 +17,7 @@ HTTP_CODE: Final = "HTTP_(?!2)[1-9][0-9]{2}"
 """Regular expression of the codes that name an HTTP status; they are retryable."""
 
 STORED_ALREADY: Final = 409
-"""The one status besides a 2xx that a delivered attempt may have: a repeat refused because the server has
-the activity.
-"""
+"""The one status besides a 2xx that a delivered attempt may have: a repeat that finds the activity there."""
 
 STALLED: Final = "STALLED"
 """The code of attempts that lost their worker, and of deliveries that lost theirs too often."""

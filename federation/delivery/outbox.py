@@ -89,9 +89,8 @@ class Outbox:
         back what this one replaces.
 
         Raises:
-            ValueError: the payload is no activity that we deliver, a URL is not acceptable, the target is not on
-                that server,
-                or the session is on another database. Nothing is written then.
+            ValueError: the payload is no activity that we deliver, a URL is not acceptable, the target is not on that
+                server, or the session is on another database. Nothing is written then.
             TypeError: it is no `AsyncSession`; the message names the call that accepts it.
         """
 
@@ -119,10 +118,8 @@ class Outbox:
         `ordering_key` work as with `enqueue_delivery`, for each server separately.
 
         Raises:
-            ValueError: the payload is no activity that we deliver, the path does not begin with a slash, or a URL
-                is not
-                acceptable; the message says which. Or the session is on another database. Nothing is written
-                    then.
+            ValueError: the payload is no activity that we deliver, the path does not begin with a slash, or a URL is
+                not acceptable; the message says which. Or the session is on another database. Nothing is written then.
             TypeError: it is no `AsyncSession`; the message names the call that accepts it.
         """
 

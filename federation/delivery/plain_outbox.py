@@ -103,8 +103,8 @@ class PlainOutbox:
         """Run `work` with a session in the caller's transaction, and return its result. `call` names the caller.
 
         Raises:
-            TypeError: synchronous code does not write through such an object; the message names the call that
-                accepts it.
+            TypeError: synchronous code does not write through such an object; the message names the call that accepts
+                it.
             ValueError: it is closed, or in no transaction that could be rolled back.
         """
         if isinstance(caller, Session):

@@ -53,10 +53,8 @@ class FederationClient:
         """Return the server's whole response, whatever its status. Redirects are responses like any other.
 
         *timeout* covers everything from the wait for a pooled connection to the last byte of the body; *first_byte*, if
-          it is
-        shorter, everything until the response begins. A cancelled or failed exchange closes its connection, a complete
-        one
-        returns it to the pool.
+        it is shorter, everything until the response begins. A cancelled or failed exchange closes its connection, a
+        complete one returns it to the pool.
 
         Raises:
             NetworkError: no complete response; the message says which phase failed and why. Worth another try.

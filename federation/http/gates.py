@@ -95,13 +95,11 @@ class FederationFetch:
 
         On a network error *server_url* (default: the origin of *url*) is marked unhealthy with its code, unless
         *skip_health_update* is set; a failure to record that is only logged. A success is not recorded. A relay is
-          tried if the
-        code's policy allows it; its failure is logged.
+        tried if the code's policy allows it; its failure is logged.
 
         Raises:
-            NetworkError: the direct request failed, and no relay helped. The code is that of the direct failure in
-                any case;
-                if a relay was tried, its failure is the cause, and the message has both.
+            NetworkError: the direct request failed, and no relay helped. The code is that of the direct failure in any
+                case; if a relay was tried, its failure is the cause, and the message has both.
             BodyTooLarge, BlockedUrl: as `FederationClient.fetch`; the server's health is left alone.
         """
         started = monotonic()

@@ -49,8 +49,7 @@ class AddressGuard:
         """Check that the text of *url* is acceptable, and return its canonical form.
 
         Raises:
-            BlockedUrl: not an absolute http(s) URL, has user information, names a metadata service, or its host is
-                a
+            BlockedUrl: not an absolute http(s) URL, has user information, names a metadata service, or its host is a
                 literal address (in any spelling) that is not globally routable.
         """
         target = parse_target(url)
@@ -89,8 +88,7 @@ def parse_target(url: str) -> Target:
     """Parse *url* into canonical spelling: lower-case host without trailing dot, addresses decoded, no default port.
 
     Raises:
-        BlockedUrl: not an absolute http(s) URL of at most 2048 characters with a usable host and no user
-            information.
+        BlockedUrl: not an absolute http(s) URL of at most 2048 characters with a usable host and no user information.
     """
     try:
         origin = canonical_origin(url)

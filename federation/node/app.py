@@ -79,8 +79,7 @@ def create_node_app(
 
     *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* limit follows and posts;
     *standing* turns away clients whose requests are refused again and again. Where `user`, `posts` or `blocks` is
-      missing,
-    or a column of them, follows and posts are refused with its name.
+    missing, or a column of them, follows and posts are refused with its name.
     """
     gate = BlacklistGate(registry)
     heavy = HeavyWork()

@@ -126,9 +126,8 @@ class BodyReader:
         *vouch* is asked about a body over 64 KiB.
 
         Raises:
-            Refusal: the one of *vouch*; the one of *too_large*, 413, over *limit* bytes; 408 too slow or cut off;
-                503 no
-                memory left.
+            Refusal: the one of *vouch*; the one of *too_large*, 413, over *limit* bytes; 408 too slow or cut off; 503
+                no memory left.
         """
         arriving = _Arriving(self._small)
         try:

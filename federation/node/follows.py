@@ -160,8 +160,7 @@ async def _followed_privacy(session: AsyncSession, following: Following) -> bool
 
     Raises:
         Refusal: there is no such user here; they blocked the follower; or the follower's id is a local user's, who
-            would
-            then seem to follow (user ids of all servers share one namespace in the tables).
+            would then seem to follow (user ids of all servers share one namespace in the tables).
     """
     local_follower = aliased(User)
     is_blocked = exists().where(

@@ -75,11 +75,9 @@ class Forwarder:
         """Pass the request on to its target in our name, and return the answer.
 
         Raises:
-            Refusal: 400 the target may not be relayed to; 403 the sender is not registered with these keys, or one
-                of the two
-                is blacklisted; 429 too often in that sender's name by this client; 502 the target did not
-                    answer, or not
-                with 2xx and JSON; 503 too many at once.
+            Refusal: 400 the target may not be relayed to; 403 the sender is not registered with these keys, or one of
+                the two is blacklisted; 429 too often in that sender's name by this client; 502 the target did not
+                answer, or not with 2xx and JSON; 503 too many at once.
         """
         target = self._target(request.target_url)
         sender = await self._sender(request, sender_url)

@@ -112,11 +112,9 @@ class Front:
         """Make *handler* an endpoint for requests that *admit* lets in, with bodies of up to *max_bytes*.
 
         *reads* are the members of the body that it looks at, None for all. *vouch* is asked about bodies over 64 KiB.
-          *counts*:
-        clients that it refuses again and again are barred. *proves*: what it accepts was signed by a registered server.
-        A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, a database without a table or
-        column
-        503 with its name, any other exception 500. Senders try again after all of them.
+        *counts*: clients that it refuses again and again are barred. *proves*: what it accepts was signed by a
+        registered server. A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, a database
+        without a table or column 503 with its name, any other exception 500. Senders try again after all of them.
         """
 
         members = None if reads is None else reads | _NAMES

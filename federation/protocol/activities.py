@@ -44,8 +44,8 @@ def parse_method(payload: str) -> ActivityMethod:
     """Return the method of a job's payload, and check that the payload is a JSON object with a UTF-8 form.
 
     Raises:
-        PayloadError: longer than `MAX_PAYLOAD_BYTES`, lone surrogates, not JSON, nested too deeply, not an object,
-            or its `method` is not one that we carry.
+        PayloadError: longer than `MAX_PAYLOAD_BYTES`, lone surrogates, not JSON, nested too deeply, not an object, or
+            its `method` is not one that we carry.
     """
     if len(encode_text(payload)) > MAX_PAYLOAD_BYTES:
         raise PayloadError(f"payload: more than {MAX_PAYLOAD_BYTES} bytes of UTF-8")
@@ -156,8 +156,7 @@ def follow_activity(
     """Return the payload of a follow request.
 
     *federation_url* is our own URL. *follower_server_url* is the recipient's, despite its name: Sipher stores it like
-      that
-    on the follower's side, and receivers ignore it.
+    that on the follower's side, and receivers ignore it.
     """
     following = {
         "id": follow_id,

@@ -35,8 +35,7 @@ class NightlyAnalytics:
         """Make sure that the results in OUT include the last UTC day that is over.
 
         Raises:
-            JobFailed: the process failed. The message has its status, and its last line if that is meant to be
-                read.
+            JobFailed: the process failed. The message has its status, and its last line if that is meant to be read.
         """
         until = (datetime.now(UTC) - AFTER_MIDNIGHT).date()
         yesterday = until - timedelta(days=1)

@@ -114,8 +114,7 @@ class Discovery:
         that it holds its keys. If they are taken it has to prove it; otherwise it only must not fail.
 
         Raises:
-            DiscoveryError: no usable answer, other keys than before, or keys that belong to another server or to
-                us.
+            DiscoveryError: no usable answer, other keys than before, or keys that belong to another server or to us.
             ServerBlacklisted: a kind of `DiscoveryError`; the server was not asked.
             BlockedUrl: the guard refuses the URL; trying again cannot help.
         """

@@ -49,8 +49,7 @@ def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFra
         .withColumn("score", _score(window))
     )
     # All are in one state, so this is one partition; without a named one, Spark would warn. There are no more
-    # candidates
-    # than servers.
+    # candidates than servers.
     rank = F.row_number().over(Over.partitionBy("state").orderBy(F.desc("score"), "server_url"))
     return rows.withColumn("rank", rank).to(RELAY_CANDIDATES)
 
