@@ -10,6 +10,7 @@ from __future__ import annotations
 import federation.interrupts  # noqa: F401 - acts when it is imported, and comes first: what follows takes a while
 
 # isort: split
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ from federation.siblings import refuse_foreign
 
 if TYPE_CHECKING:
     from federation import sync
-    from federation.base.bull_queue import BullQueue
     from federation.base.errors import ConfigurationError
+    from federation.base.job_queue import JobQueue
     from federation.base.jobs import FederationDeliveryJob, HealthCheckJob
     from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
     from federation.http.threat_policy import get_threat_policy
@@ -50,10 +51,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DELIVERY_QUEUE_NAME",
     "HEALTH_CHECK_QUEUE_NAME",
-    "BullQueue",
     "ConfigurationError",
     "FederationDeliveryJob",
     "HealthCheckJob",
+    "JobQueue",
     "close_federation",
     "decrypt_payload",
     "discover_and_register",
@@ -92,7 +93,7 @@ _HOMES = {
     "verify_signature": "federation.protocol.signing",
     "DELIVERY_QUEUE_NAME": "federation.base.queues",
     "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues",
-    "BullQueue": "federation.base.bull_queue",
+    "JobQueue": "federation.base.job_queue",
     "FederationDeliveryJob": "federation.base.jobs",
     "HealthCheckJob": "federation.base.jobs",
 }
@@ -104,6 +105,9 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import names when they are first used: the `federation` command must start fast, to complete words."""
+        if name == "BullQueue":
+            warnings.warn("federation.BullQueue is called JobQueue", DeprecationWarning, stacklevel=2)
+            name = "JobQueue"
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "sync":

@@ -47,7 +47,7 @@ from federation.health.link_probes import LinkProbes
 from federation.health.long_range import LongRangeProbes, ProbePlan
 from federation.health.probe import Probe
 from federation.http.client import FederationClient
-from federation.http.gates import FederationFetch, Relay
+from federation.http.gates import FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
 from federation.http.pool_limits import pool_limits
 from federation.http.transport import pooled_transport
@@ -55,7 +55,7 @@ from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
 from federation.node.unnamed_proxies import UnnamedProxies
 from federation.servers.blacklist import Blacklist
-from federation.servers.discovery import Discover, Discovery
+from federation.servers.discovery import DiscoverServer, Discovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.key_rotation import KeyRotation
 from federation.servers.links import Links
@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
-    from federation.base.task_marks import TaskMarks
-    from federation.node.standing import Standing
+    from federation.base.task_keys import TaskKeys
+    from federation.node.standing import ClientStanding
 
 MARKS_NAME: Final = "federation-tasks-keys"
 """Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
@@ -239,7 +239,7 @@ class Federation:
             clock=self.clock,
         )
 
-    def _relay(self) -> Relay | None:
+    def _relay(self) -> SendThroughPeer | None:
         """Return None for a node without a URL or keys: no peer would relay for it."""
         if self.own_url is None or self.keys is None:
             return None
@@ -253,7 +253,7 @@ class Federation:
             clock=self.clock,
         )
 
-    def _delivery_processor(self, discover: Discover) -> DeliveryProcessor:
+    def _delivery_processor(self, discover: DiscoverServer) -> DeliveryProcessor:
         exchange = Exchange(
             own_url=self.own_url,
             keys=self.keys,
@@ -296,13 +296,13 @@ class Federation:
         return redis_client(self.settings)
 
     @cached_property
-    def task_marks(self) -> TaskMarks | None:
+    def task_keys(self) -> TaskKeys | None:
         """Where tasks' deduplication keys are kept on BullMQ and Bull; None elsewhere, where the queues keep them."""
         if self.redis is None or keyless_redis_url(self.settings) is None:
             return None
-        from federation.base.task_marks import TaskMarks  # imported here, as it needs the Redis package
+        from federation.base.task_keys import TaskKeys  # imported here, as it needs the Redis package
 
-        return TaskMarks(self.redis, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
+        return TaskKeys(self.redis, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
 
     @property
     def producers(self) -> Producers:
@@ -321,7 +321,7 @@ class Federation:
             clock=self.clock,
         )
 
-    def node_app(self, *, standing: Standing | None = None) -> FastAPI:
+    def node_app(self, *, standing: ClientStanding | None = None) -> FastAPI:
         """Create the inbound side. With *standing*, the server may turn clients away before the application sees them.
 
         Raises:
@@ -372,8 +372,8 @@ class Federation:
             for client in (self.redis, self.worker_redis):
                 if client is not None:
                     stack.push_async_callback(client.aclose)
-            if self.task_marks is not None:
-                stack.push_async_callback(self.task_marks.close)
+            if self.task_keys is not None:
+                stack.push_async_callback(self.task_keys.close)
             stack.push_async_callback(self.client.close)
             stack.push_async_callback(self.discovery.close)
             stack.push_async_callback(self.relay_ranking.close)

@@ -37,7 +37,7 @@ class _Node:
     at_loop_end: AtLoopEnd | None = None
 
 
-class _Process:
+class _NodeProcess:
     """The state of this process; the functions below write it, under the lock."""
 
     lock = threading.Lock()
@@ -54,12 +54,12 @@ def get_federation() -> Federation:
         ConfigurationError: lists every malformed setting.
     """
     here = _here()
-    with _Process.lock:
+    with _NodeProcess.lock:
         _drop_gone()
         node = _found(here)
         if node is None:
             node = _Node(Federation(_settings()), here)
-            _Process.nodes.append(node)
+            _NodeProcess.nodes.append(node)
         if node.home is None or node.at_loop_end is None:
             _settle(node, here)
         return node.federation
@@ -68,20 +68,20 @@ def get_federation() -> Federation:
 def adopt(federation: Federation) -> None:
     """Make `federation` this process's node, so that the application's tasks use the same node that runs them."""
     here = _here()
-    with _Process.lock:
+    with _NodeProcess.lock:
         _drop_gone()
-        _Process.nodes = [node for node in _Process.nodes if _apart(node, here)]
-        _Process.nodes.append(_Node(federation, here, adopted=True))
+        _NodeProcess.nodes = [node for node in _NodeProcess.nodes if _apart(node, here)]
+        _NodeProcess.nodes.append(_Node(federation, here, adopted=True))
 
 
 def release() -> Federation | None:
     """Take the node away from the running event loop, and return it; the caller has to close it."""
     here = _here()
-    with _Process.lock:
+    with _NodeProcess.lock:
         _drop_gone()
         node = _found(here)
         if node is not None:
-            _Process.nodes.remove(node)
+            _NodeProcess.nodes.remove(node)
     return None if node is None else node.federation
 
 
@@ -98,8 +98,8 @@ def background_node() -> Federation:
 
 def close_background_node() -> None:
     """Close the node for synchronous code, if there is one. Its next use makes another."""
-    with _Process.lock:
-        has_one = any(node.home is not None and node.home.loop is background.loop for node in _Process.nodes)
+    with _NodeProcess.lock:
+        has_one = any(node.home is not None and node.home.loop is background.loop for node in _NodeProcess.nodes)
     if has_one:
         background.run(_close_here)
 
@@ -124,10 +124,10 @@ def _settle(node: _Node, here: Home | None) -> None:
 
 
 async def _close_with_loop(node: _Node) -> None:
-    with _Process.lock:
-        if node not in _Process.nodes:
+    with _NodeProcess.lock:
+        if node not in _NodeProcess.nodes:
             return
-        _Process.nodes.remove(node)
+        _NodeProcess.nodes.remove(node)
     await node.federation.close()
 
 
@@ -144,7 +144,7 @@ def _apart(node: _Node, here: Home | None) -> bool:
 
 def _found(here: Home | None) -> _Node | None:
     """Return the loop's node, or else one that belongs to no loop yet; for synchronous code any, the youngest first."""
-    young = _Process.nodes[::-1]
+    young = _NodeProcess.nodes[::-1]
     if here is None:
         young.sort(key=lambda node: node.home is not None and node.home.loop is background.loop)
         return young[0] if young else None
@@ -156,19 +156,19 @@ def _found(here: Home | None) -> _Node | None:
 
 def _settings() -> Settings:
     """Return the settings of the node that this process runs, or else the environment's."""
-    adopted = (node.federation.settings for node in _Process.nodes if node.adopted)
+    adopted = (node.federation.settings for node in _NodeProcess.nodes if node.adopted)
     return next(adopted, None) or Settings.load()
 
 
 def _drop_gone() -> None:
-    _Process.nodes = [node for node in _Process.nodes if node.home is None or not node.home.is_gone]
+    _NodeProcess.nodes = [node for node in _NodeProcess.nodes if node.home is None or not node.home.is_gone]
 
 
 def _forget() -> None:
     """Forget all nodes in a fork's child: they are the parent's."""
-    _Process.lock = threading.Lock()  # another thread may have held it at the fork
-    keep_inherited(_Process.nodes)
-    _Process.nodes = []
+    _NodeProcess.lock = threading.Lock()  # another thread may have held it at the fork
+    keep_inherited(_NodeProcess.nodes)
+    _NodeProcess.nodes = []
 
 
 os.register_at_fork(after_in_child=_forget)

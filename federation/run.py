@@ -131,9 +131,9 @@ def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:
     # Imported here, because only this needs the `node` extra.
     from federation.node.clients import Clients
     from federation.node.server import NodeServer
-    from federation.node.standing import Standing
+    from federation.node.standing import ClientStanding
 
-    settings, standing = federation.settings, Standing()
+    settings, standing = federation.settings, ClientStanding()
     clients = Clients(settings.federation_trusted_proxies)
     app = federation.node_app(standing=standing)
     server = NodeServer(app, grace=settings.federation_grace, clients=clients, standing=standing)

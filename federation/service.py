@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from federation.base.bull_queue import BullQueue
 from federation.base.errors import ConfigurationError
+from federation.base.job_queue import JobQueue
 from federation.delivery.errors import PermanentFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.producers import Content, PublishedPost, RequestedFollow
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 
-class _Process:
+class _ServiceProcess:
     """What this process runs; `start_federation_worker` and `close_federation` write it."""
 
     workers: FederationWorkers | None = None
@@ -41,16 +41,16 @@ async def start_federation_worker() -> tuple[RunningWorker, RunningWorker]:
     Raises:
         ConfigurationError: lists every malformed setting, or the modules that cannot be imported.
     """
-    if _Process.workers is None:
+    if _ServiceProcess.workers is None:
         federation = get_federation()
         tasks = declared_tasks(federation.settings.federation_tasks)
-        _Process.workers = FederationWorkers(federation, tasks=tasks)
-    return _Process.workers.start()
+        _ServiceProcess.workers = FederationWorkers(federation, tasks=tasks)
+    return _ServiceProcess.workers.start()
 
 
 async def close_federation() -> None:
     """Stop this process's workers and close its connections. The next use starts afresh."""
-    running, _Process.workers = _Process.workers, None
+    running, _ServiceProcess.workers = _ServiceProcess.workers, None
     try:
         if running is not None:
             await running.stop()
@@ -86,12 +86,12 @@ def _required(client: redis.asyncio.Redis | None) -> redis.asyncio.Redis:
     return client
 
 
-def get_federation_queue() -> BullQueue:
+def get_federation_queue() -> JobQueue:
     """Return the delivery queue: 5 attempts, 5, 10, 20 and 40 s apart, completed jobs kept 24 h, failed ones 7 days."""
     return get_federation().delivery_queue
 
 
-def get_health_check_queue() -> BullQueue:
+def get_health_check_queue() -> JobQueue:
     """Return the health-check queue."""
     return get_federation().health_check_queue
 

@@ -45,7 +45,7 @@ class _Plain:
         self.outbox = PlainOutbox(node.outbox)
 
 
-class _Process:
+class _SyncProcess:
     """The state of this process, written under the lock."""
 
     lock = ForkLock()
@@ -53,17 +53,17 @@ class _Process:
 
 
 def _plain() -> _Plain:
-    found = _Process.plain
+    found = _SyncProcess.plain
     if found is not None and found.pid == os.getpid():
         return found
     node = background_node()  # not under the lock, which work of other threads in that loop may need
-    with _Process.lock:
-        found = _Process.plain
+    with _SyncProcess.lock:
+        found = _SyncProcess.plain
         if found is not None and found.pid != os.getpid():
             keep_inherited(found)
             found = None
         if found is None:
-            found = _Process.plain = _Plain(node)
+            found = _SyncProcess.plain = _Plain(node)
     return found
 
 
@@ -247,8 +247,8 @@ def enqueue_task(
 
 def close() -> None:
     """Close what this process has open for synchronous code. The next call opens it anew."""
-    with _Process.lock:
-        plain, _Process.plain = _Process.plain, None
+    with _SyncProcess.lock:
+        plain, _SyncProcess.plain = _SyncProcess.plain, None
     if plain is not None:
         plain.database.close()
     close_background_node()

@@ -73,7 +73,7 @@ class _NodesMarks:
         return await self._store().compare_and_delete(key, expected)
 
     def _store(self) -> ConditionalKvStore:
-        marks = get_federation().task_marks
+        marks = get_federation().task_keys
         if marks is None:
             raise TypeError("a deduplication key needs queues that keep it, or BullMQ's or Bull's Redis; leave it out")
         return marks

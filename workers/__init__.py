@@ -17,6 +17,7 @@ from workers.errors import (
     LossReason,
     MaxRetriesError,
     Retry,
+    Snooze,
     StalledError,
     StorageDamaged,
     StorageError,
@@ -43,10 +44,10 @@ from workers.jobs import (
 )
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
 from workers.management import Management
-from workers.queue import Queue, content_id
+from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
-from workers.specs import Enqueued, JobSpec
+from workers.specs import Enqueued, JobSpec, content_id
 from workers.storage.base import Limits, Storage
 from workers.tasks import EnqueuedTasks, Task, Tasks
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
@@ -109,6 +110,7 @@ __all__ = [
     "SetAside",
     "Signal",
     "SignalReason",
+    "Snooze",
     "StalledError",
     "Storage",
     "StorageDamaged",

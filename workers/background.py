@@ -1,10 +1,10 @@
 """One event loop in a thread of its own, for plain code: threads, scripts, synchronous web frameworks.
 
-Theory of operation. A process has one, started by its first use, in a daemon thread. It dies with the process: the
-interpreter's end waits a bounded time for what was handed in, closes what registered, and joins the thread. A fork
-copies neither thread nor loop; the child begins with none, and makes its own when it needs one. It does copy locks,
-those inside C libraries too, and nobody in the child would ever release one that another thread holds: SQLite's make it
-hang at its first call. So a fork waits, for a bounded time, until nothing is under way here.
+Theory of operation. A process has one such loop. Its first use starts it in a daemon thread. When the interpreter ends,
+it waits a bounded time for the work handed in, closes everything that registered for it, and joins the thread. A fork
+copies neither the thread nor the loop: the child begins with none and starts its own when it needs one. A fork does
+copy locks, including those inside C libraries, and a lock that another thread holds is never released in the child;
+SQLite's make the child hang at its first call. So a fork waits, for a bounded time, until nothing is under way here.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ T = TypeVar("T")
 Work: TypeAlias = Callable[[], Coroutine[object, object, T]]
 
 ENDING_SECONDS: Final = 5.0
-"""For what is under way when the interpreter ends, and as much again to close what is open."""
+"""How long the interpreter's end waits for work under way, and again for closing what is open."""
 
 FORK_SECONDS: Final = 10.0
-"""For what is under way when the process forks."""
+"""How long a fork waits for work under way."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A loop with its thread."""
+    """An event loop and its thread."""
 
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """Nobody waits for them but the end and a fork; touched in the loop alone."""
+    """Only the interpreter's end and a fork wait for them; touched in the loop alone."""
     closers: dict[object, Work[None]] = field(default_factory=dict)
     """Called at the end, the youngest first; touched in the loop alone."""
 
 
 class Background:
-    """Runs coroutines for threads that have no event loop; safe from any thread, and after a fork."""
+    """Runs coroutines for threads that have no event loop. Safe to use from any thread, and after a fork."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the rest
@@ -57,7 +57,7 @@ class Background:
         self._ending = False
 
     def run(self, work: Work[T]) -> T:
-        """The result of the coroutine that `work` makes; the calling thread waits for it.
+        """Run the coroutine that `work` makes and return its result; the calling thread waits for it.
 
         Raises:
             RuntimeError: this is called within the loop itself, which would wait for itself.
@@ -73,7 +73,10 @@ class Background:
                 raise
 
     def soon(self, work: Work[None]) -> None:
-        """The coroutine that `work` makes will run; nobody waits for it but the interpreter's end, for a while."""
+        """Start the coroutine that `work` makes, without waiting for it.
+
+        The interpreter's end waits for it, for a bounded time.
+        """
         running = self._running
         if running is not None and threading.current_thread() is running.thread:
             self._entered()
@@ -84,7 +87,10 @@ class Background:
             running.loop.call_soon_threadsafe(self._begin, running, work)
 
     def at_end(self, key: object, close: Work[None] | None) -> None:
-        """`close` will be called when the interpreter ends, None: nothing for `key`; in the loop only."""
+        """Call `close` when the interpreter ends; None withdraws what was registered for `key`.
+
+        Only to be called in the loop.
+        """
         assert self._running is not None, "called in the loop"
         self._running.closers.pop(key, None)
         if close is not None:
@@ -97,7 +103,7 @@ class Background:
         return None if running is None else running.loop
 
     def end(self) -> None:
-        """What was handed in is done, or had its time; what is open is closed. A later call begins anew."""
+        """Wait a bounded time for the work handed in, then close what is open. A later call begins anew."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way, ENDING_SECONDS)
             running, self._ending = self._running, True
@@ -114,18 +120,18 @@ class Background:
                 self._changed.notify_all()
 
     def before_fork(self) -> None:
-        """What is under way has ended, or had its time, and nothing begins until `after_fork` or `forget`."""
+        """Wait a bounded time for what is under way, and let nothing begin until `after_fork` or `forget`."""
         self._changed.acquire()
         running = self._running
         if running is None or threading.current_thread() is not running.thread:
             self._changed.wait_for(lambda: not self._under_way, FORK_SECONDS)
 
     def after_fork(self) -> None:
-        """This is the parent: it goes on."""
+        """Go on as the parent."""
         self._changed.release()
 
     def forget(self) -> None:
-        """This is a fork's child: what the parent runs is the parent's."""
+        """Begin anew as a fork's child: what the parent runs stays the parent's."""
         keep_inherited(self._running)
         self._changed = threading.Condition()
         self._running, self._under_way, self._ending = None, 0, False
@@ -180,7 +186,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _called(work: Work[T]) -> T:
-    """Made in the loop, so that none is left unawaited where the loop has just ended."""
+    """Make the coroutine in the loop, so that none is left unawaited where the loop has just ended."""
     return await work()
 
 
@@ -201,11 +207,12 @@ async def _finish(running: _Running) -> None:
 
 
 background: Final = Background()
-"""This process's."""
+"""The loop of this process."""
 
 os.register_at_fork(
     before=background.before_fork, after_in_parent=background.after_fork, after_in_child=background.forget
 )
-# Before executors refuse work and threads are waited for; what those do meanwhile is ended by `atexit`, after them.
+# The private hook runs before executors refuse work and before threads are joined. What threads hand in meanwhile is
+# ended by `atexit`, which runs after they are joined.
 atexit.register(background.end)
 threading._register_atexit(background.end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in the stubs

@@ -1,10 +1,9 @@
 """Chains: jobs that follow each other under one id.
 
-Theory of operation. A chain is one job whose handler, instead of returning a result, returns what the job goes on as.
-The settlement replaces name, payload and attempts in the record and queues it again, in one step: there is never a
-moment in which one link is done and the next one is not there, and a repeated settlement changes nothing, because the
-token that made it no longer holds the job. So a chain costs what its jobs cost, is waited for as a job is, and is
-cancelled, inspected and kept as one.
+Theory of operation. A chain is one job. Instead of a result, its handler returns the next link. The settlement replaces
+name, payload and attempts in the record and queues the job again, in one step: there is no moment in which one link is
+done and the next does not exist. A repeated settlement changes nothing, because the token that made it no longer holds
+the job. So a chain costs what its jobs cost, and is waited for, cancelled, inspected and kept like a single job.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from workers.serde import Serde
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """What the running job goes on as; made by `continue_with`."""
+    """The next link of the running job; made by `continue_with`."""
 
     name: str
     payload: object = field(repr=False)
@@ -30,7 +29,9 @@ class Continuation:
     backoff: RetryPolicy | None = None
 
     def settlement(self, claim: Claim, serde: Serde) -> Continued:
-        """The end of the claimed link; what is None stays as it is, but for the ordering key.
+        """Return the settlement that ends the claimed link and starts this one.
+
+        What is None stays as it is, except for the ordering key.
 
         Raises:
             ValueError: an argument of `continue_with` is out of its range, or the payload cannot be encoded.
@@ -62,9 +63,10 @@ def continue_with(
     ordering_key: str | None = None,
     backoff: RetryPolicy | None = None,
 ) -> Continuation:
-    """To be returned by a handler: its job goes on as the next link of its chain, with fresh attempts.
+    """Make the value by which a handler continues its job as the next link of its chain, with fresh attempts.
 
-    `max_attempts`, `priority` and `backoff` are this link's unless given; an `ordering_key` is not passed on.
+    The handler returns it. `max_attempts`, `priority` and `backoff` default to those of the current link; an
+    `ordering_key` is not passed on.
     """
     return Continuation(
         name=name,
@@ -79,9 +81,9 @@ def continue_with(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A chain as it stands: its current or last link, and once it has ended its result or error.
+    """A chain as it stands: its current or last link and, once it has ended, its result or error.
 
-    `index` counts links from 0; `attempt` counts those of the current one.
+    `index` counts links from 0; `attempt` counts the attempts of the current link.
     """
 
     id: str
@@ -96,7 +98,7 @@ class Chain:
 
     @classmethod
     def of(cls, status: JobStatus, result: object = None) -> Chain:
-        """The chain whose job has this status, with the decoded result of a completed one."""
+        """Return the chain whose job has this status; `result` is the decoded result of a completed one."""
         return cls(
             id=status.id,
             name=status.name,

@@ -1,4 +1,4 @@
-"""What ids, names and numbers of a job may be, and ids that nobody has."""
+"""Limits on the ids, names and numbers of a job, and the making of new ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def check_text(what: str, value: str) -> None:
 
 
 def check_whole(what: str, value: int, least: int, most: int) -> None:
-    """Accept whole numbers in a range; `True` counts nothing, and a storage would cut 1.5 in its own way."""
+    """Accept whole numbers in a range.
+
+    `True` is no number here. 1.5 is refused because each storage would round it in its own way.
+    """
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
 
@@ -49,7 +52,7 @@ def check_progress(value: bytes) -> None:
 
 
 def new_id() -> str:
-    """A fresh id that sorts by creation time: 48 bits of milliseconds, 80 random bits, in UUID form (version 7)."""
+    """Make a fresh id that sorts by creation time: 48 bits of milliseconds, 80 random bits, as a UUID (version 7)."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62

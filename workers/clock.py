@@ -1,4 +1,4 @@
-"""Where time comes from, so that tests can move it: the wall clock is handed in, the other is the event loop's."""
+"""Sources of time that tests can move: a wall clock that is passed in, and the event loop's own clock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Protocol
 
 
 def monotonic() -> float:
-    """Seconds on the running event loop's clock, which no change of the wall clock moves.
+    """Return the seconds on the running event loop's clock, which no change of the wall clock moves.
 
-    The loop's and not the machine's, so that whoever waits and whoever measures the wait have one idea of time.
+    It is the loop's clock and not the machine's, so that code that waits and code that measures the wait agree.
     """
     return asyncio.get_running_loop().time()
 
@@ -20,7 +20,7 @@ class Clock(Protocol):
     """The wall clock of a storage that has no server to ask."""
 
     def now(self) -> datetime:
-        """The current time, aware, in UTC."""
+        """Return the current time, aware, in UTC."""
 
 
 class SystemClock:
@@ -41,11 +41,11 @@ class ManualClock:
         return self._now
 
     def advance(self, by: timedelta) -> None:
-        """The clock shows `by` more, and everyone who watches it was told."""
+        """Move the clock forward by `by` and call everyone who watches it."""
         self._now += by
         for notice in self._watchers:
             notice()
 
     def watch(self, notice: Callable[[], None]) -> None:
-        """`notice` is called after every `advance`: the timers of a clock that stands still."""
+        """Call `notice` after every `advance`: the timers of a clock that stands still."""
         self._watchers.append(notice)

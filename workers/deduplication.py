@@ -1,4 +1,4 @@
-"""The keys by which one of several enqueues counts."""
+"""Deduplication keys: of several enqueues with one key, only one counts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from workers.checks import MAX_DELAY, check_text
 class DeduplicationMode(StrEnum):
     """How long a deduplication key stands for a job.
 
-    `simple`: until that job has finished. `throttle`: for a time. `debounce`: while that job waits for the time to
-    pass, and each duplicate meanwhile replaces its payload and starts the time anew.
+    `simple`: until that job has finished. `throttle`: for a fixed time. `debounce`: until that job's delay has passed;
+    each duplicate meanwhile replaces its payload and restarts the delay.
     """
 
     SIMPLE = "simple"
@@ -23,14 +23,16 @@ class DeduplicationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deduplication:
-    """The key that a job is enqueued by at most once at a time; keys belong to the queue.
+    """A key under which at most one job at a time is enqueued; keys belong to the queue.
 
-    `simple`: the key is taken until the job has finished, as whatever link of its chain, or is gone. `throttle`: for
-    `ttl` from when the job becomes due, whatever becomes of it. `debounce`: until the job is claimed or gone; it
-    becomes due `ttl` after the last enqueue with its key, and has the last one's payload, but all else of the first.
-    The mode of the job that has the key decides how long; both must be `debounce` for a payload to be replaced.
+    `simple`: the key is taken until the job has finished, with whichever link of its chain, or is gone. `throttle`: it
+    is taken for `ttl` from the moment the job becomes due, whatever becomes of the job. `debounce`: it is taken until
+    the job is claimed or gone; the job becomes due `ttl` after the last enqueue with its key, with the payload of that
+    enqueue and everything else of the first. The mode of the job that has the key decides how long; a payload is
+    replaced only if both modes are `debounce`.
 
-    Jobs of one call that share a key are one group, which is enqueued or not. The key stands for the first of them.
+    Jobs of one call that share a key are one group, which is enqueued as a whole or not at all. The key then stands for
+    the first of them.
 
     Raises:
         ValueError: a key that is not 1 to 512 bytes of UTF-8, an unknown mode, a `ttl` with `simple`, and with any

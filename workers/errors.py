@@ -1,12 +1,13 @@
 """What can go wrong, as types a caller can act on; a bug stays `ValueError` or `TypeError`.
 
-A handler decides the fate of its job by what it raises: `Retry` (again, later), `UnrecoverableError` (never again),
-anything else (again by the retry policy while attempts are left).
+A handler decides the fate of its job by what it raises: `Retry` (again, later), `Snooze` (again, later, and no attempt
+is counted), `UnrecoverableError` (never again), anything else (again by the retry policy while attempts are left).
 """
 
 from __future__ import annotations
 
 import traceback
+import warnings
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -31,18 +32,18 @@ class StorageError(WorkersError):
 
 
 class StorageDamaged(StorageError):
-    """A key of the queue, which the message names, holds what no queue has there; nothing was changed.
+    """A key of the queue, which the message names, holds data of another kind; nothing was changed.
 
-    What answers so works again once that key is gone: see `Management.repair`.
+    The call works again once that key is gone: see `Management.repair`.
     """
 
 
 class TransactionError(WorkersError):
-    """A second write was tried on a storage whose caller holds its transaction open; pass `connection=`."""
+    """A second write was tried on a storage whose transaction the caller holds open; pass `connection=`."""
 
 
 class ForeignLoop(WorkersError):
-    """What is called is in use in another event loop, which its connections cannot leave; nothing was written."""
+    """The object is in use in another event loop, which its connections cannot leave; nothing was written."""
 
 
 class Unsupported(WorkersError):
@@ -70,10 +71,11 @@ class LeaseLost(WorkersError):
 class Retry(WorkersError):
     """Raised by a handler: run the job again after `delay`, or at `at`; with neither, by the retry policy.
 
-    `at_least` lengthens the policy's delay, never shortens it. `counted=False` gives the attempt back (at most 100
-    times in a row). `postponed=True` does too, without that cap: for jobs that were not tried at all because something
-    they need was busy.
+    `at_least` lengthens the policy's delay, never shortens it. The attempt counts as a failed one. `counted=False`
+    gives it back, at most 100 times in a row; a job that was not tried at all is put off by `Snooze`.
     """
+
+    snoozed = False
 
     def __init__(
         self,
@@ -94,15 +96,38 @@ class Retry(WorkersError):
         self.at = at
         self.at_least = at_least
         self.counted = counted and not postponed
-        self.postponed = postponed
+        if postponed:
+            warnings.warn(
+                "Retry(postponed=True) is called Snooze: raise Snooze(delay) instead", DeprecationWarning, stacklevel=2
+            )
+            self.snoozed = True
+
+
+class Snooze(Retry):
+    """Raised by a handler: run the job again after `delay`, or at `at`, and count nothing.
+
+    For jobs that were not tried because something they need is busy or away: a job may be snoozed any number of times,
+    and keeps the attempts it has. With neither `delay` nor `at` it waits by the retry policy.
+    """
+
+    snoozed = True
+
+    def __init__(
+        self,
+        delay: timedelta | None = None,
+        *,
+        at: datetime | None = None,
+        reason: str = "the handler snoozed the job",
+    ) -> None:
+        super().__init__(reason, delay=delay, at=at, counted=False)
 
 
 class UnrecoverableError(WorkersError):
     """Raised by a handler: fail the job now, whatever attempts are left.
 
-    `keep` says how long the record of the failure lasts (default: as long as the job's own `keep_failed` says). With
-    `DROP` there is none: whoever waits for the job is told that it failed, and its id may be enqueued again at once.
-    A subclass may set it for all of its kind, as an attribute.
+    `keep` says how long the record of the failure lasts (default: the job's own `keep_failed`). With `DROP` there is no
+    record: waiters are told that the job failed, and its id may be enqueued again at once. A subclass may set `keep`
+    for all its instances, as an attribute.
 
     Raises:
         ValueError: `keep` is neither `DROP` nor a duration up to 100 years above zero.
@@ -126,7 +151,7 @@ class CorruptPayloadError(UnrecoverableError):
 
 
 class HandlerTimeout(WorkersError):
-    """The handler ran longer than its `timeout`, or its job's; retried like any failure."""
+    """The handler ran longer than its own or the job's `timeout`; retried like any failure."""
 
 
 class JobCancelledError(WorkersError):
@@ -138,7 +163,7 @@ class StalledError(WorkersError):
 
 
 class JobFailedError(WorkersError):
-    """The job that was waited for failed for good; `original` is its stored error, None where that was not kept."""
+    """The job that was waited for failed for good; `original` is its stored error, None if that was not kept."""
 
     def __init__(self, job_id: str, original: ErrorInfo | None) -> None:
         why = "its error was not kept" if original is None else f"{original.type}: {original.message}"
@@ -148,15 +173,15 @@ class JobFailedError(WorkersError):
 
 
 class MaxRetriesError(JobFailedError):
-    """The job that was waited for failed with its last attempt; `original` is the error of that one."""
+    """The job that was waited for failed with its last attempt; `original` is the error of that attempt."""
 
 
 class JobTimeoutError(WorkersError):
-    """The job that was waited for did not end in time; it goes on."""
+    """The job that was waited for did not end in time; it keeps running."""
 
 
 class JobGoneError(WorkersError):
-    """The job is not there: it never was, or its record is gone, and its result with it."""
+    """The job does not exist: it never did, or its record has expired, and its result with it."""
 
 
 class JobEndedError(WorkersError):
@@ -177,8 +202,8 @@ class ErrorInfo:
 
     @classmethod
     def of(cls, error: BaseException, *, exhausted: bool = False) -> ErrorInfo:
-        """The stored form of `error`; the stack holds source lines, never values of variables."""
-        # A Retry is a decision, not a failure: its stack would say nothing and costs more than all the rest.
+        """Return the stored form of `error`. The stack holds source lines, never the values of variables."""
+        # A Retry is a decision, not a failure: its stack would say nothing and costs more than everything else here.
         stack = "" if isinstance(error, Retry) else "".join(traceback.format_exception(error, limit=-12))
         return cls(
             type=type(error).__name__,
@@ -196,5 +221,5 @@ def _message(error: BaseException) -> str:
 
 
 def _storable(text: str) -> str:
-    """Lone surrogates, as in names of files that are not UTF-8, become escapes."""
+    """Escape lone surrogates, as in the names of files that are not UTF-8."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Which event loop, of which process, something belongs to that cannot leave it: sockets, tasks, locks."""
+"""The event loop and process that things belong to which cannot leave them: sockets, tasks, locks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Home:
 
     @classmethod
     def here(cls) -> Self:
-        """The running loop, in this process."""
+        """Return the running loop, in this process."""
         return cls(asyncio.get_running_loop())
 
     @property
@@ -42,7 +42,7 @@ class Home:
 
 
 class ForkLock:
-    """A lock that a fork's child finds free, whoever held it in the parent."""
+    """A lock that a fork's child finds free, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,28 +61,28 @@ _inherited: Final[list[object]] = []
 
 
 def keep_inherited(thing: object) -> None:
-    """`thing` is a copy that a fork made, and is kept for good: parent and child share its descriptors.
+    """Keep `thing`, a copy that a fork made, for good: parent and child share its descriptors.
 
-    Destroyed, it would take them from the selector of the parent's loop, which then hears no answer any more.
+    Destroying it would remove them from the selector of the parent's loop, which would then get no answers any more.
     """
     _inherited.append(thing)
 
 
 class AtLoopEnd:
-    """`close` is awaited when the running loop is shut down, as `asyncio.run` does, or when nobody holds this any more.
+    """Awaits `close` when the running loop is shut down, or when nobody refers to this object any more.
 
-    A loop that is closed without a shutdown calls nothing.
+    `asyncio.run` shuts its loop down. A loop that is closed without a shutdown calls nothing.
     """
 
     def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
         self._closers = [close]
-        # A loop looks after the asynchronous generators that were begun in it: it closes them when it is shut down.
+        # A loop closes the asynchronous generators that were begun in it when it is shut down.
         self._waiting = _until_the_end(self._closers)
         with contextlib.suppress(StopIteration):
             self._waiting.__anext__().send(None)
 
     def dismiss(self) -> None:
-        """Nothing needs to be closed any more."""
+        """Forget `close`: nothing needs to be closed any more."""
         self._closers.clear()
 
 

@@ -76,7 +76,7 @@ class IllegalTransition(AssertionError):
 
 
 def after(state: JobState | None, step: Step) -> JobState | None:
-    """The state a job is in after `step`, None when it is gone."""
+    """Return the state a job is in after `step`, None when it is gone."""
     try:
         return TRANSITIONS[state, step]
     except KeyError:
@@ -84,12 +84,12 @@ def after(state: JobState | None, step: Step) -> JobState | None:
 
 
 def allows(state: JobState | None, step: Step) -> bool:
-    """Whether the table has this step."""
+    """Tell whether the table has this step."""
     return (state, step) in TRANSITIONS
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram; the package README shows exactly this text."""
+    """Return the table as a Mermaid state diagram; the package README shows exactly this text."""
     lines = ["stateDiagram-v2"]
     for (source, step), target in TRANSITIONS.items():
         lines.append(f"    {source or '[*]'} --> {target or '[*]'}: {step.value}")

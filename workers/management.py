@@ -1,4 +1,7 @@
-"""What an operator does to a queue: `Queue.manage`, apart from the verbs of applications, so that none drains it."""
+"""The operator's side of a queue, as `Queue.manage`.
+
+It is apart from what applications call, so that none drains a queue by mistake.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +17,42 @@ BATCH: Final = 1_000
 
 
 class Management:
-    """The operator's verbs on one queue. Each is one atomic step per job; a job that does not fit is left as it is."""
+    """The operator's verbs on one queue.
+
+    Each is one atomic step per job; a job that does not qualify stays as it is.
+    """
 
     def __init__(self, storage: Storage, connect: Callable[[], Awaitable[None]]) -> None:
         self._storage = storage
         self._connect = connect
 
     async def pause(self) -> None:
-        """No worker, in whichever process, claims a job of this queue until `resume`; running jobs go on."""
+        """Let no worker in any process claim a job of this queue until `resume`. Running jobs go on."""
         await self._connect()
         await self._storage.pause()
 
     async def resume(self) -> None:
-        """Jobs are claimed again."""
+        """Let jobs be claimed again."""
         await self._connect()
         await self._storage.resume()
 
     async def is_paused(self) -> bool:
-        """Whether the queue waits for `resume`."""
+        """Tell whether the queue is paused."""
         await self._connect()
         return await self._storage.is_paused()
 
     async def retry(self, ids: Iterable[str]) -> int:
-        """Failed jobs among `ids` are queued again with fresh attempts; how many."""
+        """Queue the failed jobs among `ids` again, with fresh attempts, and return how many."""
         ids = _several(ids)
         await self._connect()
         return await self._storage.retry(ids)
 
     async def retry_where(self, matches: Callable[[JobStatus], bool]) -> int:
-        """Failed jobs of which `matches` is true are queued again with fresh attempts; how many.
+        """Queue every failed job for which `matches` is true again, with fresh attempts, and return how many.
 
-        Those that fail meanwhile may be missed.
+        Jobs that fail meanwhile may be missed.
         """
-        # All are looked at before the first moves: pages of a list that shrinks would skip some.
+        # List all of them before moving the first: the pages of a shrinking list would skip some.
         found = iter([status.id for status in await self._failed() if matches(status)])
         retried = 0
         while batch := list(islice(found, BATCH)):
@@ -54,24 +60,24 @@ class Management:
         return retried
 
     async def remove(self, ids: Iterable[str]) -> int:
-        """Jobs among `ids` are gone without a trace, but for those that are running; how many."""
+        """Remove the jobs among `ids` without a trace, except running ones, and return how many."""
         ids = _several(ids)
         await self._connect()
         return await self._storage.remove(ids)
 
     async def promote(self, ids: Iterable[str]) -> int:
-        """Scheduled and failing jobs among `ids` are due now; how many."""
+        """Make the scheduled and failing jobs among `ids` due now, and return how many."""
         ids = _several(ids)
         await self._connect()
         return await self._storage.promote(ids)
 
     async def drain(self) -> int:
-        """Every job that waits, for whatever, is gone; running and finished ones stay. How many."""
+        """Remove every job that waits, for whatever reason, and return how many. Running and finished jobs stay."""
         await self._connect()
         return await self._storage.drain()
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = BATCH) -> int:
-        """Up to `limit` completed or failed records that ended longer ago than `older_than` are gone; how many.
+        """Remove up to `limit` completed or failed records that ended more than `older_than` ago; return how many.
 
         Raises:
             ValueError: a state that no job ends in.
@@ -80,7 +86,7 @@ class Management:
         return await self._storage.clean(state, older_than=older_than, limit=limit)
 
     async def workers(self) -> list[WorkerInfo]:
-        """The workers seen lately, in all processes."""
+        """Return the workers seen lately, in all processes."""
         await self._connect()
         return await self._storage.workers()
 
@@ -90,15 +96,15 @@ class Management:
         return isinstance(self._storage, Repairable)
 
     async def quarantine(self) -> list[SetAside]:
-        """What no worker can run, and nobody will until `repair`; the oldest first."""
+        """Return what was set aside because no worker can run it, oldest first. It stays so until `repair`."""
         await self._connect()
         return await self._storage.quarantine() if isinstance(self._storage, Repairable) else []
 
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
-        """Jobs in quarantine are queued again, as new ones; keys in the way of the queue are set aside.
+        """Queue the jobs in quarantine again, as new ones, and set aside keys that are in the way of the queue.
 
-        What is no job, or has the id of one that is there, stays in quarantine, or goes with `drop`. Returns what came
-        of each.
+        Anything that is no job, or has the id of an existing one, stays in quarantine, or is removed with `drop`.
+        Returns what became of each.
         """
         await self._connect()
         return await self._storage.repair(drop=drop) if isinstance(self._storage, Repairable) else []
@@ -113,13 +119,16 @@ class Management:
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        """One page of the jobs in a state, in no promised order; a job that moves meanwhile may be missed."""
+        """Return one page of the jobs in a state, in no promised order.
+
+        A job that changes its state meanwhile may be missed.
+        """
         await self._connect()
         return await self._storage.list(state, cursor=cursor, limit=limit)
 
 
 def _several(ids: Iterable[str]) -> tuple[str, ...]:
-    """The ids, and not the letters of one.
+    """Return the ids as a tuple; a single text is refused, for it would be taken letter by letter.
 
     Raises:
         TypeError: it is one text.

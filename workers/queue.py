@@ -1,20 +1,20 @@
-"""The client's side of a queue, and, where wanted, a worker in the same process."""
+"""The client's side of a queue and, if wanted, a worker in the same process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
 
+from workers.batching import Batcher
 from workers.chains import Chain
 from workers.checks import new_id
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
-from workers.gathering import Gathering
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
@@ -27,18 +27,19 @@ from workers.worker import Worker
 from workers.worker.events import Observer
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 
-GATHERED: Final = 100
-"""Concurrent enqueues that go to the storage together, at most."""
-GATHERED_BYTES: Final = 16 * 1024
-"""A larger payload goes alone."""
+BATCH: Final = 100
+"""At most so many concurrent enqueues go to the storage together."""
+BATCH_BYTES: Final = 16 * 1024
+"""A larger payload is sent alone."""
 
 
 class Queue:
-    """Enqueues jobs to `storage` and asks about them; after `execute`, `start` runs a worker on it too.
+    """Enqueues jobs to `storage` and asks about them; after `execute`, `start` also runs a worker on it.
 
-    `retry`, `concurrency`, `overtime`, `visibility_timeout` (the lease), `worker_id`, `grace` and the rest are that
-    worker's. A queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain
-    code has `workers.sync.Queue`. What operators do, from `pause` to `drain`, is under `manage`.
+    `retry`, `concurrency`, `overtime`, `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease`
+    was called `visibility_timeout`. A queue belongs to the event loop that uses it first, until it is stopped or that
+    loop is closed; plain code has `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under
+    `manage`.
     """
 
     def __init__(
@@ -52,12 +53,16 @@ class Queue:
         retry: RetryPolicy | None = None,
         concurrency: int = 1,
         overtime: int = 0,
-        visibility_timeout: timedelta = timedelta(seconds=30),
+        lease: timedelta = timedelta(seconds=30),
         worker_id: str | None = None,
         grace: timedelta = timedelta(seconds=20),
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
+        visibility_timeout: timedelta | None = None,
     ) -> None:
+        if visibility_timeout is not None:
+            warnings.warn("Queue(visibility_timeout=) is called Queue(lease=)", DeprecationWarning, stacklevel=2)
+            lease = visibility_timeout
         self.storage = storage
         self._payload_serde = payload_serde or JsonSerde()
         self._result_serde = result_serde or JsonSerde()
@@ -66,7 +71,7 @@ class Queue:
         self._retry = retry
         self._concurrency = concurrency
         self._overtime = overtime
-        self._lease = visibility_timeout
+        self._lease = lease
         self._worker_id = worker_id
         self._grace = grace
         self._middlewares = tuple(middlewares)
@@ -78,7 +83,7 @@ class Queue:
         self._home: Home | None = None  # where the storage was connected
         self._at_loop_end: AtLoopEnd | None = None
         self._connecting = asyncio.Lock()
-        self._enqueues = Gathering(storage.enqueue, GATHERED)
+        self._enqueues = Batcher(storage.enqueue, BATCH)
         self.manage = Management(storage, self._connect)
 
     @property
@@ -94,7 +99,7 @@ class Queue:
         connection: object | None = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """The job is stored, or what its id or deduplication key stands for is told; see `JobSpec`, `Storage.enqueue`.
+        """Store the job, or report what has its id or deduplication key already; see `JobSpec`, `Storage.enqueue`.
 
         Raises:
             Unsupported: the storage keeps no deduplication keys; see `limits.deduplication`.
@@ -114,15 +119,15 @@ class Queue:
         return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
-        """As `enqueue`, for many jobs in one round trip; every job is checked before the first is stored."""
+        """Enqueue many jobs in one round trip, as by `enqueue`. Every job is checked before the first is stored."""
         jobs = [self._new_job(spec) for spec in specs]
         await self._connect()
         return [self._decoded(result) for result in await self.storage.enqueue(jobs, connection=connection)]
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
-        """As `enqueue_many` with `connection=`, for a synchronous connection or session, in the calling thread.
+        """Enqueue on a synchronous connection or session, in the calling thread; as `enqueue_many` with `connection=`.
 
-        It needs no event loop, opens no connection and waits for no other transaction.
+        This needs no event loop, opens no connection and waits for no other transaction.
 
         Raises:
             Unsupported: the storage has no `limits.transactions`.
@@ -141,11 +146,11 @@ class Queue:
         name: str = DEFAULT_NAME,
         **options: Unpack[JobOptions],
     ) -> object:
-        """The decoded result of the job, enqueued as by `enqueue`, as soon as it has completed.
+        """Enqueue the job as by `enqueue`, and return its decoded result as soon as it has completed.
 
-        A duplicate waits for the end of the job that has the id or deduplication key, and a result that is there
-        already is returned at once. A retry in between is no answer. `timeout` covers everything; neither it nor a
-        cancellation of this call takes the job back.
+        A duplicate waits for the end of the job that has the id or deduplication key; a result that exists already is
+        returned at once. Retries in between do not end the wait. `timeout` covers everything. The job goes on when the
+        time runs out or this call is cancelled.
 
         Raises:
             ValueError, TypeError: as `enqueue`; a timeout that is not above zero.
@@ -162,7 +167,7 @@ class Queue:
         return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
-        """The decoded result of a completed job; None while it has none, and for ids that are not known (any more).
+        """Return the decoded result of a completed job; None while it has none, and for ids unknown or no longer known.
 
         Raises:
             JobFailedError: the job failed for good; `MaxRetriesError` if with its last attempt.
@@ -173,7 +178,7 @@ class Queue:
         return None if outcome is None else self._result_serde.loads(result_of(job_id, outcome))
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta | int) -> bool:
-        """The record of a finished job lasts `ttl` from now, a timedelta or whole milliseconds; False for other ids.
+        """Keep a finished job's record for `ttl` from now, a timedelta or whole milliseconds; False for other ids.
 
         Raises:
             ValueError: a duration that is not above zero.
@@ -189,12 +194,12 @@ class Queue:
         return await self.storage.cancel(job_id)
 
     async def get_status(self, job_id: str) -> JobStatus | None:
-        """The job as it stands, None when the queue does not know it (any more)."""
+        """Return the job as it stands, None if the queue does not know it, or no longer does."""
         await self._connect()
         return (await self.storage.status([job_id]))[0]
 
     async def counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state, every state present."""
+        """Return how many jobs are in each state, with every state present."""
         await self._connect()
         return await self.storage.counts()
 
@@ -208,15 +213,15 @@ class Queue:
         connection: object | None = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """The first link of a chain is enqueued, as by `enqueue`; its id is the chain's.
+        """Enqueue the first link of a chain, as by `enqueue`; its id is the chain's.
 
-        A handler that returns `continue_with(...)` adds the next link; one that returns anything else completes the
-        chain with it. A link that fails for good fails the chain.
+        A handler that returns `continue_with(...)` adds the next link. Any other value that it returns completes the
+        chain. A link that fails for good fails the chain.
         """
         return await self.enqueue(payload, name=name, connection=connection, **options)
 
     async def get_job_chain(self, chain_id: str) -> Chain | None:
-        """The chain as it stands, None when the queue does not know it (any more)."""
+        """Return the chain as it stands, None if the queue does not know it, or no longer does."""
         status = await self.get_status(chain_id)
         if status is None:
             return None
@@ -225,19 +230,19 @@ class Queue:
         return Chain.of(status, None if encoded is None else self._result_serde.loads(encoded))
 
     async def delete_job_chains(self, chain_ids: Sequence[str], *, connection: object | None = None) -> int:
-        """These chains are gone without a trace, whatever they were doing; how many.
+        """Remove these chains without a trace, whatever they are doing, and return how many.
 
-        A running handler is told by its signal, and whatever it does has no effect any more: its lease is lost with
+        A running handler is told by its signal. Nothing it does has an effect any more: its lease is lost with
         `not_found`.
         """
         await self._connect()
         return await self.storage.remove(chain_ids, running=True, connection=connection)
 
     async def complete_job_chain(self, chain_id: str, result: object, *, connection: object | None = None) -> None:
-        """The chain is completed with `result`, from outside of any worker.
+        """Complete the chain with `result`, from outside of any worker.
 
-        A running handler is told by its signal, and loses its lease with `already_completed`. Of two that complete a
-        chain, or one and its last handler, the first wins.
+        A running handler is told by its signal and loses its lease with `already_completed`. If two callers complete a
+        chain at once, or a caller and its last handler do, the first wins.
 
         Raises:
             JobGoneError: there is no such chain.
@@ -253,7 +258,7 @@ class Queue:
             raise JobEndedError(f"chain {chain_id!r} had {state.value} before")
 
     async def wait_for_job_chain_completion(self, chain_id: str, timeout: timedelta = timedelta(seconds=30)) -> object:
-        """The decoded result of the chain, as soon as its last link has completed.
+        """Return the decoded result of the chain as soon as its last link has completed.
 
         Raises:
             JobGoneError: there is no such chain, or nothing of it was kept.
@@ -266,13 +271,13 @@ class Queue:
     # Working
 
     def execute(self, handlers: HandlerFunction | Handler | Mapping[str, HandlerFunction | Handler]) -> None:
-        """`start` will run these handlers; a single one takes every name."""
+        """Choose the handlers that `start` will run; a single one takes every name."""
         if self._worker is not None:
             raise RuntimeError("execute() must come before start()")
         self._handlers = handlers if isinstance(handlers, Mapping) else {ANY_NAME: handlers}
 
     async def start(self) -> None:
-        """The storage is connected and, after `execute`, a worker runs. Idempotent."""
+        """Connect the storage and, after `execute`, run a worker. Idempotent."""
         await self._connect()
         if self._handlers and self._worker is None:
             self._worker = Worker(
@@ -292,7 +297,7 @@ class Queue:
             self._running = asyncio.create_task(self._worker.run(), name=f"worker-{self.storage.queue}")
 
     async def stop(self) -> None:
-        """The worker has stopped in its three phases and the storage is disconnected. Idempotent.
+        """Stop the worker in its three phases and disconnect the storage. Idempotent.
 
         Raises:
             Exception: what ended the worker, had it failed.
@@ -315,7 +320,7 @@ class Queue:
         await self.stop()
 
     def check_loop(self) -> None:
-        """Nothing happens where the queue can be used: in its event loop, or in any while it is not connected.
+        """Raise unless the queue can be used here: in its event loop, or in any loop while it is not connected.
 
         Raises:
             ForeignLoop: it is in use in another loop, which still runs.
@@ -340,11 +345,11 @@ class Queue:
                 self._at_loop_end = AtLoopEnd(self._disconnect)
 
     async def _move_out(self) -> None:
-        """What belonged to a loop that is gone is forgotten; a worker was gone with it."""
+        """Forget what belonged to a loop that is gone; a worker went with it."""
         connected, self._connected = self._connected, False
         self._worker = self._running = None
         self._connecting = asyncio.Lock()
-        self._enqueues = Gathering(self.storage.enqueue, GATHERED)
+        self._enqueues = Batcher(self.storage.enqueue, BATCH)
         if isinstance(self.storage, OfOneLoop):
             self.storage.forget_loop()
         elif connected:
@@ -359,9 +364,9 @@ class Queue:
             await self.storage.disconnect()
 
     async def _store(self, job: NewJob) -> EnqueueResult:
-        # A task that holds its own transaction open must be refused in its own name, and no neighbour with it. Jobs of
-        # one call that share a deduplication key are one group, which those of different callers must not become.
-        alone = job.deduplication is not None or len(job.payload) > GATHERED_BYTES
+        # A task that holds its own transaction open must be refused alone, not together with its neighbours. Jobs of
+        # one call that share a deduplication key are one group, so jobs of different callers must not share a call.
+        alone = job.deduplication is not None or len(job.payload) > BATCH_BYTES
         if alone or self.storage.limits.transactions:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
@@ -391,8 +396,3 @@ class Queue:
             existing_state=result.existing_state,
             result=None if result.result is None else self._result_serde.loads(result.result),
         )
-
-
-def content_id(payload: object, *, serde: Serde | None = None) -> str:
-    """An id that is the same for the same payload: SHA-256 over its encoding (JSON with sorted keys), in hex."""
-    return hashlib.sha256((serde or JsonSerde(sort_keys=True)).dumps(payload)).hexdigest()

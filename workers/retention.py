@@ -1,4 +1,4 @@
-"""How long the record of a job that has ended lasts."""
+"""Retention: how long the record of a job that has ended lasts."""
 
 from __future__ import annotations
 

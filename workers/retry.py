@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again."""
+"""The policy that says when a failed attempt is tried again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RetryPolicy:
             raise ValueError(f"jitter is a share from 0 to 1, not {self.jitter}")
 
     def delay(self, attempt: int, *, uniform: Callable[[float, float], float] = random.uniform) -> timedelta:
-        """The time to wait after attempt number `attempt` (the first is 1) failed."""
+        """Return how long to wait after attempt number `attempt` (the first is 1) has failed."""
         try:
             seconds = self.initial.total_seconds() * self.multiplier ** (attempt - 1)
         except OverflowError:

@@ -1,4 +1,4 @@
-"""How payloads and results become the bytes a storage keeps."""
+"""The encoding of payloads and results as the bytes that a storage keeps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ class Serde(Protocol):
     """Turns values into bytes and back."""
 
     def dumps(self, value: object) -> bytes:
-        """Raises: TypeError or ValueError: the value cannot be encoded."""
+        """Encode `value`.
+
+        Raises:
+            TypeError, ValueError: the value cannot be encoded.
+        """
 
     def loads(self, data: bytes) -> object:
-        """Raises: ValueError: these bytes are not ours."""
+        """Decode `data`.
+
+        Raises:
+            ValueError: these bytes were not written by this serde.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Encoded:
 class JsonSerde:
     """Strict JSON in UTF-8: compact, no NaN or Infinity, non-ASCII text as it is.
 
-    With `sort_keys` equal objects have equal bytes, whatever the order of their keys.
+    With `sort_keys`, equal objects have equal bytes, whatever the order of their keys.
     """
 
     def __init__(self, *, sort_keys: bool = False) -> None:

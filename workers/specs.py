@@ -1,7 +1,8 @@
-"""What an application says of a job, and what it is told."""
+"""The specification of a job by an application, and the answer to its enqueue."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict
@@ -9,16 +10,17 @@ from typing import Final, TypedDict
 from workers.deduplication import Deduplication
 from workers.jobs import EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
+from workers.serde import JsonSerde, Serde
 
 DEFAULT_NAME: Final = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job to enqueue; what is None is the queue's default.
+    """A job to enqueue; a field that is None takes the queue's default.
 
-    `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above zero;
-    `keep_completed` and `keep_failed` set them apart.
+    Give `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above
+    zero. `keep_completed` and `keep_failed` set them separately.
     """
 
     payload: object = field(repr=False)
@@ -37,7 +39,7 @@ class JobSpec:
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a `JobSpec` as keyword arguments: all but its name and payload."""
+    """The options of a `JobSpec` as keyword arguments: all fields but its name and payload."""
 
     id: str | None
     delay: timedelta | None
@@ -54,7 +56,7 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enqueued:
-    """What one enqueue did; see `EnqueueResult`. For a completed job `result` is its decoded result."""
+    """The outcome of one enqueue; see `EnqueueResult`. For a completed job `result` is its decoded result."""
 
     id: str
     status: EnqueueStatus
@@ -63,7 +65,7 @@ class Enqueued:
 
 
 def as_ttl(value: timedelta | int) -> timedelta:
-    """The retention in a timedelta or whole milliseconds.
+    """Return the retention given as a timedelta or as whole milliseconds.
 
     Raises:
         ValueError: anything else, or not above zero.
@@ -80,7 +82,7 @@ def as_ttl(value: timedelta | int) -> timedelta:
 
 
 def as_delay(spec: JobSpec) -> timedelta:
-    """How long from now the job is to wait.
+    """Return how long from now the job is to wait.
 
     Raises:
         ValueError: it has both `delay` and `at`, or an `at` without a time zone.
@@ -92,3 +94,8 @@ def as_delay(spec: JobSpec) -> timedelta:
     if spec.at.tzinfo is None:
         raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
     return max(spec.at - datetime.now(UTC), timedelta(0))
+
+
+def content_id(payload: object, *, serde: Serde | None = None) -> str:
+    """Return an id that is the same for the same payload: SHA-256 over its encoding (JSON with sorted keys), in hex."""
+    return hashlib.sha256((serde or JsonSerde(sort_keys=True)).dumps(payload)).hexdigest()

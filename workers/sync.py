@@ -1,7 +1,7 @@
 """A queue for plain code: threads, scripts and web frameworks without an event loop.
 
-The calls of `workers.Queue`, without `await`. Jobs of a caller's transaction go over its own connection, in the calling
-thread; everything else is done by one background loop per process, for which the calling thread waits.
+It has the calls of `workers.Queue`, without `await`. Jobs that join a caller's transaction go over the caller's
+connection, in the calling thread. For everything else the calling thread waits for one background loop per process.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from workers.serde import Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec
 from workers.storage.base import Storage
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "SyncQueue"]
 
 T = TypeVar("T")
 
 
-class Queue:
-    """Enqueues jobs to `storage` and asks about them; safe from any thread, and after a fork.
+class SyncQueue:
+    """Enqueues jobs to `storage` and asks about them. Safe to use from any thread, and after a fork.
 
-    The storage is this queue's alone: an asynchronous `Queue` needs one of its own. It is connected by the first call
-    that needs that, and disconnected by `close`, by the end of a `with` block, or when nobody holds the queue any more.
+    The storage belongs to this queue alone: an asynchronous `Queue` needs one of its own. The first call that needs a
+    connection makes one. `close`, the end of a `with` block, or the end of the last reference to this queue
+    disconnects.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Queue:
         return self._run(lambda queue: queue.cancel(job_id))
 
     def close(self) -> None:
-        """The storage is disconnected; a second call does nothing, and a later use connects it again."""
+        """Disconnect the storage. A second call does nothing, and a later use connects again."""
         background.run(partial(_stop, self._queue))
 
     def __enter__(self) -> Self:
@@ -122,6 +123,10 @@ class Queue:
             return await work(queue)
 
         return background.run(run)
+
+
+Queue = SyncQueue
+"""Its name where there is no other: `from workers.sync import Queue`."""
 
 
 async def _stop(queue: AsyncQueue) -> None:

@@ -1,8 +1,8 @@
-"""Waits for the end of a job.
+"""Waiting for the end of a job.
 
-Theory of operation. The waiter subscribes before it enqueues or looks, so no end slips by. An event is a hint: an end
-is only what the storage's `result` says, because a new generation of the id may have begun since the event. Events can
-be lost with a connection, so a waiter that hears nothing for long looks at the result unasked.
+Theory of operation. The waiter subscribes before it enqueues or looks, so it misses no end. An event is only a hint:
+the storage's `result` decides whether the job ended, because a new generation of the id may have begun since the event.
+Events can be lost with a connection, so a waiter that hears nothing for long looks at the result unasked.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from workers.jobs import TERMINAL_EVENTS, EnqueueResult, EnqueueStatus, JobEvent
 from workers.storage.base import Storage, Subscription
 
 LOOK_SECONDS: Final = 10.0
-"""How long a waiter trusts that it would have been told."""
+"""How long a waiter relies on events before it looks unasked."""
 LOOK_AGAIN_SECONDS: Final = 1.0
-"""How long it waits when the storage did not answer."""
+"""How long it waits before it looks again when the storage did not answer."""
 
 
 def check_timeout(timeout: timedelta) -> None:
-    """Accept any time at all.
+    """Accept any timeout above zero.
 
     Raises:
         ValueError: there is none.
@@ -43,7 +43,7 @@ def check_timeout(timeout: timedelta) -> None:
 async def end_of(
     storage: Storage, job_id: str, enqueue: Callable[[], Awaitable[EnqueueResult]], timeout: timedelta
 ) -> bytes:
-    """The result of the job that `enqueue` enqueues, whoever did so first; see `Queue.enqueue_and_wait`."""
+    """Return the result of the job that `enqueue` enqueues, or that has its id; see `Queue.enqueue_and_wait`."""
     async with _within(timeout, job_id), storage.subscribe(job_id) as events:
         enqueued = await enqueue()
         if enqueued.status is EnqueueStatus.COMPLETED and enqueued.result is not None:
@@ -54,7 +54,7 @@ async def end_of(
 
 
 async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> bytes:
-    """The result of the job, as soon as there is one; see `Queue.wait_for_job_chain_completion`."""
+    """Return the result of the job, as soon as there is one; see `Queue.wait_for_job_chain_completion`."""
     async with _within(timeout, job_id):
         return await _end_of_known(storage, job_id)
 
@@ -105,7 +105,7 @@ async def _next(events: Subscription, patience: float) -> JobEvent | None:
 
 
 async def _end_without_record(storage: Storage, job_id: str, event: JobEvent | None) -> JobOutcome | None:
-    """How a job ended whose record was dropped; None if it has not ended.
+    """Tell how a job ended whose record was dropped; None if it has not ended.
 
     Raises:
         JobGoneError: it may have completed, and its result is lost.
@@ -124,7 +124,7 @@ async def _end_without_record(storage: Storage, job_id: str, event: JobEvent | N
 
 
 def result_of(job_id: str, outcome: JobOutcome) -> bytes:
-    """The result of a job that completed.
+    """Return the result of a job that completed.
 
     Raises:
         JobFailedError: it failed; `MaxRetriesError` if with its last attempt.

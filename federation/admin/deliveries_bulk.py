@@ -54,7 +54,7 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.deliveries import Selection, count, is_in
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.delivery.order import lock_keys
 from federation.delivery.payloads import release
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of
@@ -134,7 +134,7 @@ def _is_among(column: ColumnElement[str], values: Sequence[str], dialect: str) -
 class BulkDeliveries:
     """Changes many deliveries of one node."""
 
-    def __init__(self, database: Database, queue: BullQueue, *, batch: int = BATCH) -> None:
+    def __init__(self, database: Database, queue: JobQueue, *, batch: int = BATCH) -> None:
         self._database = database
         self._queue = queue
         self._batch = batch

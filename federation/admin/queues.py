@@ -26,7 +26,7 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningWorker:
+class SeenWorker:
     """A worker that was seen lately on a queue, and how many jobs it holds."""
 
     queue: str
@@ -143,13 +143,13 @@ async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:
     return found
 
 
-async def workers(queues: Sequence[Queue]) -> list[RunningWorker]:
+async def workers(queues: Sequence[Queue]) -> list[SeenWorker]:
     """Return the workers seen lately, in all processes."""
     found = []
     for queue in queues:
         await connect(queue)
         found += [
-            RunningWorker(queue=queue.storage.queue, id=each.id, seen_at=each.seen_at, claims=each.claims)
+            SeenWorker(queue=queue.storage.queue, id=each.id, seen_at=each.seen_at, claims=each.claims)
             for each in await queue.manage.workers()
         ]
     return found

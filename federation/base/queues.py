@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url
 from workers.checks import MAX_DELAY
@@ -26,7 +26,7 @@ KEEP_DISCOVERED: Final = timedelta(seconds=5)
 KEEP_TASKS: Final = timedelta(hours=24)
 
 
-def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., BullQueue] = BullQueue) -> BullQueue:
+def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., JobQueue] = JobQueue) -> JobQueue:
     """Make the delivery queue: 5 attempts, 5, 10, 20, 40 s apart without jitter.
 
     Completed jobs are kept 24 h, failed ones 7 days.
@@ -42,9 +42,9 @@ def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., 
     )
 
 
-def health_check_queue(settings: Settings, storage: Storage) -> BullQueue:
+def health_check_queue(settings: Settings, storage: Storage) -> JobQueue:
     """Make the health-check queue, without defaults: one attempt per job, kept an hour unless it says otherwise."""
-    return BullQueue(storage, redis_url=bullmq_url(settings), prefix=settings.federation_queue_prefix)
+    return JobQueue(storage, redis_url=bullmq_url(settings), prefix=settings.federation_queue_prefix)
 
 
 def discovery_queue(storage: Storage) -> Queue:

@@ -124,11 +124,11 @@ def progress(total: int, what: str) -> Iterator[Bar]:
     with Progress(console=Console(stderr=True)) as bars:
         task = bars.add_task(what, total=total)
 
-        class Shown(Bar):
+        class ShownBar(Bar):
             def __call__(self, more: int) -> None:
                 bars.advance(task, more)
 
-        yield Shown()
+        yield ShownBar()
 
 
 def _jsonable(value: object) -> object:

@@ -50,7 +50,7 @@ class Kind(StrEnum):
     BUG = "bug"
 
 
-class _Process:
+class _Expected:
     """The state of this process; `expect` writes it."""
 
     as_json: bool | None = None
@@ -59,14 +59,14 @@ class _Process:
 def expect(arguments: Sequence[str]) -> None:
     """Report errors of this process as these arguments of a command want it; they may be wrong in other respects."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    _Process.as_json = "--json" in options
+    _Expected.as_json = "--json" in options
 
 
 def asked_for_json() -> bool:
     """Tell whether errors are reported to a program."""
-    if _Process.as_json is None:  # no command has begun yet
+    if _Expected.as_json is None:  # no command has begun yet
         expect(sys.argv[1:])
-    return bool(_Process.as_json)
+    return bool(_Expected.as_json)
 
 
 def fail(*lines: str, status: int = USAGE_ERROR, kind: Kind | None = None) -> NoReturn:

@@ -30,7 +30,7 @@ QueueName: TypeAlias = Annotated[
 ]
 
 
-class Ended(StrEnum):
+class EndState(StrEnum):
     """How a job ended."""
 
     COMPLETED = "completed"
@@ -83,7 +83,7 @@ def resume(queue: QueueName = None, as_json: AsJson = False) -> None:
 @app.command("clean")
 def clean(
     queue: QueueName = None,
-    state: Annotated[Ended, typer.Option("--state", help="Which records.")] = Ended.COMPLETED,
+    state: Annotated[EndState, typer.Option("--state", help="Which records.")] = EndState.COMPLETED,
     older_than: Duration = "1d",
     yes: Yes = False,
     as_json: AsJson = False,

@@ -27,7 +27,7 @@ MOST_TO_WAIT: Final = 8
 app = group("The servers we know: list, show, discover, probe, set, forget.")
 
 
-class Profile(StrEnum):
+class ProfileChoice(StrEnum):
     """The implementation that a server runs."""
 
     ORIGINAL = "original"
@@ -186,14 +186,14 @@ def probe(url: ServerUrl, as_json: AsJson = False) -> None:
 @app.command("set")
 def set_profile(
     url: ServerUrl,
-    profile: Annotated[Profile, typer.Option("--profile", help="The implementation it runs; none: not known.")],
+    profile: Annotated[ProfileChoice, typer.Option("--profile", help="The implementation it runs; none: not known.")],
     as_json: AsJson = False,
 ) -> None:
     """Say what a server is known to run."""
     from federation.admin import servers
 
     name = servers.server_url(url)
-    known = None if profile is Profile.NONE else profile.value
+    known = None if profile is ProfileChoice.NONE else profile.value
     with_node(lambda federation: federation.links.set_profile(name, known))
     if as_json:
         print_json({"url": name, "profile": known})

@@ -28,7 +28,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-class _Process:
+class _LogLevel:
     """The state of this process; `set_log_level` writes it."""
 
     log_level: LogLevel | None = None
@@ -36,14 +36,14 @@ class _Process:
 
 def set_log_level(level: LogLevel | None) -> None:
     """Make commands of this process log from `level` up; None stands for their own default."""
-    _Process.log_level = level
+    _LogLevel.log_level = level
 
 
 def start_logging(default: LogLevel) -> None:
     """Log to stderr in this process: stdout is for results."""
     from federation.base.logs import configure_logging
 
-    configure_logging(_Process.log_level or default)
+    configure_logging(_LogLevel.log_level or default)
 
 
 def load_settings(*, node: bool = False) -> Settings:

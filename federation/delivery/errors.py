@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from db import HoldReason
 from federation.delivery.codes import CLASSES, FailureClass
-from workers import DROP, Retry, UnrecoverableError
+from workers import DROP, Retry, Snooze, UnrecoverableError
 
 
 class PermanentFailure(UnrecoverableError):
@@ -56,8 +56,8 @@ class Superseded(UnrecoverableError):
         super().__init__(f"delivery {delivery_id} is not this job's to send", keep=DROP)
 
 
-class NotNow(Retry):
+class NotNow(Snooze):
     """This node cannot do its part at the moment: the job goes back, and the attempt is not counted."""
 
     def __init__(self, message: str, delay: timedelta) -> None:
-        super().__init__(message, delay=delay, postponed=True)
+        super().__init__(delay, reason=message)

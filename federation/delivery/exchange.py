@@ -27,7 +27,7 @@ from federation.protocol.keys import KeyRing, OwnKeys, decode_key, pair_known_by
 from federation.protocol.refusals import refusal_code
 from federation.protocol.sealing import seal
 from federation.protocol.signing import sign_message
-from federation.servers.discovery import Discover, DiscoveryError, DiscoveryRefused, ServerRests
+from federation.servers.discovery import DiscoverServer, DiscoveryError, DiscoveryRefused, ServerRests
 from federation.servers.link_rules import SHORTEST_REST
 from federation.servers.profiles import Profile
 from federation.servers.registry import KnownServer, Registry
@@ -100,7 +100,7 @@ class Exchange:
         own_url: str | None,
         keys: KeyRing | None,
         registry: Registry,
-        discover: Discover,
+        discover: DiscoverServer,
         guard: AddressGuard,
         fetch: FederationFetch,
         timeout: timedelta = DELIVERY_TIMEOUT,

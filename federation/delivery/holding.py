@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, se
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from db import AttemptOutcome, Database, DeliveryState, HoldReason, LinkState
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
 from federation.servers.link_rules import LONGEST_REST
@@ -46,7 +46,7 @@ class HeldDeliveries:
     def __init__(
         self,
         database: Database,
-        queue: BullQueue,
+        queue: JobQueue,
         *,
         links: Links,
         registry: Registry,

@@ -1,11 +1,10 @@
 """What becomes of each delivery, written to the database in groups.
 
 Theory of operation. Attempts run side by side, and each writes twice: before it sends, and when it knows the outcome.
-One transaction per write would cost more than the delivery, so concurrent writes share one. Each caller hands in its
-entry and waits; a single loop takes all entries that have gathered and commits them. Under load it first waits a few
-milliseconds for more. A caller returns only after its entry is committed, so everything an attempt reported is on disk
-before its job is settled. Every entry may be repeated: a crash between the commit and the settling of the job runs the
-attempt again.
+One transaction per write would cost more than the delivery, so concurrent writes share one (see `Batcher`). Under load
+it first waits a few milliseconds for more. A caller returns only after its entry is committed, so everything
+an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash between the commit and
+the settling of the job runs the attempt again.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from federation.delivery.attempts import AttemptRecord
 from federation.delivery.entries import Abandoned, Begin, Begun, Ended, Entry, FollowAnswer, Gone, NotBegun
 from federation.delivery.group import Group
 from federation.delivery.rows import OwedRow, PlannedJob
+from workers.batching import Batcher
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
@@ -54,9 +54,14 @@ class Ledger:
         self._database = database
         self._add_jobs = add_jobs
         self._clock = clock or SystemClock()
-        self._waiting: list[tuple[Entry, asyncio.Future[object]]] = []
-        self._writer: asyncio.Task[None] | None = None
-        self._crowded = False  # whether the last group was large
+        self._batcher: Batcher[Entry, object] = Batcher(
+            self._write_group,
+            MAX_GROUP,
+            is_common=lambda error: not isinstance(error, _REFUSED),
+            linger=LINGER_SECONDS,
+            crowd=CROWD,
+        )
+        self._adding: asyncio.Task[None] | None = None
 
     async def begin(self, entry: Begin) -> Begun | NotBegun:
         """Count one more attempt in the row, and note it as under way, if the job may send at all."""
@@ -79,61 +84,37 @@ class Ledger:
 
     async def close(self) -> None:
         """Wait until everything that was handed in is committed, or has failed."""
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
+        await self._batcher.close()
+        await self._jobs_added()
 
     async def _write(self, entry: Entry) -> object:
         """Hand in the entry, wait for its commit, and return its result.
 
+        If the caller is cancelled meanwhile, the entry is written all the same.
+
         Raises:
             SQLAlchemyError: the entry was not committed; the whole attempt is worth repeating.
         """
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entry, future))
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write_groups(), name="delivery-ledger")
-        return await future
+        return await asyncio.shield(self._batcher.put(entry))
 
-    async def _write_groups(self) -> None:
-        try:
-            while self._waiting:
-                # A lone entry is joined only by those of this same turn of the event loop.
-                await asyncio.sleep(LINGER_SECONDS if self._crowded else 0)
-                group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-                self._crowded = len(group) > CROWD
-                await self._write_group(group)
-        finally:
-            self._writer = None
-
-    async def _write_group(self, group: Sequence[tuple[Entry, asyncio.Future[object]]]) -> None:
+    async def _write_group(self, entries: Sequence[Entry]) -> Sequence[object]:
+        await self._jobs_added()
         now = self._clock.now()
-        try:
-            entries = [entry for entry, _ in group]
-            written = await self._database.transact(lambda connection: Group(connection, now).write(entries))
-        except _REFUSED as error:
-            if len(group) == 1:
-                _fail(group, error)
-                return
-            for member in group:  # one entry that the database refuses must not fail the others
-                await self._write_group([member])
-        except Exception as error:
-            _fail(group, error)
-        else:
-            for (_, future), result in zip(group, written.results, strict=True):
-                if not future.done():
-                    future.set_result(result)
-            await self._add(written.ready)
+        written = await self._database.transact(lambda connection: Group(connection, now).write(entries))
+        if written.ready and self._add_jobs is not None:
+            self._adding = asyncio.create_task(self._add(self._add_jobs, written.ready), name="ordered-jobs")
+        return written.results
 
-    async def _add(self, rows: Sequence[OwedRow]) -> None:
-        if not rows or self._add_jobs is None:
-            return
+    async def _jobs_added(self) -> None:
+        """Wait until no jobs are being added.
+
+        Jobs are added one group at a time: otherwise those of many groups would wait for an absent queue.
+        """
+        if self._adding is not None:
+            await asyncio.wait([self._adding])
+
+    async def _add(self, add_jobs: AddJobs, rows: Sequence[OwedRow]) -> None:
         try:
-            await self._add_jobs([row.job() for row in rows])
+            await add_jobs([row.job() for row in rows])
         except Exception as error:  # the rows are owed and ready: the sweeper finds that they have no job
             log.error("ordered_jobs_not_added", delivery_ids=[row.id for row in rows][:20], **crash(error))
-
-
-def _fail(group: Sequence[tuple[Entry, asyncio.Future[object]]], error: Exception) -> None:
-    for _, future in group:
-        if not future.done():
-            future.set_exception(error)

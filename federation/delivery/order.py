@@ -22,14 +22,14 @@ from federation.servers.links import closed_among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PlaceInOrder:
     """What a new delivery to one server waits for, None for nothing, and its place among those of its key."""
 
     held: HoldReason | None = None
     position: int | None = None
 
 
-def stand(session: Session, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, Standing]:
+def stand(session: Session, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, PlaceInOrder]:
     """Return how a delivery to each server stands that this transaction adds. Call it right before adding them.
 
     With a key it holds the key's lock until the transaction ends, and removes deliveries of the key that were given up.
@@ -57,19 +57,19 @@ def lock_keys(connection: Connection, keys: Collection[str]) -> None:
         _lock(connection, key)
 
 
-def _stand(connection: Connection, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, Standing]:
+def _stand(connection: Connection, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, PlaceInOrder]:
     closed = closed_among(connection, server_urls)
     if ordering_key is None:
-        return {url: Standing(held=HoldReason.SERVER if url in closed else None) for url in server_urls}
+        return {url: PlaceInOrder(held=HoldReason.SERVER if url in closed else None) for url in server_urls}
     _lock(connection, ordering_key)
     chosen = {"key": ordering_key, "servers": server_urls}
     release(connection, connection.execute(_GIVEN_UP, chosen).scalars().all())
     lines = {row.server_url: row for row in connection.execute(_LINES, chosen)}
-    standings: dict[str, Standing] = {}
+    standings: dict[str, PlaceInOrder] = {}
     for url in server_urls:
         line = lines.get(url)
         held = HoldReason.ORDER if line is not None else HoldReason.SERVER if url in closed else None
-        standings[url] = Standing(held=held, position=(line.last or 0) + 1 if line is not None else 1)
+        standings[url] = PlaceInOrder(held=held, position=(line.last or 0) + 1 if line is not None else 1)
     return standings
 
 

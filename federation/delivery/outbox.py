@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from db import Database, new_id
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.delivery.following import Pending, follow_commit, pending_of, set_pending
 from federation.delivery.owing import BATCH, Owing, Planned, batches
 from federation.delivery.rows import READY, OwedRow
@@ -39,7 +39,7 @@ class Outbox:
     def __init__(
         self,
         database: Database,
-        queue: BullQueue,
+        queue: JobQueue,
         *,
         joins: bool,
         clock: Clock | None = None,

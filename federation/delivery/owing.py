@@ -18,8 +18,8 @@ from sqlalchemy import insert, text
 from sqlalchemy.orm import Session
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_id
-from federation.base.bull_queue import BullQueue
-from federation.delivery.order import Standing, stand
+from federation.base.job_queue import JobQueue
+from federation.delivery.order import PlaceInOrder, stand
 from federation.delivery.rows import PlannedJob, delivery_job
 from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
@@ -63,7 +63,7 @@ class Owing:
     def __init__(
         self,
         database: OwnDatabase,
-        queue: BullQueue,
+        queue: JobQueue,
         *,
         joins: bool,
         clock: Clock | None = None,
@@ -160,7 +160,7 @@ class Owing:
             self._queue.add_bulk_on(session, batch)
 
     def _row_values(
-        self, delivery: Delivery, standings: Mapping[str, Standing], ordering_key: str | None, now: datetime
+        self, delivery: Delivery, standings: Mapping[str, PlaceInOrder], ordering_key: str | None, now: datetime
     ) -> dict[str, Any]:
         standing = standings[delivery[2]]
         held = standing.held is not None

@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryPayload
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.delivery.origin import JobOrigin, OwnJobOrigin
 from workers.specs import Enqueued
 from workers.storage.base import Storage
 
 Added: TypeAlias = tuple[str, object, Mapping[str, object] | None]
-"""A job as `BullQueue.add_bulk` takes it."""
+"""A job as `JobQueue.add_bulk` takes it."""
 
 _OWN_TEXTS: Final = select(col(DeliveryJob.id), col(DeliveryJob.payload)).where(
     col(DeliveryJob.id).in_(bindparam("ids", expanding=True)), col(DeliveryJob.payload_id).is_(None)
@@ -26,8 +26,8 @@ _SHARED_TEXTS: Final = select(col(DeliveryPayload.id), col(DeliveryPayload.paylo
 )
 
 
-class DeliveryQueue(BullQueue):
-    """A `BullQueue` whose jobs that name a row's text carry `origin`, and with `inline` that text instead of its id.
+class DeliveryQueue(JobQueue):
+    """A `JobQueue` whose jobs that name a row's text carry `origin`, and with `inline` that text instead of its id.
 
     A job in the caller's transaction always has the id: where that is possible, only our workers share the queue.
     """
@@ -41,7 +41,7 @@ class DeliveryQueue(BullQueue):
         self._inline = inline
 
     async def add_bulk(self, jobs: Sequence[Added], *, connection: object | None = None) -> list[Enqueued]:
-        """Add the jobs as `BullQueue.add_bulk` does.
+        """Add the jobs as `JobQueue.add_bulk` does.
 
         Raises:
             SQLAlchemyError: the database did not answer; nothing was added.
@@ -52,7 +52,7 @@ class DeliveryQueue(BullQueue):
         return await super().add_bulk(jobs, connection=connection)
 
     def add_bulk_on(self, connection: object, jobs: Sequence[Added]) -> list[Enqueued]:
-        """Add the jobs as `BullQueue.add_bulk_on` does; `connection` is a session on the database."""
+        """Add the jobs as `JobQueue.add_bulk_on` does; `connection` is a session on the database."""
         if not isinstance(connection, Session):
             raise TypeError(f"jobs of deliveries are added in a Session, not in {type(connection).__name__}")
         return super().add_bulk_on(connection, list(_stamped(jobs, self._origin.on(connection.connection()))))

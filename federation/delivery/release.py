@@ -23,7 +23,7 @@ import structlog
 from sqlalchemy import Connection, bindparam, func, or_, select, update
 
 from db import Database, DeliveryState, HoldReason
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.holding import WAITS_FOR_SERVER
 from federation.delivery.rows import TABLE, OwedRow, made_ready
@@ -45,7 +45,7 @@ class Releaser:
     def __init__(
         self,
         database: Database,
-        queue: BullQueue,
+        queue: JobQueue,
         *,
         links: Links,
         rate: int,

@@ -20,7 +20,7 @@ OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
 """The states of deliveries that are owed; those in any other state are given up."""
 
 PlannedJob: TypeAlias = tuple[str, object, dict[str, object]]
-"""A job as `BullQueue.add_bulk` takes it."""
+"""A job as `JobQueue.add_bulk` takes it."""
 
 
 def series_job_id(delivery_id: str, series: int) -> str:

@@ -22,7 +22,7 @@ import structlog
 from sqlalchemy import Connection, bindparam, or_, select, update
 
 from db import Database, DeliveryState
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.delivery.attempts import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
 from workers import JobState, JobStatus
@@ -50,7 +50,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
+class _ReadyRow:
     """A row to look at; `attempted` means within its present series."""
 
     row: OwedRow
@@ -64,7 +64,7 @@ class OutboxSweeper:
     """
 
     def __init__(
-        self, database: Database, queue: BullQueue, *, min_age: timedelta = MIN_AGE, clock: Clock | None = None
+        self, database: Database, queue: JobQueue, *, min_age: timedelta = MIN_AGE, clock: Clock | None = None
     ) -> None:
         self._database = database
         self._queue = queue
@@ -93,7 +93,7 @@ class OutboxSweeper:
             log.warning("outbox_jobs_added", count=added, rows=rows)
         return Swept(rows=rows, added=added, complete=complete)
 
-    async def _page(self, now: datetime) -> Sequence[_Ready]:
+    async def _page(self, now: datetime) -> Sequence[_ReadyRow]:
         values = {
             "made_before": now - self._min_age,
             "asked_before": max(now - ASK_AGAIN, self._began),
@@ -101,14 +101,14 @@ class OutboxSweeper:
             "most": PAGE,
         }
         return [
-            _Ready(
+            _ReadyRow(
                 row=OwedRow(**{name: found._mapping[name] for name in _OWED}),
                 attempted=found.first_attempted_at is not None,
             )
             for found in await self._database.rows(_READY, values)
         ]
 
-    async def _add_missing(self, page: Sequence[_Ready]) -> int:
+    async def _add_missing(self, page: Sequence[_ReadyRow]) -> int:
         jobs = await self._queue.storage.status([series_job_id(each.row.id, each.row.series) for each in page])
         looked = list(zip(page, jobs, strict=True))
         over = [each.row for each, job in looked if _has_ended(job) or (job is None and each.attempted)]
@@ -134,7 +134,7 @@ class OutboxSweeper:
         renewed = await self._database.transact(renew)
         return [replace(row, series=row.series + 1) for row in renewed]
 
-    async def _note_queued(self, page: Sequence[_Ready], now: datetime) -> None:
+    async def _note_queued(self, page: Sequence[_ReadyRow], now: datetime) -> None:
         ids = [each.row.id for each in page]
         await self._database.transact(lambda connection: connection.execute(_QUEUED, {"rows": ids, "now": now}))
 

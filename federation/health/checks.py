@@ -8,7 +8,7 @@ from datetime import timedelta
 import structlog
 from pydantic import ValidationError
 
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.base.jobs import HEALTH_CHECK_JOB, HealthCheckJob
 from federation.health.probe import Probe
 from federation.http.threat_policy import get_threat_policy
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 class HealthSchedule:
     """Schedules probe number n of a server after `first_delay + n * step`: by default 5, 15, 25, 35, 45 minutes."""
 
-    def __init__(self, queue: BullQueue, *, first_delay: timedelta, step: timedelta) -> None:
+    def __init__(self, queue: JobQueue, *, first_delay: timedelta, step: timedelta) -> None:
         self._queue = queue
         self._first_delay = first_delay
         self._step = step

@@ -20,7 +20,7 @@ from federation.base.logs import crash
 from federation.health.probe import Probe
 from federation.http.errors import OutboundError
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
-from federation.servers.discovery import Discover, DiscoveryError
+from federation.servers.discovery import DiscoverServer, DiscoveryError
 from federation.servers.link_rules import Link
 from federation.servers.links import Links
 from federation.servers.registry import KnownServer, Registry
@@ -37,7 +37,7 @@ class LinkProbes:
     """Probes the servers that are due, ten at a time."""
 
     def __init__(
-        self, *, links: Links, registry: Registry, probe: Probe, discover: Discover, send_canary: SendCanary
+        self, *, links: Links, registry: Registry, probe: Probe, discover: DiscoverServer, send_canary: SendCanary
     ) -> None:
         self._links = links
         self._registry = registry

@@ -50,7 +50,7 @@ class MarkUnhealthy(Protocol):
     async def __call__(self, server_url: str, code: NetworkErrorCode) -> object: ...
 
 
-class Relay(Protocol):
+class SendThroughPeer(Protocol):
     """Sends *request* through a peer within *remaining*.
 
     Raises:
@@ -68,7 +68,7 @@ class FederationFetch:
         client: FederationClient,
         *,
         mark_unhealthy: MarkUnhealthy,
-        relay: Relay | None = None,
+        relay: SendThroughPeer | None = None,
         policy_overrides: Mapping[NetworkErrorCode, PolicyOverride] = NO_OVERRIDES,
     ) -> None:
         self._client = client

@@ -60,7 +60,7 @@ class DatabaseNumbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
+class _ReadyRows:
     count: int
     longest: datetime | None
     oldest_while_up: datetime | None
@@ -120,7 +120,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
     )
 
 
-async def _ready(session: AsyncSession, now: datetime) -> _Ready:
+async def _ready(session: AsyncSession, now: datetime) -> _ReadyRows:
     names = ("server_url", "created_at", "queued_at", "last_attempted_at", "released_at")
     # The original implementation never closed the rows of failed deliveries: those would be the oldest for ever.
     ours = (
@@ -134,7 +134,7 @@ async def _ready(session: AsyncSession, now: datetime) -> _Ready:
     while_up = func.min(row.created_at).filter(_is_up(row.server_url))
     query = select(func.count(), since, while_up, func.count().filter(jobless))
     count, longest, oldest_while_up, without_job = (await session.execute(query)).one()
-    return _Ready(count=count, longest=longest, oldest_while_up=oldest_while_up, without_job=without_job)
+    return _ReadyRows(count=count, longest=longest, oldest_while_up=oldest_while_up, without_job=without_job)
 
 
 async def _held(session: AsyncSession) -> _Held:

@@ -37,7 +37,7 @@ class NotReady(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ReadinessVerdict:
     """Which checks passed, and the problems that failed checks could name; the other ones only fail."""
 
     checks: Mapping[str, bool]
@@ -60,11 +60,11 @@ class Readiness:
         self._timeout = timeout.total_seconds()
         self._reuse = reuse.total_seconds()
         self._running: dict[str, asyncio.Task[object]] = {}
-        self._looking: SingleFlight[Verdict] = SingleFlight()
-        self._last: Verdict | None = None
+        self._looking: SingleFlight[ReadinessVerdict] = SingleFlight()
+        self._last: ReadinessVerdict | None = None
         self._fresh_until = 0.0
 
-    async def __call__(self) -> Verdict:
+    async def __call__(self) -> ReadinessVerdict:
         if self._last is not None and monotonic() < self._fresh_until:
             return self._last
         return await self._looking.run("", self._look)
@@ -76,7 +76,7 @@ class Readiness:
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def _look(self) -> Verdict:
+    async def _look(self) -> ReadinessVerdict:
         begun = {name: self._begin(name, check) for name, check in self._checks.items() if name not in self._running}
         if begun:
             await asyncio.wait(begun.values(), timeout=self._timeout)
@@ -84,7 +84,7 @@ class Readiness:
         told = {name: text for name, task in begun.items() if (text := _told(task)) is not None}
         for task in begun.values():
             task.cancel()
-        verdict = Verdict(checks={name: problem is None for name, problem in problems.items()}, problems=told)
+        verdict = ReadinessVerdict(checks={name: problem is None for name, problem in problems.items()}, problems=told)
         self._note_change(verdict, problems)
         self._last, self._fresh_until = verdict, monotonic() + self._reuse
         return verdict
@@ -99,7 +99,7 @@ class Readiness:
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not complain if it came too late for a verdict
 
-    def _note_change(self, verdict: Verdict, problems: Mapping[str, str | None]) -> None:
+    def _note_change(self, verdict: ReadinessVerdict, problems: Mapping[str, str | None]) -> None:
         was_ready = self._last is None or self._last.ready
         if not verdict.ready and (self._last is None or self._last.checks != verdict.checks):
             log.warning("not_ready", **{name: problem for name, problem in problems.items() if problem is not None})

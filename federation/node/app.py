@@ -41,7 +41,7 @@ from federation.node.posts import POSTS_PATH, PostsInbox
 from federation.node.proxy import ProxyEndpoint
 from federation.node.registration import Registration
 from federation.node.rotation import RotationConfirm, RotationStart
-from federation.node.standing import Standing
+from federation.node.standing import ClientStanding
 from federation.node.targeted import TargetedInbox
 from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES
 from federation.protocol.keys import KeyRing
@@ -49,7 +49,7 @@ from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, ProxyReq
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.protocol.skimming import members_of
 from federation.servers.claims import Claims
-from federation.servers.discovery import Discover as DiscoverServer
+from federation.servers.discovery import DiscoverServer
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import Registry
@@ -69,7 +69,7 @@ def create_node_app(
     clients: Clients,
     per_client: Limit = DELIVERIES,
     per_origin: Limit = DELIVERIES,
-    standing: Standing | None = None,
+    standing: ClientStanding | None = None,
     meter: Meter = NO_METER,
     monitoring: MonitoringRoutes | None = None,
 ) -> FastAPI:
@@ -87,7 +87,7 @@ def create_node_app(
         gate=gate,
         gaps=lambda: gaps(database),
         clients=clients,
-        standing=standing or Standing(),
+        standing=standing or ClientStanding(),
         heavy=heavy,
         meter=meter,
     )

@@ -30,7 +30,7 @@ from federation.protocol.acks import ACK_METHOD, MAX_ACK_BYTES
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.json_text import dump_json, parse_json
 from federation.protocol.relaying import RELAY_PATH, ProxyRequest, SealedPayload, relay_target, targeted_request
-from federation.servers.discovery import Discover, DiscoveryError
+from federation.servers.discovery import DiscoverServer, DiscoveryError
 from federation.servers.registry import KnownServer, Registry
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class Forwarder:
         own_url: str,
         inbox: Inbox,
         registry: Registry,
-        discover: Discover,
+        discover: DiscoverServer,
         fetch: FederationFetch,
         admit: PerRelayingOrigin,
         timeout: timedelta = RELAY_TIMEOUT,

@@ -26,7 +26,7 @@ from federation.node.bodies import BodyReader, TooLarge, framework_too_large
 from federation.node.clients import Clients
 from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal, incomplete_database, try_later
-from federation.node.standing import Standing, turned_away
+from federation.node.standing import ClientStanding, turned_away
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.json_text import parse_json
 from federation.protocol.skimming import Leaf, Members, skim
@@ -85,7 +85,7 @@ class Front:
         gate: BlacklistGate,
         gaps: Gaps,
         clients: Clients,
-        standing: Standing,
+        standing: ClientStanding,
         heavy: HeavyWork,
         meter: Meter = NO_METER,
     ) -> None:

@@ -21,7 +21,7 @@ from federation.protocol.errors import NotJson, PayloadError, UrlError
 from federation.protocol.models import validate
 from federation.protocol.possession import NO_PROOF, Proof
 from federation.protocol.urls import canonical_origin
-from federation.servers.claims import Claims, OwnKeys
+from federation.servers.claims import Claims, ShowsOurKeys
 from federation.servers.own_identity import OwnIdentity
 from federation.servers.registry import KeysTaken, Registry
 from workers.clock import monotonic
@@ -125,7 +125,7 @@ class Registration:
         """
         try:
             self._claims.require_not_ours(origin, shown)
-        except OwnKeys:
+        except ShowsOurKeys:
             raise Refusal(409, "One of these keys is the asked server's own", reason="OWN_KEYS") from None
         if not is_new and await self._claims.has_proved(origin):
             return NO_PROOF

@@ -33,7 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from federation.node.clients import Clients
-from federation.node.standing import Standing, turned_away
+from federation.node.standing import ClientStanding, turned_away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Connections:
     A proxy that *clients* trusts has no limit of its own: it stands for many clients.
     """
 
-    def __init__(self, limits: ConnectionLimits, clients: Clients, standing: Standing) -> None:
+    def __init__(self, limits: ConnectionLimits, clients: Clients, standing: ClientStanding) -> None:
         self._limits = limits
         self._names = clients
         self._standing = standing
@@ -104,7 +104,7 @@ class Connections:
         return len(self._clients) <= self._limits.connections
 
     def turns_away(self, connection: _BoundedProtocol) -> bool:
-        """Tell whether its client has to come back later; see `Standing`."""
+        """Tell whether its client has to come back later; see `ClientStanding`."""
         return self._standing.turns_away(self._clients[connection])
 
     def rests(self, connection: _BoundedProtocol) -> None:
@@ -146,9 +146,9 @@ class NodeServer(uvicorn.Server):
         grace: timedelta,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         clients: Clients | None = None,
-        standing: Standing | None = None,
+        standing: ClientStanding | None = None,
     ) -> None:
-        connections = Connections(limits, clients or Clients(), standing or Standing())
+        connections = Connections(limits, clients or Clients(), standing or ClientStanding())
         # uvicorn does nothing with the class but call it.
         protocol = cast("type[asyncio.Protocol]", partial(_BoundedProtocol, limits=limits, bound=connections))
         super().__init__(

@@ -36,7 +36,7 @@ BLAMED: Final = frozenset({400, 403, 413, 415, 429})
 """The statuses of refusals that a well-behaved server hardly ever gets; it gets 404 and 409 every day."""
 
 
-class Standing:
+class ClientStanding:
     """What this process has seen of clients, by their names (see `Clients`)."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, *, refusals: int = REFUSALS) -> None:

@@ -38,7 +38,7 @@ CLAIM_AGE: Final = timedelta(days=7)
 """How long a claim is reported, unless it is repeated."""
 
 
-class OwnKeys(Exception):
+class ShowsOurKeys(Exception):
     """A server shows one of this node's own keys as its own."""
 
 
@@ -86,7 +86,7 @@ class Claims:
                 document.encryption_public_key == own.encryption.public_text
             ):
                 log.warning("keys_taken", server_url=url, held_by=self._own_url, proved=None)
-                raise OwnKeys(f"{url} shows a key of this node as its own")
+                raise ShowsOurKeys(f"{url} shows a key of this node as its own")
 
     async def ask(self, url: str, document: DiscoverDocument, *, timeout: timedelta = PING_TIMEOUT) -> Proof:
         """Ask the server to prove that it holds these keys, with one request at most."""

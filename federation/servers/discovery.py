@@ -22,7 +22,7 @@ from federation.protocol.errors import ProtocolError, UrlError
 from federation.protocol.possession import NO_PROOF, Proof
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.urls import canonical_origin
-from federation.servers.claims import Claims, OwnKeys
+from federation.servers.claims import Claims, ShowsOurKeys
 from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
 from federation.servers.possession import PING_TIMEOUT
@@ -72,7 +72,7 @@ class _Met:
     proof: Proof
 
 
-class Discover(Protocol):
+class DiscoverServer(Protocol):
     """Makes a server known to the registry."""
 
     async def __call__(self, server_url: str) -> KnownServer: ...
@@ -146,7 +146,7 @@ class Discovery:
             )
         try:
             self._claims.require_not_ours(server_url, as_registered)
-        except OwnKeys as error:
+        except ShowsOurKeys as error:
             raise DiscoveryRefused(str(error)) from error
         return as_registered
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from federation.base.jobs import DISCOVERY_JOB, DiscoveryJob
 from federation.http.errors import BlockedUrl
 from federation.servers.discovery import (
-    Discover,
+    DiscoverServer,
     DiscoveryError,
     DiscoveryRefused,
     ServerBlacklisted,
@@ -40,7 +40,7 @@ from workers import (
     StorageUnavailable,
     UnrecoverableError,
 )
-from workers.queue import content_id
+from workers.specs import content_id
 
 PATIENCE: Final = timedelta(seconds=10)
 """How long a delivery waits for a discovery; its next attempt finds the result."""
@@ -132,7 +132,7 @@ _TROUBLES: Final[Mapping[str, type[DiscoveryError]]] = {
 class DiscoveryProcessor:
     """Callable with a job of the discovery queue."""
 
-    def __init__(self, discover: Discover) -> None:
+    def __init__(self, discover: DiscoverServer) -> None:
         self._discover = discover
         self._usual = timedelta(0)  # about how long successful discoveries take
 

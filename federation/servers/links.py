@@ -27,8 +27,8 @@ from federation.servers import link_rules
 from federation.servers.cache import LoadingCache
 from federation.servers.link_rules import OPERATOR, Link
 from federation.servers.registry import Registry
+from workers.batching import Batcher
 from workers.clock import Clock, SystemClock
-from workers.gathering import Gathering
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +48,8 @@ class Links:
         self._database = database
         self._registry = registry
         self._clock = clock or SystemClock()
-        self._cache = LoadingCache(Gathering(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
-        self._first_successes = Gathering(self._acknowledge, MAX_LOADED)
+        self._cache = LoadingCache(Batcher(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
+        self._first_successes = Batcher(self._acknowledge, MAX_LOADED)
         self._noted: dict[str, int] = {}  # the bucket in which this process last noted a failure of a server
         self._heard: dict[str, datetime] = {}  # when this process last had a server probed because it was heard of
 

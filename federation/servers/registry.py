@@ -25,8 +25,8 @@ from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
 from federation.base.logs import crash
 from federation.servers.blacklist import Blacklist
 from federation.servers.cache import LoadingCache
+from workers.batching import Batcher
 from workers.clock import Clock, SystemClock
-from workers.gathering import Gathering
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class KnownServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ServerStanding:
     """What we know of a server URL: its registry row, if it has one, and whether it is blacklisted."""
 
     server: KnownServer | None
@@ -80,12 +80,12 @@ class Registry:
         self._clock = clock or SystemClock()
         self._schedule_health_check = schedule_health_check
         self._blacklist = blacklist or Blacklist(database)
-        self._rotation_notes = Gathering(self._write_rotation_notes, MAX_LOADED)
-        self._servers = LoadingCache(Gathering(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
+        self._rotation_notes = Batcher(self._write_rotation_notes, MAX_LOADED)
+        self._servers = LoadingCache(Batcher(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
 
-    async def standing(self, url: str) -> Standing:
+    async def standing(self, url: str) -> ServerStanding:
         """Return what is known of `url`: its row, as `known` returns it, and whether it is blacklisted."""
-        return Standing(server=await self.known(url), blacklisted=await self.is_blacklisted(url))
+        return ServerStanding(server=await self.known(url), blacklisted=await self.is_blacklisted(url))
 
     async def known(self, url: str) -> KnownServer | None:
         """Return the registry row of `url`, matched byte for byte and at most a few seconds old."""

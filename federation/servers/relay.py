@@ -49,7 +49,7 @@ class Peers(Protocol):
 
 
 class PeerRelay:
-    """Callable as a `Relay`: it asks up to three peers, one after the other."""
+    """Callable as a `SendThroughPeer`: it asks up to three peers, one after the other."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def queue(url: str) -> AsyncIterator[Queue]:
     """This process's end of the queue, which serves the first and the third link of chains, and nothing else."""
-    opened = Queue(open_storage(url, queue=f"talk-{uuid.uuid4().hex}"), visibility_timeout=LEASE)
+    opened = Queue(open_storage(url, queue=f"talk-{uuid.uuid4().hex}"), lease=LEASE)
     opened.execute({"first": first, "third": third})
     async with opened:
         yield opened

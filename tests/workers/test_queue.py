@@ -11,8 +11,9 @@ import pytest
 
 from tests.workers.running import Recorder, done, forever, outcome
 from workers.jobs import Claim, EnqueueStatus, JobState
-from workers.queue import JobSpec, Queue, content_id
+from workers.queue import JobSpec, Queue
 from workers.serde import JsonSerde
+from workers.specs import content_id
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.sql import SqlStorage

@@ -98,5 +98,5 @@ class Claim:
     timeout: timedelta | None = None
     chain_index: int = 0
     stalled: ErrorInfo | None = None
-    """Set where a storage tells only at the claim that the job stalled too often, or that its payload is gone: settle
+    """Set where a storage reports only at the claim that the job stalled too often, or that its payload is gone: settle
     it as failed, run nothing."""

@@ -1,4 +1,4 @@
-"""What a storage has set aside because it is no job, or none that can be run, and what repairing came to."""
+"""What a storage has set aside because no worker can run it, and what became of it in a repair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside:
-    """A job, or a key, that another program wrote and no worker can do anything with: nobody runs it until `repair`."""
+    """A job, or a key, that another program wrote and that no worker can use. Nobody runs it until `repair`."""
 
     id: str
     reason: str
@@ -17,7 +17,9 @@ class SetAside:
 
 
 class RepairOutcome(StrEnum):
-    """`requeued`: it is a job again, with fresh attempts; `moved`: what was in the way of the queue has been set aside;
+    """What became of one thing that was set aside.
+
+    `requeued`: it is a job again, with fresh attempts; `moved`: it was in the way of the queue and has been set aside;
     `kept`: it stays in quarantine, where it can be looked at; `dropped`: it is gone.
     """
 
@@ -29,7 +31,7 @@ class RepairOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What became of one that was set aside, or of a key that was in the way."""
+    """The outcome for one thing that was set aside, or for a key that was in the way."""
 
     id: str
     reason: str

@@ -12,9 +12,10 @@ from workers.jobs.job import JobState
 
 
 class EnqueueStatus(StrEnum):
-    """`queued`: inserted; `completed`: its id has a result already.
+    """The outcome of an enqueue.
 
-    `duplicate`: its id exists and is unfinished, or another job has its deduplication key.
+    `queued`: inserted; `completed`: its id has a result already; `duplicate`: its id exists and is unfinished, or
+    another job has its deduplication key.
     """
 
     QUEUED = "queued"

@@ -1,4 +1,4 @@
-"""How attempts end and leases go on, as workers say it, and what the storage answers."""
+"""The values by which workers end attempts and renew leases, and the storage's answers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Completed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """The attempt succeeded and its job goes on as `then`, the next link of its chain, under the same id.
+    """The attempt succeeded, and its job goes on as `then`, the next link of its chain, under the same id.
 
-    The record keeps its id and its date, and gets everything else from `then`, with fresh attempts; it stands behind
+    The record keeps its id and its date, and gets everything else from `then`, with fresh attempts. It queues behind
     the jobs that wait already.
 
     Raises:
@@ -59,14 +59,14 @@ class Continued:
 class Retried:
     """The attempt failed and runs again after `delay`.
 
-    An uncounted retry gives the attempt back; after 100 in a row the next is counted, unless it was `postponed`.
+    An uncounted retry gives the attempt back. After 100 in a row the next one is counted, unless it was `snoozed`.
     """
 
     claim: Claim
     delay: timedelta
     error: ErrorInfo
     counted: bool = True
-    postponed: bool = False
+    snoozed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class SettleStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleOutcome:
-    """What became of one settlement; `reason` with `lost`, `detail` with `error`."""
+    """The outcome of one settlement; `reason` is set with `lost`, `detail` with `error`."""
 
     status: SettleStatus
     reason: LossReason | None = None
@@ -123,7 +123,7 @@ class SettleOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """Claims (by token) that lost their job, and those whose job somebody asked to cancel."""
+    """The claims (by token) that lost their job, and those whose job somebody asked to cancel."""
 
     lost: Mapping[str, LossReason] = field(default_factory=dict)
     cancel_requested: frozenset[str] = frozenset()
@@ -131,7 +131,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Ids of jobs whose lease had expired: back in the queue, or failed with `StalledError`."""
+    """The ids of jobs whose lease had expired: back in the queue, or failed with `StalledError`."""
 
     requeued: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""What a store of keys and values promises, and what keys, values and times to live may be.
+"""The contract of a key-value store, and the limits of keys, values and times to live.
 
-A key is a text, or several that name a place from the general to the particular: `("mail", "seen", "42")`. A text
-alone is a place one level deep. Different keys never meet, whatever characters they have.
+A key is a text, or a tuple of texts that names a place from the general to the particular: `("mail", "seen", "42")`. A
+single text is a place one level deep. Different keys never collide, whatever characters they contain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Key: TypeAlias = str | tuple[str, ...]
 MAX_KEY_BYTES: Final = 2_000
 MAX_VALUE_BYTES: Final = 1 << 20
 MAX_TTL: Final = 2 * MAX_DELAY
-"""Of a mark that outlives the longest delay."""
+"""Enough for a mark that outlives the longest delay."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -24,41 +24,44 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 class KvStore(Protocol):
     """Values that vanish when their time to live is over.
 
-    Keys have at most 2 000 bytes in UTF-8, `%` and `/` in a part counting as three; values 1 MiB; a `ttl` is from 1 ms
-    to 200 years, by the clock of the store's server where it has one.
+    A key has at most 2 000 bytes in UTF-8, where `%` and `/` in a part count as three; a value has at most 1 MiB. A
+    `ttl` is from 1 ms to 200 years, by the clock of the store's server where it has one.
 
-    Every method raises `ValueError` for what is outside of that, `StorageUnavailable` when nothing is known about its
+    Every method raises `ValueError` for what exceeds these limits, `StorageUnavailable` when nothing is known about its
     effect, and `StorageError` when the store cannot be used.
     """
 
     async def get(self, key: Key) -> bytes | None:
-        """The value, None if there is none (any more)."""
+        """Return the value, None if there is none or it has expired."""
 
     async def set(self, key: Key, value: bytes, *, ttl: timedelta) -> None:
-        """The key has this value, whatever it had before."""
+        """Set the key to this value, whatever it had before."""
 
 
 @runtime_checkable
 class ConditionalKvStore(KvStore, Protocol):
-    """A store that looks and writes in one atomic step; foreign stores may lack these, see `writes_conditionally`."""
+    """A store that compares and writes in one atomic step.
+
+    Foreign stores may lack these methods, see `writes_conditionally`.
+    """
 
     async def set_if_absent(self, key: Key, value: bytes, *, ttl: timedelta) -> bytes | None:
-        """None, and the key has this value; or the value it already has, and nothing was changed."""
+        """Set the key to this value and return None, or return the value that it has already, changing nothing."""
 
     async def compare_and_set(self, key: Key, expected: bytes, value: bytes, *, ttl: timedelta) -> bool:
-        """Whether the key had the value `expected`; only then it has `value` now."""
+        """Set the key to `value` only if it has the value `expected`; return whether it had."""
 
     async def compare_and_delete(self, key: Key, expected: bytes) -> bool:
-        """Whether the key had the value `expected`; only then it has none now."""
+        """Delete the key only if it has the value `expected`; return whether it had."""
 
 
 def writes_conditionally(store: KvStore | None) -> TypeGuard[ConditionalKvStore]:
-    """Whether the store has the conditional verbs; a verb that is None counts as missing."""
+    """Tell whether the store has the conditional methods; one that is None counts as missing."""
     return isinstance(store, ConditionalKvStore)
 
 
 def encode_key(key: Key) -> str:
-    """The key as one readable text: parts divided by `/`, and `%` and `/` in them escaped.
+    """Return the key as one readable text: its parts joined by `/`, with `%` and `/` in them escaped.
 
     Raises:
         ValueError: no parts, an empty one or no text, too many bytes, or not encodable as UTF-8 (a lone surrogate).
@@ -77,11 +80,11 @@ def encode_key(key: Key) -> str:
 
 
 def check_value(value: bytes) -> None:
-    """Accept up to 1 MiB.
+    """Accept bytes, up to 1 MiB.
 
     Raises:
-        ValueError: it is more.
-        TypeError: it is no bytes.
+        ValueError: the value is longer.
+        TypeError: the value is not bytes.
     """
     if not isinstance(value, bytes):
         raise TypeError(f"a value is bytes, not {type(value).__name__}")
@@ -90,7 +93,7 @@ def check_value(value: bytes) -> None:
 
 
 def ttl_ms(ttl: timedelta) -> int:
-    """The time to live in whole milliseconds, rounded up.
+    """Return the time to live in whole milliseconds, rounded up.
 
     Raises:
         ValueError: it is no timedelta above zero and up to 200 years.

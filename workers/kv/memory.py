@@ -1,4 +1,4 @@
-"""A store of keys and values in this process: for tests, and for queues that live in it too."""
+"""A key-value store in this process: for tests, and for queues that live in it too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MemoryKvStore:
         self._swept_at = _FEW
 
     def __len__(self) -> int:
-        """How many values are held, those included that expired since the last sweep."""
+        """Return how many values are held, including those that expired since the last sweep."""
         return len(self._entries)
 
     async def get(self, key: Key) -> bytes | None:

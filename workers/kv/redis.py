@@ -1,4 +1,4 @@
-"""A store of keys and values on Redis or Valkey."""
+"""A key-value store on Redis or Valkey."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from workers.errors import StorageError
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
 from workers.storage.on_redis.scripts import Script
-from workers.storage.on_redis.server import Reply, Server
+from workers.storage.on_redis.server import RedisServer, Reply
 
-# One step each, and with the value found: `SET NX GET` came with Redis 7 only.
+# Scripts, because each is one step that returns the value found: `SET NX GET` needs Redis 7.
 _SET_IF_ABSENT: Final = Script.of("""
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return false end
 return redis.call('GET', KEYS[1])
@@ -32,8 +32,9 @@ return redis.call('DEL', KEYS[1])
 class RedisKvStore:
     """A `ConditionalKvStore` in the keys `<prefix>:<part>/<part>...` of a Redis (6.2 or newer) or Valkey server.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client, whose settings are used and whose connections
-    are left alone. `timeout` bounds each call. The server's clock decides, and removes what has expired.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client. A client's settings are used, and its
+    connections are left alone. `timeout` bounds each call. The server's clock decides what has expired, and the server
+    removes it.
 
     Raises:
         StorageError: a target that is no Redis URL.
@@ -43,7 +44,7 @@ class RedisKvStore:
         self, target: str | Redis, *, prefix: str = "workers-kv", timeout: timedelta = timedelta(seconds=5)
     ) -> None:
         self._prefix = prefix
-        self._server = Server(
+        self._server = RedisServer(
             target, timeout, scripts=lambda: (_SET_IF_ABSENT, _COMPARE_AND_SET, _COMPARE_AND_DELETE), text=False
         )
 
@@ -51,11 +52,11 @@ class RedisKvStore:
         return f"RedisKvStore(prefix={self._prefix!r})"
 
     async def connect(self) -> None:
-        """The server answers. Counted: each call wants one `disconnect`."""
+        """Make sure that the server answers. Counted: each call needs one `disconnect`."""
         await self._server.open()
 
     async def disconnect(self) -> None:
-        """One use less; with the last one the connections are closed."""
+        """Give up one use; with the last one the connections are closed."""
         await self._server.close()
 
     async def __aenter__(self) -> Self:

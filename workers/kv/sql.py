@@ -1,9 +1,8 @@
-"""A store of keys and values in an SQL database: an SQLite file or PostgreSQL.
+"""A key-value store in an SQL database: an SQLite file or PostgreSQL.
 
-Theory of operation. One table, one row per key. A row past its time counts as absent in every statement, so that
-nobody has to remove it in time; each write removes a few such rows, so that more go than come. On PostgreSQL a write
-locks its own key's row first, and then takes only expired rows that nobody has locked: no two writers wait for each
-other.
+Theory of operation. One table, one row per key. An expired row counts as absent in every statement, so nobody has to
+remove it in time. Each write removes a few expired rows, so that more go than come. On PostgreSQL a write locks the row
+of its own key first and then takes only expired rows that nobody has locked: no two writers wait for each other.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ _SWEEP = _by_dialect(
 class SqlKvStore:
     """A `ConditionalKvStore` in the table `workers_kv` of an SQLite file or a PostgreSQL database; `migrate` makes it.
 
-    `target` and `busy_timeout` are as for `SqlStorage`, with whose objects on the same database it shares its
-    connections. PostgreSQL's own clock decides there; `clock` replaces the machine's on SQLite.
+    `target` and `busy_timeout` are as for `SqlStorage`; the store shares its connections with `SqlStorage` objects on
+    the same database. PostgreSQL's own clock decides there; `clock` replaces the machine's on SQLite.
 
     Raises:
         StorageError: the URL is malformed, or names no SQLite file.
@@ -103,7 +102,7 @@ class SqlKvStore:
         return f"SqlKvStore({self._target.url!r})"
 
     async def migrate(self) -> None:
-        """The table is there; any number of processes may ask for it at once. Makes the SQLite file.
+        """Create the table, and the SQLite file, unless they exist. Any number of processes may do so at once.
 
         Raises:
             StorageError: there is no place for it.
@@ -112,7 +111,7 @@ class SqlKvStore:
         await asyncio.to_thread(self._target.migrate, metadata.create_all)
 
     async def connect(self) -> None:
-        """The table can be read. Counted: each call wants one `disconnect`.
+        """Make sure that the table can be read. Counted: each call needs one `disconnect`.
 
         Raises:
             StorageError: it is missing.
@@ -128,7 +127,7 @@ class SqlKvStore:
         self._connected = database
 
     async def disconnect(self) -> None:
-        """One use less; with the last one its connections are closed, unless others share them."""
+        """Give up one use; with the last one its connections are closed, unless others share them."""
         database = self._connected
         if database is None:
             return
@@ -191,7 +190,7 @@ def _value(transaction: Transaction, *, statements: Mapping[str, TextClause], va
 
 
 def _write(transaction: Transaction, *, statements: Mapping[str, TextClause], values: Values) -> bool:
-    """Whether the statement changed its row; if so, a few expired ones are gone."""
+    """Run the statement and return whether it changed its row; if it did, remove a few expired rows too."""
     changed = transaction.connection.execute(statements[transaction.dialect], values).rowcount > 0
     if changed:
         transaction.connection.execute(_SWEEP[transaction.dialect], {"now": values["now"], "limit": SWEPT_BY_A_WRITE})
@@ -201,5 +200,5 @@ def _write(transaction: Transaction, *, statements: Mapping[str, TextClause], va
 def _set_if_absent(transaction: Transaction, *, values: Values) -> bytes | None:
     if _write(transaction, statements=_SET_IF_ABSENT, values=values):
         return None
-    # The statement has locked the row that was in its way: it is still there, even if its time is over by now.
+    # The statement has locked the row that it found, so that row still exists, even if it has expired by now.
     return _value(transaction, statements=_HELD, values=values)

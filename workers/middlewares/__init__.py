@@ -1,7 +1,7 @@
 """Middlewares for every worker: a log line, a measurement and a trace span per attempt.
 
-What needs a package of its own is imported by its module: `workers.middlewares.prometheus` (the extra `metrics`) and
-`workers.middlewares.opentelemetry` (the extra `otel`).
+A middleware that needs another package has a module of its own: `workers.middlewares.prometheus` (the extra `metrics`)
+and `workers.middlewares.opentelemetry` (the extra `otel`).
 """
 
 from workers.middlewares.logging import AttemptFilter, log_attempts

@@ -1,4 +1,4 @@
-"""One log line per attempt, and the job's id on every line in between."""
+"""One log line per attempt, and the job's id on every line that its handler logs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEVELS: Final = {
 
 
 async def log_attempts(context: AttemptContext, proceed: Next) -> object:
-    """Every attempt ends in one line of the logger `workers.attempts`, and its handler's own lines can name the job.
+    """End every attempt with one line of the logger `workers.attempts`, and let its handler's lines name the job.
 
-    The line has the job's id and name, the attempt, the outcome, the seconds it took and the type of the exception:
-    never a payload, result or message. Failures are errors, retries and lost leases warnings, the rest info. See
+    The line has the job's id and name, the attempt, the outcome, the seconds it took and the type of the exception, but
+    never a payload, result or message. Failures are errors, retries and lost leases are warnings, the rest is info. See
     `AttemptFilter` for the handler's lines.
     """
     _current.set(context.job)  # for good: the attempt's task has a context of its own
@@ -57,15 +57,15 @@ def _log_end(job: Job, error: BaseException | None, seconds: float) -> None:
 
 
 class AttemptFilter(logging.Filter):
-    """Every record that passes has `job_id` and `attempt`, for formats like `%(job_id)s`; `-` outside of attempts.
+    """Gives every record `job_id` and `attempt`, for formats like `%(job_id)s`; `-` outside of attempts.
 
-    Add it to the logging handlers whose format names them. It needs `log_attempts` among the worker's middlewares.
-    Plain functions in their threads are covered, and tasks that a handler starts.
+    Add it to the logging handlers whose format names them. It needs `log_attempts` among the worker's middlewares. It
+    covers plain functions in their threads, and tasks that a handler starts.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         job = _current.get()
-        # What a record says of itself stands, as with `Job.log`.
+        # Attributes that the record has already stay, as with `Job.log`.
         record.__dict__.setdefault("job_id", "-" if job is None else log_line(job.id))
         record.__dict__.setdefault("attempt", "-" if job is None else job.attempt)
         return True

@@ -1,4 +1,4 @@
-"""How many attempts ended how, and how long they took."""
+"""Measurement of attempts: how many ended how, and how long they took."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from workers.worker.handlers import AttemptContext, Middleware, Next
 
 
 class Metrics(Protocol):
-    """Whatever keeps the numbers."""
+    """The place that keeps the numbers."""
 
     def observe(self, name: str, outcome: Outcome, seconds: float) -> None:
-        """An attempt at a job of this name ended; called in the event loop, must be quick."""
+        """Count an ended attempt at a job of this name. Called in the event loop; must be quick."""
 
 
 def measure_attempts(metrics: Metrics) -> Middleware:
-    """A middleware that tells `metrics` of every attempt's end."""
+    """Make a middleware that reports the end of every attempt to `metrics`."""
 
     async def measure(context: AttemptContext, proceed: Next) -> object:
         started = time.monotonic()

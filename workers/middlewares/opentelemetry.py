@@ -14,11 +14,11 @@ _ENDED_WELL: Final = frozenset({Outcome.COMPLETED, Outcome.RELEASED})
 
 
 def trace_attempts(provider: TracerProvider | None = None) -> Middleware:
-    """A middleware that makes one span of every attempt, of `provider` (default: the global one).
+    """Make a middleware that records every attempt as a span of `provider` (default: the global one).
 
-    Kind, name and attributes follow the semantic conventions for messaging; `workers.job.*` are ours. Failures set the
-    status and record the exception's type, never its message or stack, which may quote the payload; a `Retry` that the
-    handler asked for is none. A job carries no trace context: every attempt begins its own trace.
+    Kind, name and attributes follow the semantic conventions for messaging; `workers.job.*` are ours. A failure sets
+    the status and records the exception's type, never its message or stack, which may quote the payload. A `Retry` that
+    the handler asked for is no failure. A job carries no trace context: every attempt begins its own trace.
     """
     tracer = get_tracer("workers", tracer_provider=provider)
 

@@ -1,4 +1,4 @@
-"""What an attempt will mean for its job, as far as a middleware can see."""
+"""The outcome of an attempt for its job, as far as a middleware can see it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from workers.worker.handlers import Job, SignalReason
 
 
 class Outcome(StrEnum):
-    """`retried`: the job runs again later; `released`: it goes back uncounted, its worker stops; `lease_lost`: whatever
-    the handler did, the job is somebody else's.
+    """The outcome of an attempt for its job.
+
+    `retried`: the job runs again later; `released`: it goes back uncounted, because its worker stops; `lease_lost`:
+    another worker has the job, and nothing that the handler did has an effect on it.
     """
 
     COMPLETED = "completed"
@@ -26,11 +28,11 @@ _INTERRUPTED: Final = {SignalReason.SHUTDOWN: Outcome.RELEASED, SignalReason.CAN
 
 
 def outcome_of(job: Job, error: BaseException | None) -> Outcome:
-    """The outcome of an attempt that raised `error`, or returned (None).
+    """Return the outcome of an attempt that raised `error`, or returned (None).
 
-    A middleware sees what goes through it: neither attempts whose handler never ran (an unknown name, a payload that
-    cannot be decoded), nor a result that cannot be encoded, nor a lease lost while the attempt is settled. A handler
-    past its `timeout` shows as cancelled, which is a failure here as everywhere.
+    A middleware sees only what goes through it: no attempts whose handler never ran (an unknown name, a payload that
+    cannot be decoded), no result that cannot be encoded, no lease lost while the attempt is settled. A handler past its
+    `timeout` shows as cancelled, which is a failure here as everywhere.
     """
     if job.signal.reason is SignalReason.LEASE_LOST:
         return Outcome.LEASE_LOST

@@ -13,10 +13,10 @@ SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 6
 
 
 class PrometheusMetrics:
-    """`workers_attempt_seconds` by name and outcome, whose `_count` is how many there were.
+    """The histogram `workers_attempt_seconds` by name and outcome; its `_count` is the number of attempts.
 
-    One object serves all workers of a process: a registry (default: the client library's own) takes each name once.
-    Every job name makes a series, so a worker with a catch-all should not let strangers choose names.
+    One object serves all workers of a process, because a registry (default: the client library's own) takes each metric
+    name once. Every job name makes a series, so a worker with a catch-all should not let strangers choose names.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, *, buckets: Sequence[float] = SECONDS) -> None:

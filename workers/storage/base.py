@@ -1,4 +1,4 @@
-"""The one seam of this package: a queue as a set of atomic transitions."""
+"""The storage contract: a queue as a set of atomic transitions."""
 
 from __future__ import annotations
 
@@ -34,40 +34,40 @@ ANY_NAME: Final = "*"
 """In `leases`: the lease of every name not listed."""
 
 TOMBSTONE: Final = timedelta(hours=1)
-"""How long a cancelled job's outcome can still be read by those who waited for it."""
+"""How long those who waited for a cancelled job can still read its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a storage keeps, and what it cannot; the conformance suite reads it and reports what is declared away."""
+    """What a storage keeps, and what it cannot keep. The conformance suite reports what is declared away here."""
 
     clock: Literal["server", "machine", "client"]
-    """Whose clock decides what is due: the storage server's, the one machine's, or each client's."""
+    """The clock that decides what is due: that of the storage's server, of the machine, or of each client."""
     durable: bool
     """Whether jobs survive the end of the process."""
     processes: Literal["one", "machine", "many"]
     wakeup_latency: timedelta = timedelta(0)
     """How late `wait` may notice a job enqueued by another process."""
     delay_resolution: timedelta = timedelta(milliseconds=1)
-    """Delays are kept to within this."""
+    """Delays are kept with this precision."""
     longest_delay: timedelta = MAX_DELAY
-    """Jobs that are to wait longer are refused with `Unsupported`; a retry that is to wait longer waits this long."""
+    """A job with a longer delay is refused with `Unsupported`; a longer delay of a retry is shortened to this."""
     recovery_passes: int = 1
-    """How many calls of `recover` it takes after the lease expired."""
+    """How many calls of `recover` it takes to bring a job back after its lease expired."""
     bounded_recovery: bool = True
-    """Whether `recover` keeps to its limit; otherwise one call may bring back every expired job."""
+    """Whether `recover` obeys its limit; otherwise one call may bring back every expired job."""
     any_id: bool = True
     """Whether any text of 1 to 512 bytes may be an id; otherwise some are refused with `Unsupported`."""
     name_filter: bool = True
-    """Whether `claim` returns only the names in `leases`; otherwise the worker meets names it has no handler for."""
+    """Whether `claim` returns only the names in `leases`; otherwise workers get jobs they have no handler for."""
     ordering_keys: bool = True
     transactions: bool = False
     """Whether `connection=` joins the caller's SQL transaction, and handlers have `job.transaction()`."""
     retention_per_job: bool = True
-    """Whether each record expires by its own retention in `sweep`; otherwise lazily, by the queue's."""
+    """Whether `sweep` removes each record by its own retention; otherwise records expire lazily, by the queue's."""
     result_ttl_updates: bool = True
     atomic_continuation: bool = True
-    """Whether `Completed.then` appears in the very step that completes; otherwise it may show early."""
+    """Whether `Completed.then` appears in the same step as the completion; otherwise it may show early."""
     outside_endings: bool = True
     """Whether `complete` works, and `remove` with `running`."""
     deduplication: bool = True
@@ -80,7 +80,7 @@ class Subscription(Protocol):
     """Events as they happen, from the moment the subscription was confirmed."""
 
     async def get(self) -> JobEvent:
-        """The next event; waits for it. Cancelling loses nothing."""
+        """Return the next event, waiting for it. A cancelled call loses no event."""
 
 
 @runtime_checkable
@@ -88,7 +88,10 @@ class Joinable(Protocol):
     """A storage with `limits.transactions`, as plain code without an event loop reaches it."""
 
     def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
-        """As `Storage.enqueue` in the caller's transaction, on a synchronous connection, in the calling thread."""
+        """Enqueue, as by `Storage.enqueue`, in the caller's transaction.
+
+        The connection is a synchronous one, used in the calling thread.
+        """
 
 
 @runtime_checkable
@@ -96,34 +99,34 @@ class OfOneLoop(Protocol):
     """A storage whose connections belong to the event loop in which they were made."""
 
     def forget_loop(self) -> None:
-        """The loop is gone, and its connections with it: it is as if it had never been connected."""
+        """Forget the loop, which is gone with its connections, as if this storage had never been connected."""
 
 
 @runtime_checkable
 class Repairable(Protocol):
-    """A storage on structures that other programs write to as well, which may hold what no worker can run.
+    """A storage whose structures other programs write to as well, so that they may hold what no worker can run.
 
-    Such a job is out of the way of all others from the moment it is met, and nobody runs it until `repair`.
+    From the moment it is met, such a job is kept out of the way of all others. Nobody runs it until `repair`.
     """
 
     def news(self) -> list[SetAside]:
-        """What this storage has set aside since it was last asked, by claims and recoveries: each is told once."""
+        """Return what claims and recoveries have set aside since the last call: each is reported once."""
 
     async def quarantine(self) -> list[SetAside]:
-        """Everything that is set aside, the oldest first."""
+        """Return everything that is set aside, oldest first."""
 
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
-        """Jobs that were set aside are queued again, as new ones; a key in the way of the queue is set aside.
+        """Queue the jobs that were set aside again, as new ones, and set aside any key in the way of the queue.
 
-        What is no job, or has the id of one that is there, stays in quarantine, or goes with `drop`.
+        Anything that is no job, or has the id of an existing one, stays in quarantine, or is removed with `drop`.
         """
 
 
 class Storage(Protocol):
-    """One queue: ids are unique in it, every element of a batch is one atomic step.
+    """One queue. Ids are unique in it, and each element of a batch is one atomic step.
 
-    Times are the storage's own where it has a clock (`limits.clock`). Every verb may raise `StorageUnavailable`:
-    nothing is then known about its effect, and repeating it is safe.
+    Times are the storage's own where it has a clock (`limits.clock`). Every method may raise `StorageUnavailable`:
+    nothing is then known about its effect, and repeating the call is safe.
     """
 
     @property
@@ -134,142 +137,164 @@ class Storage(Protocol):
         """The queue's name."""
 
     async def connect(self) -> None:
-        """The storage is reachable and prepared. Idempotent, counted: each call wants one `disconnect`."""
+        """Make the storage reachable and prepared. Idempotent and counted: each call needs one `disconnect`."""
 
     async def disconnect(self) -> None:
-        """With the last one of several users gone, connections made here are closed; a client passed in stays open."""
+        """Close the connections made here when the last of several users leaves; a client passed in stays open."""
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        """Each job is in the queue, or the state of the job that already has its id is told; in the order of `jobs`.
+        """Insert each job, or report the state of the job that has its id. Results follow the order of `jobs`.
 
-        Whatever the race, one id is inserted once. A failed, cancelled or expired id starts a new generation: fresh
-        attempts, nothing of the old record left. Of several enqueues with one `deduplication` key one inserts its jobs,
-        and the others are told the id of the job that has the key; an id that exists is looked at first and takes no
-        key. Retries, releases and recoveries leave keys as they are. `connection` (an SQLAlchemy
-        connection or session, only with `limits.transactions`) makes the jobs part of the caller's transaction.
+        An id is inserted once, however many callers race. Enqueueing a failed, cancelled or expired id starts a new
+        generation: fresh attempts, nothing of the old record left. Of several enqueues with one `deduplication` key,
+        one inserts its jobs and the others are told the id of the job that has the key. An existing id is noticed first
+        and takes no key. Retries, releases and recoveries leave keys as they are. With `connection` (an SQLAlchemy
+        connection or session, only with `limits.transactions`) the jobs become part of the caller's transaction.
         """
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """Up to `limit` due jobs are processing, each with a fresh token, one more attempt and a lease deadline.
+        """Claim up to `limit` due jobs.
 
-        One atomic step. In order of priority, then first come, first served. `leases` maps the names wanted to their
-        lease, `"*"` stands for every other name; see `limits.name_filter`.
+        Each is now processing, with a fresh token, one more attempt and a lease deadline.
+
+        All of them are claimed in one atomic step, by priority, then first come, first served. `leases` maps the wanted
+        names to their lease; `"*"` stands for every other name. See `limits.name_filter`.
         """
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
-        """Return when a claim for these names may succeed: something was enqueued or released, a delay ran out, or
-        `timeout` passed. A hint: it may return for nothing, but never sleeps through a job that was claimable when it
-        was called or became so meanwhile.
+        """Return when a claim for these names may succeed.
+
+        That is when something was enqueued or released, a delay ran out, or `timeout` passed. A wake-up is a hint: the
+        call may return for nothing, but it never sleeps through a job that was claimable when it was called or became
+        so meanwhile.
         """
 
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
-        """Extend every claim that still holds its job by its own lease, from now.
+        """Extend every claim that still holds its job by its own lease, counted from now.
 
-        One round trip. A claim missing from `lost` is safe for another lease. Spurious loss is not allowed; late loss
-        is: a claim may be lost between two renewals.
+        One round trip. A claim missing from `lost` is safe for another lease. No claim is reported as lost that still
+        holds its job, but a loss may be reported late: a claim may be lost between two renewals.
         """
 
     async def settle(
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
-        """Each attempt is over as said, if its token still holds the job; outcomes in the order of `settlements`.
+        """End each attempt as its settlement says, if its token still holds the job.
 
-        State, result and expiry are stored in one step. `already_applied`: this token settled the job before, as when
-        the reply to the first call was lost. `lost`: another claim, or none, holds it; nothing changed. `connection` as
-        in `enqueue`: the settlements then hold with that transaction, or not at all.
+        Outcomes follow the order of `settlements`.
+
+        State, result and expiry are stored in one step. `already_applied`: this token settled the job before, for
+        example when the reply to the first call was lost. `lost`: another claim holds the job, or none does; nothing
+        changed. With `connection`, as in `enqueue`, the settlements take effect with that transaction, or not at all.
         """
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
-        """The job of every claim that still holds it has this for its progress; subscribers are told.
+        """Store this progress for the job of every claim that still holds it, and tell subscribers.
 
-        Of several reports of one claim the last counts. It stays until the next report, also of a later attempt, and
-        goes with the record; a new generation begins without.
+        Of several reports of one claim the last counts. Progress stays until the next report, even one of a later
+        attempt, and goes with the record. A new generation begins without any.
         """
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        """Jobs whose lease expired are queued again, at most `limit` of them per call.
+        """Queue jobs whose lease expired again, at most `limit` of them per call.
 
-        A job recovered more than `max_stalls` times, or out of attempts, fails with `StalledError` instead. Atomic
-        and idempotent: any number of reapers may run. Storages with `limits.recovery_passes` > 1 need several calls.
+        A job that was recovered more than `max_stalls` times, or has no attempt left, fails with `StalledError`
+        instead. Atomic and idempotent: any number of reapers may run. Storages with `limits.recovery_passes` > 1 need
+        several calls.
         """
 
     async def sweep(self, limit: int) -> int:
-        """Remove up to `limit` of what is over: terminal records, tombstones, worker records, deduplication keys.
+        """Remove up to `limit` expired entries: terminal records, tombstones, worker records, deduplication keys.
 
-        Returns how many went; fewer than `limit` means that nothing is left to do.
+        Returns how many were removed; fewer than `limit` means that none is left.
         """
 
     async def cancel(self, job_id: str) -> CancelResult:
-        """A job that had not started never will; for a running one the request is recorded and reported by `renew`."""
+        """Cancel a job.
+
+        A job that has not started never will. For a running one the request is recorded, and `renew` reports it.
+        """
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        """The jobs as they stand, None for unknown, cancelled or expired ids; in the order of `ids`."""
+        """Return the jobs as they stand, in the order of `ids`; None for unknown, cancelled or expired ids."""
 
     async def result(self, job_id: str) -> JobOutcome | None:
-        """How the job ended, None while it has not (or is unknown)."""
+        """Return how the job ended; None while it has not, or if it is unknown."""
 
     async def counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state, every state present."""
+        """Return how many jobs are in each state, with every state present."""
 
     async def workers(self) -> list[WorkerInfo]:
-        """The workers seen lately."""
+        """Return the workers seen lately."""
 
     async def pause(self) -> None:
-        """No job is claimed until `resume`; running ones go on."""
+        """Let no job be claimed until `resume`. Running jobs go on."""
 
     async def resume(self) -> None:
-        """Jobs are claimed again."""
+        """Let jobs be claimed again."""
 
     async def is_paused(self) -> bool:
-        """Whether the queue waits for `resume`."""
+        """Tell whether the queue is paused."""
 
     async def retry(self, ids: Sequence[str]) -> int:
-        """Failed jobs among `ids` are queued again with fresh attempts; how many."""
+        """Queue the failed jobs among `ids` again, with fresh attempts, and return how many."""
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
-        """Jobs among `ids` are gone without a trace, those that are processing only with `running`; how many.
+        """Remove the jobs among `ids` without a trace and return how many.
 
-        The worker of a running one is told as of a cancel, and finds its claim lost with `not_found`.
+        Jobs that are processing are removed only with `running`.
+
+        The worker of a running job is told as by a cancel, and finds its claim lost with `not_found`.
         """
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
     ) -> JobState | None:
-        """A job that had not ended is completed with `result`, by nobody's attempt; the state it was in, None: unknown.
+        """Complete an unfinished job with `result`, from outside of any attempt.
 
-        Nothing happens to one that had ended. The worker of a running one is told as of a cancel, and finds its claim
-        lost with `already_completed`. `keep` overrides the job's own retention.
+        Returns the state it was in; None if it is unknown. A job that had ended stays as it is.
+
+        The worker of a running job is told as by a cancel, and finds its claim lost with `already_completed`. `keep`
+        overrides the job's own retention.
         """
 
     async def promote(self, ids: Sequence[str]) -> int:
-        """Scheduled or failing jobs among `ids` are due now; how many."""
+        """Make the scheduled or failing jobs among `ids` due now, and return how many."""
 
     async def drain(self) -> int:
-        """Every queued, scheduled and failing job is gone; how many."""
+        """Remove every queued, scheduled and failing job, and return how many."""
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        """Up to `limit` completed or failed records that ended longer ago than `older_than` are gone; how many."""
+        """Remove up to `limit` completed or failed records that ended more than `older_than` ago; return how many."""
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
-        """The record of a finished job lasts `ttl` from now; False for other ids. See `limits.result_ttl_updates`."""
+        """Keep the record of a finished job for `ttl` from now; return False for ids of other jobs.
+
+        See `limits.result_ttl_updates`.
+        """
 
     def events(self) -> AbstractAsyncContextManager[Subscription]:
-        """Every job's changes, from the moment the context is entered."""
+        """Subscribe to every job's changes, from the moment the context is entered."""
 
     def cancel_requests(self) -> AbstractAsyncContextManager[Subscription]:
-        """Requests to cancel running jobs, and no other event, from the moment the context is entered.
+        """Subscribe to requests to cancel running jobs, and to no other event.
 
-        For workers, who would hear of them by `renew` in the end: it costs nothing while nobody cancels. A request may
-        be told twice. Where one may have gone unheard, as while a connection is lost, `get` raises `StorageUnavailable`
-        from then on: listen anew, and look at every claim after entering.
+        It begins the moment the context is entered.
+
+        This is for workers. They would learn of a request from `renew` in the end, but later; listening costs nothing
+        while nobody cancels. A request may be reported twice. When one may have been missed, as while a connection is
+        lost, `get` raises `StorageUnavailable` from then on: subscribe again, and look at every claim after entering.
         """
 
     def subscribe(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
-        """One job's changes, from the moment the context is entered; several waiters are independent.
+        """Subscribe to one job's changes, from the moment the context is entered; several waiters are independent.
 
-        A subscriber that must not miss the end looks at `result` after entering: events are not replayed.
+        A subscriber that must not miss the end looks at `result` after entering, because events are not replayed.
         """
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        """One page of the jobs in a state, in no promised order; a job that moves meanwhile may be missed."""
+        """Return one page of the jobs in a state, in no promised order.
+
+        A job that changes its state meanwhile may be missed.
+        """

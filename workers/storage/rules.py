@@ -1,4 +1,4 @@
-"""What every storage decides in the same way; pure."""
+"""Decisions that all storages share; pure."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from workers.jobs import (
 )
 
 WORKER_RECORD: Final = timedelta(hours=1)
-"""How long a worker without claims is listed after it was last seen."""
+"""How long a worker without claims stays listed after it was last seen."""
 
 REDIS_VALUE_BYTES: Final = 350 << 20
-"""Redis takes 512 MiB in one string and cuts the connection over more: room is left for base64 and the record."""
+"""Redis cuts the connection over a string of more than 512 MiB; this leaves room for base64 and the record."""
 
 _MOST: Final = (1 << 31) - 1
 _CURSOR_DIGITS: Final = 19
 
 
 def refuse_transaction(connection: object | None, storage: str) -> None:
-    """Accept None: this storage is in no SQL database."""
+    """Accept None only: this storage is in no SQL database."""
     if connection is not None:
         raise Unsupported(f"{storage} cannot join a transaction; leave `connection` out")
 
@@ -45,18 +45,24 @@ def refuse_deduplication(jobs: Iterable[NewJob], storage: str) -> None:
 
 
 def bounded(duration: timedelta) -> timedelta:
-    """The duration within 0 and 100 years: a handler may ask for any delay, and every date must stay one."""
+    """Limit the duration to 0 ... 100 years.
+
+    A handler may ask for any delay, and the resulting date must be a valid one.
+    """
     return min(max(duration, timedelta(0)), MAX_DELAY)
 
 
 def bounded_count(limit: int) -> int:
-    """The limit within 0 and what every server can count to: less than nothing is nothing, any number will do."""
+    """Limit the count to the range from 0 to the largest that every server can count to."""
     return min(max(limit, 0), _MOST)
 
 
 def count_retry(settlement: Retried, uncounted: int) -> tuple[bool, int]:
-    """Whether the retry uses an attempt up, and how many uncounted ones in a row that makes, after `uncounted`."""
-    if settlement.postponed:
+    """Decide whether the retry uses up an attempt.
+
+    Returns that, and how many uncounted retries in a row there have been now; `uncounted` is the number before it.
+    """
+    if settlement.snoozed:
         return False, uncounted
     if settlement.counted or uncounted >= UNCOUNTED_RETRIES:
         return True, 0
@@ -66,7 +72,10 @@ def count_retry(settlement: Retried, uncounted: int) -> tuple[bool, int]:
 def stalled_error(
     *, worker: str | None, attempts: int, max_attempts: int, stalls: int, max_stalls: int | None = None
 ) -> ErrorInfo:
-    """Why a job whose workers vanish is given up; `worker` and `max_stalls` where they are known."""
+    """Return the error of a job that is given up because its workers vanish.
+
+    `worker` and `max_stalls` are given where they are known.
+    """
     allowed = "" if max_stalls is None else f" ({max_stalls} allowed)"
     spent = f"attempt {attempts} of {max_attempts}, {stalls} lost leases{allowed}"
     holder = "its worker" if worker is None else f"worker {worker!r}"
@@ -78,7 +87,7 @@ def stalled_error(
 
 
 def check_fits_redis(job_id: str, value: bytes) -> None:
-    """Accept payloads and results that a Redis server takes.
+    """Accept values that fit into a Redis string.
 
     Raises:
         StorageError: the value is too large; sent all the same, it would look like a server that does not answer.
@@ -88,7 +97,7 @@ def check_fits_redis(job_id: str, value: bytes) -> None:
 
 
 def unfit_for_redis(settlement: Settlement) -> SettleOutcome | None:
-    """What becomes of a settlement that no Redis server takes; None for any other."""
+    """Return the outcome of a settlement that is too large for a Redis server; None for any other."""
     size = weight(settlement)
     if size <= REDIS_VALUE_BYTES:
         return None
@@ -97,7 +106,7 @@ def unfit_for_redis(settlement: Settlement) -> SettleOutcome | None:
 
 
 def weight(settlement: Settlement) -> int:
-    """How many bytes of the caller's are in the settlement."""
+    """Return how many bytes of the caller's the settlement carries."""
     if not isinstance(settlement, Completed | Continued):
         return 0
     result = len(settlement.result) if isinstance(settlement, Completed) else 0
@@ -107,7 +116,7 @@ def weight(settlement: Settlement) -> int:
 def check_claim(worker_id: str, leases: Mapping[str, timedelta]) -> None:
     """Accept a worker and names of 1 to 512 bytes, and leases above 0 of at most 100 years.
 
-    A lease that is over as it begins would hand the job to the next worker, and the next, until it counts as stalled.
+    A lease that ends as it begins would hand the job to the next worker, and the next, until it counts as stalled.
     """
     check_text("worker id", worker_id)
     for name, lease in leases.items():
@@ -117,7 +126,7 @@ def check_claim(worker_id: str, leases: Mapping[str, timedelta]) -> None:
 
 
 def read_cursor(cursor: str | None) -> int:
-    """The number after which a page begins, -1 for the first page.
+    """Return the number after which a page begins, -1 for the first page.
 
     Raises:
         StorageError: `list` never gave this cursor.

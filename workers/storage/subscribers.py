@@ -1,9 +1,9 @@
-"""Events and wake-ups, handed to those in this process who subscribed or wait.
+"""Events and wake-ups, delivered to those in this process who subscribed or wait.
 
-Theory of operation. Within one event loop a `Broadcast` hands events to subscribers. On a database, which threads of
-this process work on, commits are announced by the thread that made or noticed them; waiters and subscribers live in
-event loops, of which a process may have several, one after another or side by side. Each pair of queue and loop has
-one `Ears`, touched in its loop alone; the registry of them is shared between threads and guarded by a lock.
+Theory of operation. Within one event loop, a `Subscribers` delivers events to subscribers. On a database, several
+threads of this process work, and the thread that made or noticed a commit announces it. Waiters and subscribers live in
+event loops; a process may have several, one after another or side by side. Each pair of queue and loop has one
+`LoopSubscribers`, touched in its loop alone. The threads share the registry of them, which a lock guards.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Final, TypeAlias, TypeVar
 from workers.errors import StorageUnavailable
 from workers.jobs import JobEvent, JobEventKind
 
-_CANCEL_REQUESTED: Final = JobEventKind.CANCEL_REQUESTED  # by its enum it takes longer to find than all the rest
+_CANCEL_REQUESTED: Final = JobEventKind.CANCEL_REQUESTED  # looking it up in the enum takes longer than everything else
 _WAKE: Final = JobEvent(kind=_CANCEL_REQUESTED, job_id="")  # for nobody: it only ends a wait
 BUFFER: Final = 1_000
-"""Events kept for a subscriber that does not read; then the oldest go first."""
+"""At most so many events are kept for a subscriber that does not read; then the oldest are dropped."""
 S = TypeVar("S", bound="BufferedSubscription")
 
 
@@ -35,14 +35,14 @@ class BufferedSubscription:
         return await self._events.get()
 
     def put(self, event: JobEvent) -> None:
-        """`event` is the newest in the buffer; the oldest made room for it if it was full."""
+        """Add `event` to the buffer, dropping the oldest if it is full."""
         if self._events.full():
             self._events.get_nowait()
         self._events.put_nowait(event)
 
 
 class CancelRequests(BufferedSubscription):
-    """Requests to cancel running jobs; one that goes unheard ends the subscription, see `Storage.cancel_requests`."""
+    """Requests to cancel running jobs; a missed one ends the subscription, see `Storage.cancel_requests`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,13 +61,16 @@ class CancelRequests(BufferedSubscription):
         super().put(event)
 
     def miss(self, why: str) -> None:
-        """Make `get` raise from now on, and say `why` a request may have gone unheard."""
+        """Make `get` raise from now on; `why` says how a request may have been missed."""
         self._missed = why
         super().put(_WAKE)
 
 
-class Broadcast:
-    """Who listens to which job, to all of them, and to cancel requests. An event nobody listens to costs a look-up."""
+class Subscribers:
+    """The subscribers of single jobs, of all jobs, and of cancel requests.
+
+    An event without subscribers costs one look-up.
+    """
 
     def __init__(self) -> None:
         self._everything: set[BufferedSubscription] = set()
@@ -75,7 +78,7 @@ class Broadcast:
         self._cancel_requests: set[CancelRequests] = set()
 
     def publish(self, kind: JobEventKind, job_id: str) -> None:
-        """Every subscriber of the job, and of everything, has the event in its buffer."""
+        """Put the event into the buffers of the job's subscribers and of those who subscribed to every job."""
         if kind is _CANCEL_REQUESTED:
             self.request_cancel(job_id)
         if not self._everything and job_id not in self._of_job:
@@ -85,38 +88,38 @@ class Broadcast:
             subscription.put(event)
 
     def request_cancel(self, job_id: str) -> None:
-        """Every subscriber of cancel requests alone has this one in its buffer."""
+        """Put this request into the buffer of everyone who subscribed to cancel requests alone."""
         for subscription in self._cancel_requests:
             subscription.put(JobEvent(kind=_CANCEL_REQUESTED, job_id=job_id))
 
     def miss_cancels(self, why: str) -> None:
-        """Tell every subscriber of cancel requests that one may have gone unheard."""
+        """Tell everyone who subscribed to cancel requests that one may have been missed."""
         for subscription in self._cancel_requests:
             subscription.miss(why)
 
     def awaited(self) -> list[str]:
-        """The jobs with subscribers of their own; from any thread."""
+        """Return the jobs with subscribers of their own; from any thread."""
         return list(self._of_job)
 
     def scope(self, job_id: str | None) -> AbstractContextManager[BufferedSubscription]:
-        """A subscription to one job, to every job with None, until the context ends."""
+        """Subscribe to one job, or to every job with None, until the context ends."""
         return self.everything() if job_id is None else self.of_job(job_id)
 
     @contextmanager
     def everything(self) -> Iterator[BufferedSubscription]:
-        """A subscription to every job, until the context ends."""
+        """Subscribe to every job, until the context ends."""
         with _member_of(self._everything, BufferedSubscription()) as subscription:
             yield subscription
 
     @contextmanager
     def cancel_requests(self) -> Iterator[CancelRequests]:
-        """A subscription to requests to cancel a running job, until the context ends."""
+        """Subscribe to requests to cancel a running job, until the context ends."""
         with _member_of(self._cancel_requests, CancelRequests()) as subscription:
             yield subscription
 
     @contextmanager
     def of_job(self, job_id: str) -> Iterator[BufferedSubscription]:
-        """A subscription to one job, until the context ends."""
+        """Subscribe to one job, until the context ends."""
         listeners = self._of_job.setdefault(job_id, set())
         try:
             with _member_of(listeners, BufferedSubscription()) as subscription:
@@ -138,132 +141,135 @@ def _member_of(listeners: set[S], subscription: S) -> Iterator[S]:
 Events: TypeAlias = Sequence[tuple[JobEventKind, str]]
 
 
-class Ears:
-    """One event loop's waiters for and subscribers of one queue; the counts are the registry's."""
+class LoopSubscribers:
+    """The waiters and subscribers of one queue in one event loop; the registry keeps the counts."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.users = 0
         self.subscribers = 0
         self.for_cancels = 0
-        self.broadcast = Broadcast()
-        self.bells: set[asyncio.Event] = set()
+        self.listening = Subscribers()
+        self.waiting: set[asyncio.Event] = set()
 
     def hear(self, events: Events, wake: bool) -> None:
-        """Subscribers have the events; with `wake`, every waiter looks again."""
+        """Deliver the events to subscribers; with `wake`, make every waiter look again."""
         for kind, job_id in events:
-            self.broadcast.publish(kind, job_id)
+            self.listening.publish(kind, job_id)
         if wake:
-            for bell in self.bells:
-                bell.set()
+            for woken in self.waiting:
+                woken.set()
 
     def wants(self, events: Events) -> Events:
-        """Those of the events that somebody here listens to; from any thread."""
+        """Return those of the events that somebody here subscribed to; from any thread."""
         if self.subscribers:
             return events
         return [event for event in events if event[0] is JobEventKind.CANCEL_REQUESTED] if self.for_cancels else ()
 
     @contextmanager
-    def bell(self) -> Iterator[asyncio.Event]:
-        """An event that every wake-up sets, until the context ends."""
-        bell = asyncio.Event()
-        self.bells.add(bell)
+    def woken(self) -> Iterator[asyncio.Event]:
+        """Make an event that every wake-up sets, until the context ends."""
+        woken = asyncio.Event()
+        self.waiting.add(woken)
         try:
-            yield bell
+            yield woken
         finally:
-            self.bells.discard(bell)
+            self.waiting.discard(woken)
 
 
-class Notices:
-    """All ears on one database."""
+class DatabaseSubscribers:
+    """All `LoopSubscribers` on one database."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ears: dict[tuple[int, asyncio.AbstractEventLoop], Ears] = {}
+        self._by_loop: dict[tuple[int, asyncio.AbstractEventLoop], LoopSubscribers] = {}
 
     @contextmanager
-    def listen(self, queue: int, *, subscribe: bool = False, for_cancels: bool = False) -> Iterator[Ears]:
-        """The running loop's ears for `queue` hear wake-ups until the context ends, and what else is asked for."""
+    def listen(self, queue: int, *, subscribe: bool = False, for_cancels: bool = False) -> Iterator[LoopSubscribers]:
+        """Register with the running loop's subscribers of `queue` until the context ends.
+
+        They hear wake-ups, and what else is asked for.
+        """
         loop = asyncio.get_running_loop()
         with self._lock:
-            ears = self._ears.setdefault((queue, loop), Ears(loop))
-            ears.users += 1
-            ears.subscribers += subscribe
-            ears.for_cancels += for_cancels
+            subscribers = self._by_loop.setdefault((queue, loop), LoopSubscribers(loop))
+            subscribers.users += 1
+            subscribers.subscribers += subscribe
+            subscribers.for_cancels += for_cancels
         try:
-            yield ears
+            yield subscribers
         finally:
             with self._lock:
-                ears.users -= 1
-                ears.subscribers -= subscribe
-                ears.for_cancels -= for_cancels
-                if not ears.users:
-                    self._ears.pop((queue, loop), None)
+                subscribers.users -= 1
+                subscribers.subscribers -= subscribe
+                subscribers.for_cancels -= for_cancels
+                if not subscribers.users:
+                    self._by_loop.pop((queue, loop), None)
 
     @property
     def wanted(self) -> bool:
         """Whether anybody waits or listens."""
-        return bool(self._ears)
+        return bool(self._by_loop)
 
     def subscribed(self) -> set[int]:
-        """The queues that somebody subscribed to."""
+        """Return the queues that somebody subscribed to."""
         with self._lock:
-            return {queue for (queue, _), ears in self._ears.items() if ears.subscribers}
+            return {queue for (queue, _), subscribers in self._by_loop.items() if subscribers.subscribers}
 
     @property
     def awaits_cancels(self) -> bool:
         """Whether anybody listens to cancel requests alone."""
         with self._lock:
-            return any(ears.for_cancels for ears in self._ears.values())
+            return any(subscribers.for_cancels for subscribers in self._by_loop.values())
 
     def awaited(self) -> dict[int, set[str]]:
-        """The jobs with subscribers of their own, by queue."""
+        """Return the jobs with subscribers of their own, by queue."""
         with self._lock:
             found: dict[int, set[str]] = {}
-            for (queue, _), ears in self._ears.items():
-                found.setdefault(queue, set()).update(ears.broadcast.awaited())
+            for (queue, _), subscribers in self._by_loop.items():
+                found.setdefault(queue, set()).update(subscribers.listening.awaited())
             return found
 
     def tell(self, queue: int, events: Events, *, wake: bool) -> None:
-        """Whoever listens to `queue` hears of it; from any thread."""
+        """Tell those who subscribed to `queue`, and with `wake` wake its waiters; from any thread."""
         if not events and not wake:
             return
         with self._lock:
-            found = [(key, ears) for key, ears in self._ears.items() if key[0] == queue]
+            found = [(key, subscribers) for key, subscribers in self._by_loop.items() if key[0] == queue]
         self._deliver(found, events, wake)
 
     def request_cancel(self, queue: int, job_id: str) -> None:
-        """Whoever listens to cancel requests alone hears of this one; from any thread."""
+        """Tell those who subscribed to cancel requests alone of this one; from any thread."""
         with self._lock:
-            found = [(key, ears) for key, ears in self._ears.items() if key[0] == queue]
-        for key, ears in found:
-            self._call(key, partial(ears.broadcast.request_cancel, job_id))
+            found = [(key, subscribers) for key, subscribers in self._by_loop.items() if key[0] == queue]
+        for key, subscribers in found:
+            self._call(key, partial(subscribers.listening.request_cancel, job_id))
 
     def miss_cancels(self, why: str) -> None:
-        """Tell whoever listens to cancel requests alone that one may have gone unheard; from any thread."""
+        """Tell those who subscribed to cancel requests alone that one may have been missed; from any thread."""
         with self._lock:
-            found = [(key, ears) for key, ears in self._ears.items() if ears.for_cancels]
-        for key, ears in found:
-            self._call(key, partial(ears.broadcast.miss_cancels, why))
+            found = [(key, subscribers) for key, subscribers in self._by_loop.items() if subscribers.for_cancels]
+        for key, subscribers in found:
+            self._call(key, partial(subscribers.listening.miss_cancels, why))
 
     def wake_all(self) -> None:
-        """Every waiter of every queue looks again; from any thread."""
+        """Make every waiter of every queue look again; from any thread."""
         with self._lock:
-            found = list(self._ears.items())
+            found = list(self._by_loop.items())
         self._deliver(found, (), True)
 
     def _deliver(
-        self, found: Sequence[tuple[tuple[int, asyncio.AbstractEventLoop], Ears]], events: Events, wake: bool
+        self, found: Sequence[tuple[tuple[int, asyncio.AbstractEventLoop], LoopSubscribers]], events: Events, wake: bool
     ) -> None:
-        for key, ears in found:
-            wanted = ears.wants(events)
-            # A waiter hangs its bell up before it looks: without one, nobody is to be woken by what he will see.
-            if wanted or (wake and ears.bells):
-                self._call(key, partial(ears.hear, wanted, wake))
+        for key, subscribers in found:
+            wanted = subscribers.wants(events)
+            # Waiters register before they check the queue, so if none is registered, there is nobody to wake.
+            if wanted or (wake and subscribers.waiting):
+                self._call(key, partial(subscribers.hear, wanted, wake))
 
     def _call(self, key: tuple[int, asyncio.AbstractEventLoop], hear: Callable[[], None]) -> None:
         try:
             key[1].call_soon_threadsafe(hear)
         except RuntimeError:  # the loop was closed under its waiters
             with self._lock:
-                self._ears.pop(key, None)
+                self._by_loop.pop(key, None)

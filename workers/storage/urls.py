@@ -1,4 +1,4 @@
-"""Opens storages by URL; this table of schemes is the only place that knows them all."""
+"""Opening of storages by URL; the table of schemes lists them all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Opener: TypeAlias = Callable[[str, str], Storage]
 
 
 def open_storage(url: str, *, queue: str | None = None) -> Storage:
-    """The storage that `url` names, not connected yet.
+    """Return the storage that `url` names, not connected yet.
 
-    The queue is `queue`, else the URL's `?queue=`, else `default`. Storages on one `memory://` URL share their jobs
-    for as long as one of them is referred to.
+    The queue is `queue`, else the URL's `?queue=`, else `default`. Storages on the same `memory://` URL share their
+    jobs for as long as one of them is referred to.
 
     Raises:
         StorageError: an unknown scheme, a malformed URL, or a package that is not installed; no password is quoted.
@@ -36,7 +36,10 @@ def open_storage(url: str, *, queue: str | None = None) -> Storage:
 
 
 def _without_queue(url: str) -> tuple[str, str | None]:
-    """The URL without its `?queue=`, and the queue that names. Nothing else is touched: `sqlite://` counts slashes."""
+    """Return the URL without its `?queue=`, and the queue that it names.
+
+    Nothing else is touched: `sqlite://` counts slashes.
+    """
     target, _, query = url.partition("?")
     parameters = parse_qsl(query, keep_blank_values=True)
     others = urlencode([(name, value) for name, value in parameters if name != "queue"])
@@ -52,11 +55,11 @@ _EXTRAS: Final = {
     "bull": "redis",
     "bullmq": "bullmq",
 }
-"""What brings the packages that a storage needs, by its schemes without what follows a plus sign."""
+"""The extra that installs the packages a storage needs, by its scheme without what follows a plus sign."""
 
 
 def _of(module: str, name: str) -> Opener:
-    """Opens `workers.storage.<module>.<name>(url, queue)`, imported with the packages it needs when first asked for."""
+    """Return an opener that imports `workers.storage.<module>.<name>` at its first call, with the packages it needs."""
 
     def opened(url: str, queue: str) -> Storage:
         try:
@@ -82,7 +85,7 @@ def _memory(url: str, queue: str) -> Storage:
 
 
 def _file(url: str, queue: str) -> Storage:
-    """The directory in `file:///dir`."""
+    """Open the directory in `file:///dir`."""
     from workers.storage.file import FileStorage
 
     host, slash, path = url.removeprefix("file://").partition("/")

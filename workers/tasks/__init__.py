@@ -1,4 +1,4 @@
-"""Named background tasks, on a queue of ours or any other."""
+"""Named background tasks, on a queue of this package or any other."""
 
 from workers.tasks.tasks import EnqueuedTasks, Task, Tasks
 

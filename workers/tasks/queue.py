@@ -1,4 +1,4 @@
-"""What tasks ask of a queue, ours or somebody else's."""
+"""The queue as tasks see it, of this package or any other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.specs import JobSpec
 class TaskMessage:
     """One run of a task to come, as a queue carries it from `TaskQueue.enqueue` to `Tasks.process`.
 
-    `uncounted` is how many runs in a row asked not to be counted; `max_attempts` of None leaves it to the queue.
+    `uncounted` is how many runs in a row asked not to be counted; None for `max_attempts` leaves it to the queue.
     """
 
     id: str
@@ -33,10 +33,10 @@ class TaskMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueOptions:
-    """How to enqueue; one for a whole batch.
+    """Options of an enqueue; one for a whole batch.
 
-    The deduplication fields are set for queues that declare `native_deduplication` alone. The key names its task
-    already, and `deduplication_ttl`, None for `simple`, counts from now.
+    The deduplication fields are set only for queues that declare `native_deduplication`. The key includes the name of
+    its task already. `deduplication_ttl` counts from now; it is None for `simple`.
 
     Raises:
         ValueError: a delay outside 0 ... 100 years, a key that is not 1 to 512 bytes of UTF-8.
@@ -58,29 +58,29 @@ class EnqueueOptions:
 
 
 class TaskQueue(Protocol):
-    """A queue that tasks can be enqueued to, with what it declares to do by itself."""
+    """A queue that tasks can be enqueued to; it declares what it does by itself."""
 
     @property
     def native_retrial(self) -> bool:
-        """Whether it runs what failed again; else `Tasks.process` enqueues it anew."""
+        """Whether the queue itself repeats what failed; otherwise `Tasks.process` enqueues it again."""
 
     @property
     def native_deduplication(self) -> bool:
-        """Whether it keeps `deduplication_key`, atomically with the enqueue and for the whole batch, in every mode."""
+        """Whether the queue keeps `deduplication_key`.
+
+        It does so atomically with the enqueue, for the whole batch and in every mode.
+        """
 
     @property
     def serde(self) -> Serde:
-        """How payloads become the bytes that its consumers get."""
+        """The encoding of payloads, as the queue's consumers expect them."""
 
     async def enqueue(self, messages: Sequence[TaskMessage], options: EnqueueOptions) -> str | None:
-        """All messages are stored, and None is answered.
-
-        Or none is, and the id of the job is answered that `deduplication_key` already stands for.
-        """
+        """Store all messages and return None, or store none and return the id of the job that has the key."""
 
 
 class QueueTasks:
-    """Tasks on a `Queue`: jobs named like their task, whose worker repeats what failed."""
+    """Tasks on a `Queue`: each is a job named after its task, and the worker repeats what failed."""
 
     native_retrial = True
 
@@ -109,13 +109,13 @@ class QueueTasks:
             )
             for message in messages
         )
-        # With the id of a message of its own it was answered to a repeated call.
+        # The message's own id means that the storage repeated a call whose answer was lost: the jobs are stored.
         taken = found[0].id if found else None
         return None if taken is None or taken == messages[0].id else taken
 
 
 def _deduplication(options: EnqueueOptions) -> Deduplication | None:
-    """The key as a queue of ours takes it, whose time counts from when the job is due."""
+    """Return the key as a queue of this package takes it: its time counts from when the job is due."""
     if options.deduplication_key is None:
         return None
     ttl = options.deduplication_ttl

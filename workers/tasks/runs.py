@@ -1,4 +1,4 @@
-"""Runs of tasks that a foreign queue hands over, and their repetition where it knows none."""
+"""Runs of tasks that a foreign queue hands over, and their repetition where that queue has none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class TaskRuns:
-    """Runs messages of one queue; `retry` is the back-off of tasks without their own."""
+    """Runs messages of one queue; `retry` is the back-off of tasks that have none of their own."""
 
     def __init__(self, queue: TaskQueue, retry: RetryPolicy) -> None:
         self._queue = queue
@@ -45,7 +45,7 @@ class TaskRuns:
             _LOG.error("task %r, job %s failed for good in attempt %d", *what, exc_info=ending.error)
 
     async def _repeat(self, message: TaskMessage, retried: Retried) -> bool:
-        """Whether the message is enqueued again: not if that was its last attempt after all."""
+        """Enqueue the message again, unless that was its last attempt after all; return whether it was enqueued."""
         again = _next_run(message, retried)
         if again is None:
             return False
@@ -56,11 +56,11 @@ class TaskRuns:
 
 
 def _no_progress(claim: Claim, progress: bytes) -> None:
-    """A foreign queue has no place for it."""
+    """Drop the progress: a foreign queue has no place for it."""
 
 
 class _NoResults:
-    """What a task on a foreign queue returns goes nowhere."""
+    """A serde that drops results: a foreign queue has no place for them."""
 
     def dumps(self, value: object) -> bytes:
         return b""
@@ -70,7 +70,7 @@ class _NoResults:
 
 
 def _claim(message: TaskMessage) -> Claim:
-    """The message as a claim that nobody else can take: its queue sees to that."""
+    """Return the message as a claim that nobody else can take: its queue sees to that."""
     return Claim(
         job_id=message.id,
         name=message.task,
@@ -87,8 +87,8 @@ def _claim(message: TaskMessage) -> Claim:
 
 
 def _next_run(message: TaskMessage, retried: Retried) -> TaskMessage | None:
-    """The message of the run after one that is to be repeated, None if that was the last attempt after all."""
-    if retried.postponed:
+    """Return the message of the next run, or None if that was the last attempt after all."""
+    if retried.snoozed:
         return message
     if not retried.counted and message.uncounted < UNCOUNTED_RETRIES:
         return replace(message, uncounted=message.uncounted + 1)

@@ -1,4 +1,4 @@
-"""Named background tasks, on our queue or any other, at most one per deduplication key and time."""
+"""Named background tasks, on a queue of this package or any other, at most one at a time per deduplication key."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
-from workers.tasks.marks import Marks
+from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns
 from workers.worker.handlers import Handler, HandlerFunction, Job, invoke
 
 Validate: TypeAlias = Callable[[object], object]
-"""Turns decoded data into what a task's function works on; raises `ValueError` or `TypeError` for other data."""
+"""Turns decoded data into what a task's function works on; raises `ValueError` or `TypeError` for bad data."""
 
 KV_PREFIX: Final = ("_federation", "task_deduplication")
 
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedTasks:
-    """What became of a batch: its jobs' ids; or `duplicate`, and the id of the first job enqueued with the key."""
+    """The outcome of a batch: the ids of its jobs; or `duplicate`, with the id of the first job that has the key."""
 
     status: EnqueueStatus
     ids: tuple[str, ...]
@@ -59,10 +59,10 @@ class EnqueuedTasks:
 class Tasks:
     """Tasks by name, and the queue they go to: a `Queue`, or any `TaskQueue`.
 
-    A `deduplication_key` belongs to its task: of the enqueues with one key, all but the first are skipped for
+    A `deduplication_key` belongs to its task: of several enqueues with one key, all but the first are skipped for
     `deduplication_ttl` from when the job becomes due, or as its `DeduplicationMode` says. A queue that deduplicates
-    natively does it by itself, in each mode. For any other a mark in `kv`, under `kv_prefix`, does it by `throttle`
-    alone. What that cannot keep:
+    natively does it by itself, in each mode. For any other queue a mark in `kv`, under `kv_prefix`, does it, by
+    `throttle` alone. What a mark cannot do:
 
     - A process that dies between the mark and the enqueue, or a store that fails when a failed enqueue is undone,
       blocks the key until its time is over.
@@ -95,7 +95,7 @@ class Tasks:
             raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
         encode_key(kv_prefix)
         self._queue = QueueTasks(queue) if isinstance(queue, Queue) else queue
-        self._marks = Marks(kv, kv_prefix) if writes_conditionally(kv) else None
+        self._marks = KvDeduplication(kv, kv_prefix) if writes_conditionally(kv) else None
         self._ttl = deduplication_ttl
         self._closed = deduplication_fallback == "closed"
         self._runs = TaskRuns(self._queue, retry or RetryPolicy())
@@ -111,11 +111,11 @@ class Tasks:
         timeout: timedelta | None = None,
         max_attempts: int | None = None,
     ) -> Callable[[HandlerFunction], Task]:
-        """The decorated function, `async def (job) -> result` or a plain one, is a task of this name.
+        """Declare the decorated function, `async def (job) -> result` or a plain one, as a task of this name.
 
-        `validate` is called with the data at enqueue, to refuse it there, and with the decoded data before each run:
-        what it returns then is `job.payload`. `retry`, `lease` and `timeout` are as for `Handler`; `max_attempts` is
-        the queue's where None, and 3 where the queue has none.
+        `validate` is called with the data at enqueue, so that bad data is refused there. It is called again with the
+        decoded data before each run, and what it returns then is `job.payload`. `retry`, `lease` and `timeout` are as
+        for `Handler`. A `max_attempts` of None means the queue's, or 3 where the queue has none.
 
         Raises:
             ValueError: the name is taken, `"*"` or not 1 to 512 bytes; a setting is out of its range.
@@ -146,10 +146,10 @@ class Tasks:
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
     ) -> Enqueued:
-        """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
+        """Queue one run of the task, or return `duplicate` with the id of the job that has the key.
 
-        In this order: what the queue and store cannot do is refused; the data is validated and encoded; the key is
-        claimed; the job is enqueued. So a failure leaves no mark; see `Tasks` for the exceptions.
+        The steps are, in this order: what the queue and the store cannot do is refused; the data is validated and
+        encoded; the key is claimed; the job is enqueued. So a failure leaves no mark; see `Tasks` for the exceptions.
 
         Raises:
             Unsupported: a mode that the queue cannot keep.
@@ -177,7 +177,10 @@ class Tasks:
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
     ) -> EnqueuedTasks:
-        """As `enqueue_task`, one run for each item; the key stands for the whole batch, which is queued or skipped.
+        """Queue one run for each item, as by `enqueue_task`.
+
+        Every item is validated and encoded before the first is enqueued. Without items nothing happens, and no key is
+        claimed.
 
         Every item is validated and encoded before the first is enqueued. No items: nothing happens, and no key is
         claimed.
@@ -205,10 +208,10 @@ class Tasks:
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
     ) -> JobSpec:
-        """One run of the task as a job, for `Queue.enqueue_many`, which may join a transaction of the caller's.
+        """Return one run of the task as a job for `Queue.enqueue_many`, which may join the caller's transaction.
 
         The key is the one that `enqueue_task` would take. Specs of one call that share a key are queued or skipped
-        together, as a batch is.
+        together, like a batch.
 
         Raises:
             Unsupported: a deduplication key, but the queue keeps none: a mark is no part of a job.
@@ -232,14 +235,15 @@ class Tasks:
         )
 
     def handlers(self) -> Mapping[str, Handler]:
-        """The tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
+        """Return the tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
         return {name: replace(task.handler, fn=_validated(task)) for name, task in self._tasks.items()}
 
     async def process(self, message: TaskMessage) -> None:
-        """The task of a foreign queue's message has run; for that queue's consumer to call.
+        """Run the task of a foreign queue's message; for that queue's consumer to call.
 
-        With `native_retrial` whatever it raised is raised, and the queue decides. Otherwise it is enqueued again after
-        the task's back-off, and logged as failed when it may not be; see `workers.errors` for what a task may raise.
+        With `native_retrial` an exception of the task is raised, and the queue decides. Otherwise the task is enqueued
+        again after its back-off, and logged as failed when no attempt is left; see `workers.errors` for what a task may
+        raise.
 
         Raises:
             StorageUnavailable: it could not be enqueued again.
@@ -280,7 +284,7 @@ class Tasks:
     async def _dispatch(
         self, messages: list[TaskMessage], options: EnqueueOptions, scope: _Scope | None, mode: DeduplicationMode
     ) -> str | None:
-        """None, or the id of the job that stands for the key already."""
+        """Enqueue the messages and return None, or return the id of the job that has the key already."""
         if scope is None:
             return await self._queue.enqueue(messages, options)
         ttl = options.delay + self._ttl
@@ -301,7 +305,7 @@ _Scope: TypeAlias = tuple[str, str]
 
 
 def _scope(task: Task, key: str) -> _Scope:
-    """The key as its task's own."""
+    """Return the key as one of its task alone."""
     if not isinstance(key, str):
         raise TypeError(f"task {task.name!r}: a deduplication key is a text, not {type(key).__name__}")
     check_text("deduplication key", key)
@@ -311,7 +315,7 @@ def _scope(task: Task, key: str) -> _Scope:
 
 
 def _validated(task: Task) -> HandlerFunction:
-    """The task's function, called with what `validate` makes of the payload."""
+    """Return the task's function, to be called with what `validate` makes of the payload."""
     validate = task.validate
     if validate is None:
         return task.fn
@@ -320,7 +324,7 @@ def _validated(task: Task) -> HandlerFunction:
         try:
             payload = validate(job.payload)
         except (TypeError, ValueError) as error:
-            # Not chained: validation errors like to quote what they were given.
+            # Not chained: validation errors often quote the data they were given.
             raise CorruptPayloadError(
                 f"job {job.id!r}: task {task.name!r} refuses its payload: {type(error).__name__}"
             ) from None

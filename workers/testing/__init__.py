@@ -1,4 +1,4 @@
-"""The conformance suite every storage passes, and storages that fail on purpose, for tests of your own."""
+"""The conformance suite that every storage passes, and storages that fail on purpose, for tests of your own."""
 
 from workers.testing.case import GUARANTEES, Case, Need, Verdict, run
 from workers.testing.cases import all_cases

@@ -1,4 +1,4 @@
-"""`python -m workers.testing URL`: is the storage behind this URL one that can be trusted with jobs?"""
+"""`python -m workers.testing URL`: can the storage behind this URL be trusted with jobs?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from workers.testing.url_harness import UrlHarness
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The certificate is printed; 0 if nothing is broken, 1 if something is, 2 if the storage cannot be used at all."""
+    """Print the certificate.
+
+    Returns 0 if nothing is broken, 1 if something is, 2 if the storage cannot be used at all.
+    """
     options = _parser().parse_args(arguments)
     try:
         certificate = asyncio.run(_certified(options.url, _chosen(options.case)))

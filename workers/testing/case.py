@@ -1,4 +1,4 @@
-"""A conformance case: what it shows, which guarantees it stands for, and what it needs."""
+"""A conformance case: what it shows, which guarantees it belongs to, and what it needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GUARANTEES: Final[dict[int, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Something a storage may declare away in its limits, or a harness may not be able to do."""
+    """Something that a storage may declare away in its limits, or that a harness may lack."""
 
     what: str
     met: Callable[[Harness], bool]
@@ -68,7 +68,7 @@ MOVES_TIME: Final = Need(what="a clock the harness can move", met=lambda harness
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One promise of the storage contract, as a function that fails where it is not kept."""
+    """One promise of the storage contract, as a function that fails if the promise is broken."""
 
     verb: str
     name: str
@@ -78,10 +78,10 @@ class Case:
     function: CaseFunction
 
     def __post_init__(self) -> None:
-        """Refuse a case that no line of the certificate would speak of.
+        """Refuse a case that no line of the certificate would report.
 
         Raises:
-            ValueError: it stands for no guarantee, or for one that does not exist.
+            ValueError: it belongs to no guarantee, or to one that does not exist.
         """
         if not self.guarantees:
             raise ValueError(f"{self.id} stands for no guarantee; give the number of one, or add one to GUARANTEES")
@@ -94,13 +94,13 @@ class Case:
         return f"{self.verb}.{self.name}"
 
     def missing(self, harness: Harness) -> tuple[Need, ...]:
-        """What this case needs and does not get; it applies when that is nothing."""
+        """Return the needs of this case that are not met; the case applies when there are none."""
         return tuple(need for need in self.needs if not need.met(harness))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What running a case showed: kept, or what it needs is missing. A broken promise raises instead."""
+    """The result of running a case: kept, or what it needs is missing. A broken promise raises instead."""
 
     case: Case
     missing: tuple[Need, ...] = ()
@@ -115,10 +115,10 @@ REGISTRY: Final[list[Case]] = []
 
 
 def case(*, guarantees: tuple[int, ...], needs: tuple[Need, ...] = ()) -> Callable[[CaseFunction], CaseFunction]:
-    """Make the function part of the suite: its docstring is the promise, its module's name the verb.
+    """Register the function as a case of the suite: its docstring is the promise, its module's name the verb.
 
     Raises:
-        ValueError: there is no guarantee that it shows, or no docstring.
+        ValueError: it belongs to no guarantee, or has no docstring.
     """
 
     def register(function: CaseFunction) -> CaseFunction:
@@ -140,7 +140,7 @@ def case(*, guarantees: tuple[int, ...], needs: tuple[Need, ...] = ()) -> Callab
 
 
 async def run(case: Case, harness: Harness) -> Verdict:
-    """The case ran and held, or what it needs is declared away.
+    """Run the case, unless what it needs is declared away.
 
     Raises:
         AssertionError: the storage broke the promise.

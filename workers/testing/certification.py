@@ -1,4 +1,4 @@
-"""Runs the whole suite on one storage, and says which guarantees it keeps."""
+"""Runs of the whole suite on one storage, and the guarantees that they show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.testing.harness import Harness
 OpenHarness: TypeAlias = Callable[[], Harness]
 
 LONGEST_CASE: Final = timedelta(seconds=60)
-"""What a case may take before it counts as broken; those that pass take a second or two."""
+"""How long a case may take before it counts as broken; cases that pass take a second or two."""
 
 _HERE: Final = Path(__file__).parent
 
@@ -29,7 +29,7 @@ class Finding(StrEnum):
 
     KEPT = "kept"
     NOT_SHOWN = "not shown"
-    """The harness cannot do what the case needs, as with a server nobody may restart."""
+    """The harness cannot do what the case needs, for example restart the server."""
     LIMIT = "limit"
     """The storage declares in its limits that it does not keep this."""
     BROKEN = "broken"
@@ -37,7 +37,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """What one case found; `detail` names the limits, what the harness lacks, or the assertion that failed."""
+    """The finding of one case; `detail` names the limits, what the harness lacks, or the assertion that failed."""
 
     case: Case
     finding: Finding
@@ -46,7 +46,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What every case found on one storage."""
+    """The findings of every case on one storage."""
 
     results: Sequence[CaseResult]
 
@@ -56,11 +56,14 @@ class Certificate:
         return tuple(result for result in self.results if result.finding is Finding.BROKEN)
 
     def of(self, guarantee: int) -> tuple[CaseResult, ...]:
-        """The results of the cases behind a guarantee."""
+        """Return the results of the cases behind a guarantee."""
         return tuple(result for result in self.results if guarantee in result.case.guarantees)
 
     def finding(self, guarantee: int) -> Finding:
-        """What holds of a guarantee: the worst its cases found, but what only some could not show is kept."""
+        """Return the worst finding of a guarantee's cases.
+
+        Cases that could not be shown do not spoil a guarantee that others show to be kept.
+        """
         found = Counter(result.finding for result in self.of(guarantee))
         for worst in (Finding.BROKEN, Finding.LIMIT, Finding.KEPT):
             if found[worst]:
@@ -69,7 +72,7 @@ class Certificate:
 
 
 async def certify(open_harness: OpenHarness, cases: Iterable[Case] | None = None, *, at_once: int = 1) -> Certificate:
-    """Every case (default: the whole suite) ran on a harness of its own, `at_once` of them beside each other.
+    """Run every case (default: the whole suite) on a harness of its own, `at_once` of them side by side.
 
     A case that fails by an assertion, by any other exception, or by not ending within a minute is broken.
 
@@ -105,7 +108,7 @@ async def _result(case: Case, open_harness: OpenHarness) -> CaseResult:
 
 
 def _told(error: BaseException) -> str:
-    """The assertion that failed with its line in the suite, and what the error says beside it."""
+    """Return the assertion that failed with its line in the suite, and what the error says beside it."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(_HERE)
     ]

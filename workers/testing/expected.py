@@ -1,8 +1,8 @@
-"""What a queue should hold after each call: the transition table with time, attempts, tokens and order.
+"""The expected content of a queue after each call: the transition table with time, attempts, tokens and order.
 
-Pure, written from the contract and not from any storage. Where the contract leaves a choice (which of several expired
-leases are recovered first, how jobs due at the same moment are ordered) it takes the storage's answer and checks that
-it was one of those allowed.
+It is pure, and written from the contract, not from any storage. Where the contract leaves a choice (which of several
+expired leases are recovered first, how jobs due at the same moment are ordered), it takes the storage's answer and
+checks that it is one of those allowed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from workers.jobs import (
 from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
 from workers.storage.rules import count_retry
-from workers.testing.expected_marks import ExpectedMark, ExpectedMarks
+from workers.testing.expected_keys import ExpectedKeyHolder, ExpectedKeys
 
 WAITING = (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
 FINISHED = (JobState.COMPLETED, JobState.FAILED)
@@ -47,7 +47,7 @@ FINISHED = (JobState.COMPLETED, JobState.FAILED)
 
 @dataclass(slots=True, kw_only=True)
 class ExpectedJob:
-    """One generation of a job. `serial` counts enqueues; `moved`: it no longer stands where its enqueue put it."""
+    """One generation of a job. `serial` counts enqueues; `moved` says that it left the place its enqueue gave it."""
 
     new: NewJob
     state: JobState
@@ -70,7 +70,7 @@ class ExpectedJob:
     progress: bytes | None = None
 
     def must_precede(self, other: ExpectedJob) -> bool:
-        """Whether claiming `other` while this one waits breaks the order: priority, then first come, first served."""
+        """Tell whether claiming `other` before this job breaks the order: priority, then first come, first served."""
         if self.new.priority != other.new.priority:
             return self.new.priority < other.new.priority
         if self.run_at != other.run_at:
@@ -79,20 +79,20 @@ class ExpectedJob:
 
 
 class ExpectedQueue:
-    """The jobs there should be at `now`, which the owner moves."""
+    """The jobs that there should be at `now`, which the owner moves."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
         self.paused = False
         self.jobs: dict[str, ExpectedJob] = {}
         self._tombstones: dict[str, datetime] = {}
-        self._marks = ExpectedMarks()
+        self._marks = ExpectedKeys()
         self._tokens: set[str] = set()
         self._applied: set[str] = set()
         self._serial = 0
 
     def pass_time(self, by: timedelta) -> None:
-        """It is later; what is due is queued, what is over is gone."""
+        """Move the time; what is due is queued, what is over is gone."""
         self.now += by
         for job in list(self.jobs.values()):
             self._look(job)
@@ -114,7 +114,7 @@ class ExpectedQueue:
     # What should be read
 
     def outcome(self, job_id: str) -> JobOutcome | None:
-        """What `result` should answer."""
+        """Return what `result` should answer."""
         job = self.jobs.get(job_id)
         if job is None:
             until = self._tombstones.get(job_id)
@@ -124,18 +124,18 @@ class ExpectedQueue:
         return JobOutcome(kind=OutcomeKind.FAILED, error=job.error) if job.state is JobState.FAILED else None
 
     def counts(self) -> dict[JobState, int]:
-        """What `counts` should answer."""
+        """Return what `counts` should answer."""
         return {state: sum(job.state is state for job in self.jobs.values()) for state in JobState}
 
     # Enqueue
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """The jobs are there; what `enqueue` should answer."""
-        groups: dict[str, ExpectedMark | None] = {}
+        """Enqueue the jobs, and return what `enqueue` should answer."""
+        groups: dict[str, ExpectedKeyHolder | None] = {}
         return [self._enqueue(new, groups) for new in jobs]
 
-    def _enqueue(self, new: NewJob, groups: dict[str, ExpectedMark | None]) -> EnqueueResult:
-        """`groups`: who had each key of this call before it."""
+    def _enqueue(self, new: NewJob, groups: dict[str, ExpectedKeyHolder | None]) -> EnqueueResult:
+        """Enqueue one job; `groups` says who had each key of this call before it."""
         old = self.jobs.get(new.id)
         if old is not None and old.state is JobState.COMPLETED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=old.state, result=old.result)
@@ -150,7 +150,7 @@ class ExpectedQueue:
         self._begin(new, old, self.now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
 
-    def _deduplicated(self, new: NewJob, mode: DeduplicationMode, mark: ExpectedMark) -> EnqueueResult:
+    def _deduplicated(self, new: NewJob, mode: DeduplicationMode, mark: ExpectedKeyHolder) -> EnqueueResult:
         job = self.jobs.get(mark.job_id)
         if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
             self._step(job, Step.DEBOUNCE)
@@ -163,7 +163,7 @@ class ExpectedQueue:
         state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
         assert state is not None
         self._serial += 1
-        new = replace(new, deduplication=None)  # a retried job is as one without
+        new = replace(new, deduplication=None)  # a retried job has no key
         job = ExpectedJob(new=new, state=state, created_at=created_at, run_at=self.now + new.delay, serial=self._serial)
         self.jobs[new.id] = job
         self._tombstones.pop(new.id, None)
@@ -172,7 +172,7 @@ class ExpectedQueue:
     # Claim
 
     def claimed(self, claims: Sequence[Claim], worker_id: str, leases: Mapping[str, timedelta], limit: int) -> None:
-        """The jobs claimed are processing; they must be those that come first, and as many as there could be."""
+        """Start the jobs claimed; they must be those that come first, and as many as possible."""
         for claim in claims:
             open_to = self._claimable(leases)
             job = self.jobs[claim.job_id]
@@ -211,7 +211,7 @@ class ExpectedQueue:
     # While a job is held
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
-        """The leases that still hold their job last longer; what `renew` should answer."""
+        """Extend the leases that still hold their job, and return what `renew` should answer."""
         lost: dict[str, LossReason] = {}
         requested: set[str] = set()
         for claim in claims:
@@ -225,7 +225,7 @@ class ExpectedQueue:
         return Renewal(lost=lost, cancel_requested=frozenset(requested))
 
     def progress(self, reports: Sequence[ProgressReport]) -> None:
-        """The reports of claims that hold their job are its progress."""
+        """Store the progress of claims that hold their job."""
         for report in reports:
             if self.holds(report.claim):
                 self.jobs[report.claim.job_id].progress = report.value
@@ -233,11 +233,11 @@ class ExpectedQueue:
     # Settle
 
     def settled(self, settlement: Settlement, told: SettleOutcome) -> None:
-        """The attempt is over, if its token holds the job; that it does, or why not, must have been told."""
+        """End the attempt if its token holds the job; the storage's answer must say whether it did, or why not."""
         claim = settlement.claim
         job = self.jobs.get(claim.job_id)
         if job is None and claim.token in self._applied and told.status is SettleStatus.ALREADY_APPLIED:
-            return  # true of a record that has expired and is not swept yet
+            return  # correct for a record that has expired but is not swept yet
         if job is not None and job.settled_by == claim.token:
             assert told == SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
         elif job is None or job.token != claim.token:
@@ -248,7 +248,7 @@ class ExpectedQueue:
             self._settle(job, settlement)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether the claim may still settle its job."""
+        """Tell whether the claim may still settle its job."""
         job = self.jobs.get(claim.job_id)
         return job is not None and job.token == claim.token
 
@@ -302,7 +302,7 @@ class ExpectedQueue:
     # Recover
 
     def recovered(self, recovery: Recovery, limit: int, max_stalls: int) -> None:
-        """The jobs recovered are queued or failed; their leases must have expired, and none be left below the limit."""
+        """Queue or fail the jobs recovered, which must be expired ones, and as many as the limit allows."""
         expired = {job.new.id for job in self.jobs.values() if job.deadline is not None and job.deadline <= self.now}
         told = (*recovery.requeued, *recovery.failed)
         assert len(set(told)) == len(told) == min(limit, len(expired)), f"{told} of {expired} were recovered"
@@ -321,7 +321,7 @@ class ExpectedQueue:
     # Manage
 
     def cancel(self, job_id: str) -> CancelResult:
-        """What was waiting is gone with a tombstone; what `cancel` should answer."""
+        """Remove a waiting job, leaving a tombstone, and return what `cancel` should answer."""
         job = self.jobs.get(job_id)
         if job is None:
             return CancelResult.NOT_FOUND
@@ -333,7 +333,7 @@ class ExpectedQueue:
         return CancelResult(job.state.value)
 
     def retry(self, ids: Iterable[str]) -> int:
-        """Failed jobs have a new life; how many."""
+        """Begin a new life for the failed jobs, and return how many there were."""
         failed = self._those(ids, (JobState.FAILED,))
         for job in failed:
             again = self._begin(replace(job.new, delay=timedelta(0)), job, job.created_at)
@@ -341,14 +341,14 @@ class ExpectedQueue:
         return len(failed)
 
     def remove(self, ids: Iterable[str], *, running: bool = False) -> int:
-        """These jobs are gone, those that are processing only with `running`; how many."""
+        """Remove these jobs, processing ones only with `running`, and return how many there were."""
         removed = self._those(ids, tuple(JobState) if running else (*WAITING, *FINISHED))
         for job in removed:
             self._step(job, _removal(job.state))
         return len(removed)
 
     def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
-        """A job that had not ended has a result, by nobody's attempt; what `complete` should answer."""
+        """Complete an unfinished job from outside of any attempt, and return what `complete` should answer."""
         job = self.jobs.get(job_id)
         if job is None:
             return None
@@ -359,7 +359,7 @@ class ExpectedQueue:
         return found
 
     def promote(self, ids: Iterable[str]) -> int:
-        """Delayed jobs are due now; how many."""
+        """Make delayed jobs due now, and return how many there were."""
         delayed = self._those(ids, (JobState.SCHEDULED, JobState.FAILING))
         for job in delayed:
             job.run_at, job.moved = self.now, True
@@ -367,14 +367,14 @@ class ExpectedQueue:
         return len(delayed)
 
     def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
-        """A finished job's record lasts from now; whether it was one."""
+        """Let a finished job's record last from now; return whether it was finished."""
         finished = self._those([job_id], FINISHED)
         for job in finished:
             job.expires_at = self.now + ttl
         return bool(finished)
 
     def clean(self, state: JobState, older_than: timedelta) -> int:
-        """Records that ended long enough ago are gone; how many."""
+        """Remove the records that ended long enough ago, and return how many there were."""
         ended = self._those(list(self.jobs), (state,))
         old = [job for job in ended if job.finished_at is not None and job.finished_at <= self.now - older_than]
         return self.remove([job.new.id for job in old])

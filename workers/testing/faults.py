@@ -1,6 +1,6 @@
-"""Storages that count what is asked of them, or reach their server over a bad connection.
+"""Storages that count the calls they get, or reach their server over a bad connection.
 
-`faulty` wraps any storage; what goes wrong is told call by call (`Faults`), or rolled from a seed (`RandomFaults`):
+`faulty` wraps any storage. Faults are given call by call (`Faults`), or drawn from a seed (`RandomFaults`):
 
     storage, faults = faulty(MemoryStorage())
     faults.replies_lost["settle"] = 2  # the next two settle the job, and nobody is told
@@ -32,13 +32,13 @@ class Fault(StrEnum):
     DELAYED = "delayed"
     """It reaches the storage late."""
     REQUEST_LOST = "request lost"
-    """It fails before it reached the storage."""
+    """It fails before it reaches the storage."""
     REPLY_LOST = "reply lost"
-    """The storage did its work, and the caller is told that it did not answer."""
+    """The storage does its work, but the caller is told that it did not answer."""
     DUPLICATED = "duplicated"
-    """The storage is asked twice, as by a client that repeats by itself; the caller gets the second answer."""
+    """The storage is called twice, as by a client that repeats calls by itself; the caller gets the second answer."""
     CUT = "cut"
-    """It is cut off under way: it may have had its effect, wholly or not at all."""
+    """It is cut off under way: it may have had its effect, as a whole or not at all."""
 
 
 _VERBS: Final = frozenset(
@@ -64,7 +64,7 @@ class Faults:
         self.cut: Counter[str] = Counter()
 
     def next(self, verb: str) -> Fault | None:
-        """What the call that is about to be made suffers; asked once per call."""
+        """Return the fault of the call that is about to be made; called once per call."""
         planned = (self.delayed, self.requests_lost, self.replies_lost, self.duplicated, self.cut)
         for fault, calls in zip(Fault, planned, strict=True):
             if calls[verb] > 0:
@@ -74,7 +74,9 @@ class Faults:
 
 
 class RandomFaults(Faults):
-    """A share `rate` of the calls of `verbs` (all but `connect` and `disconnect`) suffers any fault, as `seed` has it.
+    """Gives any fault to a share `rate` of the calls of `verbs`, drawn from `seed`.
+
+    `verbs` defaults to all but `connect` and `disconnect`.
 
     `happened` counts them. The same seed and the same order of calls give the same faults.
     """
@@ -103,7 +105,7 @@ class RandomFaults(Faults):
 
 
 class _Wrapped:
-    """Every coroutine method of a storage goes through `around`; everything else is the storage's own."""
+    """A storage whose coroutine methods are all called through `around`; everything else is unchanged."""
 
     def __init__(self, storage: Storage, around: Around) -> None:
         self._storage = storage
@@ -121,7 +123,10 @@ class _Wrapped:
 
 
 def counting(storage: Storage, *, ended: bool = False) -> tuple[Storage, Counter[str]]:
-    """The same storage, and how often each of its verbs was called through it; `ended`: how many calls have ended."""
+    """Wrap the storage, and count the calls of each verb made through it.
+
+    With `ended`, calls are counted when they have ended.
+    """
     calls: Counter[str] = Counter()
 
     async def around(verb: str, call: Call) -> object:
@@ -135,7 +140,7 @@ def counting(storage: Storage, *, ended: bool = False) -> tuple[Storage, Counter
 
 
 def faulty(storage: Storage, faults: Faults | None = None) -> tuple[Storage, Faults]:
-    """The same storage behind a connection on which calls suffer what `faults` says; by default nothing yet."""
+    """Wrap the storage in a connection on which calls suffer what `faults` says; by default nothing yet."""
     faults = Faults() if faults is None else faults
 
     async def around(verb: str, call: Call) -> object:
@@ -158,7 +163,7 @@ def faulty(storage: Storage, faults: Faults | None = None) -> tuple[Storage, Fau
 
 
 async def _cut(call: Call) -> None:
-    """The call was begun, and broken off where it first had to wait; what it says does not arrive."""
+    """Begin the call and break it off where it first has to wait; its answer is lost."""
     under_way = asyncio.ensure_future(call())
     try:
         await asyncio.sleep(0)

@@ -28,17 +28,17 @@ class Harness(ABC):
     """
 
     moment: timedelta = timedelta(milliseconds=150)
-    """A delay or lease that cases wait for: short, yet several times what one call takes."""
+    """A delay or lease that cases wait for: short, but several times as long as one call."""
     moves_time: bool = False
     """Whether `advance` costs nothing, so that cases may let hours pass."""
     clock_slack: timedelta = timedelta(0)
-    """By how much a time that is read may be off where `moves_time`."""
+    """By how much a time that is read may be off if `moves_time`."""
     restarts: bool = False
-    """Whether `restart_server` is there."""
+    """Whether there is `restart_server`."""
     cuts: bool = False
-    """Whether `cut_connections` is there."""
+    """Whether there is `cut_connections`."""
     measures: bool = False
-    """Whether `entries` is there."""
+    """Whether there is `entries`."""
 
     def __init__(self) -> None:
         self._open: list[Storage] = []
@@ -46,46 +46,46 @@ class Harness(ABC):
     @property
     @abstractmethod
     def limits(self) -> Limits:
-        """What the storage declares."""
+        """The limits that the storage declares."""
 
     @abstractmethod
     async def make(self, queue: str) -> Storage:
-        """A client of the queue that is not connected yet, separate from every other in what it can be."""
+        """Make a client of the queue that is not connected yet, as separate from every other client as possible."""
 
     async def open(self, queue: str | None = None) -> Storage:
-        """A connected client of `queue`, by default of an empty queue nobody else uses."""
+        """Open a connected client of `queue`, by default of an empty queue that nobody else uses."""
         storage = await self.make(queue or self.unique_queue())
         await storage.connect()
         self._open.append(storage)
         return storage
 
     async def shut(self, storage: Storage) -> None:
-        """The client is disconnected."""
+        """Disconnect the client."""
         self._open.remove(storage)
         await storage.disconnect()
 
     def unique_queue(self) -> str:
-        """The name of a queue nobody else uses."""
+        """Return the name of a queue that nobody else uses."""
         return f"case-{uuid.uuid4().hex}"
 
     def now(self) -> datetime:
-        """The time on the storage's clock, to within a second."""
+        """Return the time on the storage's clock, to within a second."""
         return datetime.now(UTC)
 
     async def advance(self, by: timedelta) -> None:
-        """At least `by` passes on the storage's clock."""
+        """Let at least `by` pass on the storage's clock."""
         await asyncio.sleep((by + self.limits.delay_resolution).total_seconds() + 0.01)
 
     async def restart_server(self) -> None:
-        """The server was stopped and is there again with the data it promised to keep (`restarts` only)."""
+        """Stop the server and start it again with the data it promised to keep (`restarts` only)."""
         raise NotImplementedError(f"{type(self).__name__} declares no restarts")
 
     async def cut_connections(self) -> None:
-        """The server closed every client's connections and forgot their scripts (`cuts` only)."""
+        """Make the server close every client's connections and forget their scripts (`cuts` only)."""
         raise NotImplementedError(f"{type(self).__name__} declares no cuts")
 
     async def entries(self, storage: Storage) -> int:
-        """How many rows, keys, members or other entries the storage keeps for this queue (`measures` only)."""
+        """Count the rows, keys, members or other entries that the storage keeps for this queue (`measures` only)."""
         raise NotImplementedError(f"{type(self).__name__} declares no measure")
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Drives a storage and the transition table side by side with calls that hypothesis thinks of.
+"""A hypothesis state machine that drives a storage and the transition table side by side.
 
     class MyMachine(StorageMachine):
         def open_harness(self) -> Harness:
@@ -6,8 +6,8 @@
 
     TestMyStorage = MyMachine.TestCase
 
-After each call everything that can be read is compared with what should be there. The harness must be able to move its
-clock: on a real one nobody can say beforehand on which side of a deadline a call arrives.
+After each call, everything that can be read is compared with what should be there. The harness must be able to move its
+clock: on a real clock nobody can say beforehand on which side of a deadline a call arrives.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Call: TypeAlias = tuple[str, Mapping[str, object]]
 IDS: Final = ("a", "b", "c", "d")
 MINUTE: Final = timedelta(minutes=1)
 TICK: Final = timedelta(seconds=1)
-"""The least that passes: storages that number jobs by time may be a little off, in a run some milliseconds."""
+"""The shortest time that passes: storages that number jobs by time may be off by some milliseconds in a run."""
 NOW: Final = timedelta(0)
 ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
 
@@ -75,7 +75,7 @@ _deduplications = st.builds(
 _attempts = st.integers(min_value=1, max_value=4)
 _results = st.sampled_from((b"null", b"", b"1"))
 _picks = st.integers(min_value=0, max_value=7)
-"""Which claim: up to 4 a live one, if there is any; else any of the last."""
+"""Which claim to pick: up to 4, a live one, if there is any; otherwise any of the last."""
 
 
 def _call(weight: int, verb: str, /, **arguments: st.SearchStrategy[object]) -> list[st.SearchStrategy[Call]]:
@@ -136,7 +136,7 @@ _calls: Final = st.one_of(
         max_attempts=_attempts,
     ),
     *_call(2, "fail", pick=_picks, keep=st.none() | _retentions),
-    *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "postponed"))),
+    *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "snoozed"))),
     *_call(2, "release", pick=_picks),
     *_call(1, "settle_again"),
     *_call(1, "renew", picks=st.lists(_picks, min_size=1, max_size=4)),
@@ -152,7 +152,7 @@ _calls: Final = st.one_of(
     *_call(1, "pause_or_resume", paused=st.sampled_from((False, False, True))),
     *_call(3, "let_time_pass", by=st.sampled_from((TICK, TICK, MINUTE, MINUTE, timedelta(hours=1)))),
 )
-# One rule for all of them: hypothesis leaves whole rules out of a run, and without a claim a run shows nothing.
+# One rule for all of them, because hypothesis leaves whole rules out of a run, and a run without claims shows nothing.
 
 
 class StorageMachine(RuleBasedStateMachine):
@@ -160,7 +160,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @abstractmethod
     def open_harness(self) -> Harness:
-        """A harness of its own for each run of calls."""
+        """Make a new harness for each run of calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.payloads = 0
 
     def run(self, call: Coroutine[object, object, T]) -> T:
-        """What the call answers."""
+        """Run the call and return its answer."""
         return self.loop.run_until_complete(call)
 
     def teardown(self) -> None:
@@ -217,7 +217,7 @@ class StorageMachine(RuleBasedStateMachine):
         ordering_key: str | None,
         max_attempts: int,
     ) -> NewJob:
-        """A job as the storage can take it."""
+        """Make a job of a kind that the storage can take."""
         return NewJob(
             id=job_id,
             name=name,
@@ -231,7 +231,7 @@ class StorageMachine(RuleBasedStateMachine):
         )
 
     def new_payload(self) -> bytes:
-        """One that no other job has."""
+        """Make a payload that no other job has."""
         self.payloads += 1
         return f"{self.payloads}".encode()
 
@@ -267,7 +267,7 @@ class StorageMachine(RuleBasedStateMachine):
     def retry_later(self, pick: int, delay: timedelta, how: str) -> None:
         for held in self.picked(pick):
             self.settle(
-                Retried(claim=held, delay=delay, error=ERROR, counted=how == "counted", postponed=how == "postponed")
+                Retried(claim=held, delay=delay, error=ERROR, counted=how == "counted", snoozed=how == "snoozed")
             )
 
     def release(self, pick: int) -> None:
@@ -279,13 +279,13 @@ class StorageMachine(RuleBasedStateMachine):
             self.settle(self.last)
 
     def settle(self, settlement: Settlement) -> None:
-        """The storage answers as the table does."""
+        """Settle, and compare the storage's answer with the table's."""
         self.last = settlement
         (told,) = self.run(self.storage.settle([settlement]))
         self.expected.settled(settlement, told)
 
     def picked(self, *picks: int) -> list[Claim]:
-        """Claims, live, settled or lost; none while there was none."""
+        """Return claims, live, settled or lost; none if there was none."""
         live = [held for held in self.claims if self.expected.holds(held)]
         choices = [live if live and pick <= 4 else self.claims[-8:] for pick in picks]
         return [choice[-1 - pick % len(choice)] for choice, pick in zip(choices, picks, strict=True) if choice]
@@ -382,7 +382,7 @@ def _near(slack: timedelta, one: datetime | None, other: datetime | None) -> boo
 
 
 def _compare_errors(found: ErrorInfo | None, expected: ErrorInfo | None) -> None:
-    """Equal, but that what a storage says of a job it gave up is its own."""
+    """Compare errors; a storage chooses its own words for a job that it gave up."""
     if expected is None or expected.type != "StalledError":
         assert found == expected
     else:

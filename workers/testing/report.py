@@ -1,4 +1,4 @@
-"""A certificate as a person or a program reads it."""
+"""A certificate as text for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _WIDTH: Final = max(map(len, GUARANTEES.values()))
 
 
 def table(certificate: Certificate) -> str:
-    """One line per guarantee; below it what is declared or could not be shown, and why each broken case is broken."""
+    """Return one line per guarantee.
+
+    Below the lines it says what is declared or could not be shown, and why each broken case is broken.
+    """
     lines = [f"{'':>2}  {'guarantee':<{_WIDTH}}  {'finding':<9}  cases"]
     for number, text in GUARANTEES.items():
         finding = certificate.finding(number)
@@ -32,7 +35,7 @@ def _count(certificate: Certificate, number: int) -> str:
 
 
 def _reasons(certificate: Certificate, finding: Finding, introduction: str) -> list[str]:
-    """Each reason once, with the cases it speaks for."""
+    """Return each reason once, with the cases that have it."""
     cases: dict[str, list[str]] = {}
     for result in certificate.results:
         if result.finding is finding:
@@ -46,7 +49,7 @@ def _verdict(certificate: Certificate) -> str:
 
 
 def as_json(certificate: Certificate) -> str:
-    """The same as one JSON object: `certified`, `guarantees` and `cases`."""
+    """Return the certificate as one JSON object: `certified`, `guarantees` and `cases`."""
     found = {
         "certified": not certificate.broken,
         "guarantees": [

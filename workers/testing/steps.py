@@ -43,9 +43,9 @@ LEASE: Final = timedelta(minutes=10)
 """A lease that does not expire while a case runs."""
 
 PATIENCE: Final = 10.0
-"""Seconds after which what should have happened did not.
+"""How many seconds to wait for what should happen.
 
-Not more: what looks again by itself would hide that nobody was told, as waits do after 10 s and reapers after 15 s.
+It must not be more: waits look by themselves after 10 s and reapers after 15 s, which would hide a lost notification.
 """
 
 ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
@@ -67,7 +67,7 @@ def job(
     chain_index: int = 0,
     deduplication: Deduplication | None = None,
 ) -> NewJob:
-    """A job with an id of its own, kept for an hour however it ends; one kind of end may be kept for another time."""
+    """Make a job with an id of its own, kept for an hour however it ends, unless told otherwise for one kind of end."""
     return NewJob(
         id=new_id() if job_id is None else job_id,
         name=name,
@@ -110,7 +110,7 @@ def continued(
     priority: int = 0,
     ordering_key: str | None = None,
 ) -> Continued:
-    """The job goes on as the next link of its chain."""
+    """Make the settlement that continues the job as the next link of its chain."""
     then = job(
         claim.job_id, name=name, payload=payload, delay=delay, keep=keep, priority=priority, ordering_key=ordering_key
     )
@@ -122,12 +122,12 @@ def released(claim: Claim) -> Released:
 
 
 async def claim(storage: Storage, limit: int = 1, *, worker_id: str = WORKER, lease: timedelta = LEASE) -> list[Claim]:
-    """What one claim for every name brings."""
+    """Claim jobs of any name."""
     return await storage.claim(worker_id, leases={"*": lease}, limit=limit)
 
 
 async def claim_one(storage: Storage, *, worker_id: str = WORKER, lease: timedelta = LEASE) -> Claim:
-    """The one job that is claimable now."""
+    """Claim the one job that is claimable now."""
     claims = await claim(storage, worker_id=worker_id, lease=lease)
     assert len(claims) == 1, "a job should be claimable"
     return claims[0]
@@ -136,9 +136,9 @@ async def claim_one(storage: Storage, *, worker_id: str = WORKER, lease: timedel
 async def next_claim(
     storage: Storage, *, worker_id: str = WORKER, leases: Mapping[str, timedelta] | None = None
 ) -> Claim:
-    """The next job that becomes claimable, found as a worker finds it: claim, and wait when there is none.
+    """Claim the next job that becomes claimable, as a worker does: claim, and wait when there is none.
 
-    The wait would go on for much longer than this function's patience: a lost wake-up fails here.
+    The wait lasts much longer than this function's patience, so a lost wake-up fails here.
     """
     wanted = {"*": LEASE} if leases is None else leases
     async with asyncio.timeout(PATIENCE):
@@ -148,32 +148,32 @@ async def next_claim(
 
 
 async def settle(storage: Storage, settlement: Settlement) -> SettleOutcome:
-    """What settling this one attempt did."""
+    """Settle this one attempt and return the outcome."""
     outcomes = await storage.settle([settlement])
     assert len(outcomes) == 1, "one outcome per settlement"
     return outcomes[0]
 
 
 async def apply(storage: Storage, *settlements: Settlement) -> None:
-    """The attempts are over as said."""
+    """Settle the attempts, each of which must still hold its job."""
     for outcome in await storage.settle(settlements):
         assert outcome.status is SettleStatus.APPLIED, outcome
 
 
 async def enqueue(storage: Storage, *jobs: NewJob) -> None:
-    """The jobs are in the queue, each for the first time in this generation."""
+    """Enqueue the jobs, each of which must be new in this generation."""
     for result in await storage.enqueue(jobs):
         assert result.status.value == "queued", result
 
 
 async def state(storage: Storage, job_id: str) -> JobState | None:
-    """The job's state now."""
+    """Return the job's state now."""
     found = (await storage.status([job_id]))[0]
     return None if found is None else found.state
 
 
 async def status(storage: Storage, job_id: str) -> JobStatus:
-    """The job as it stands; it must exist."""
+    """Return the job as it stands; it must exist."""
     found = (await storage.status([job_id]))[0]
     assert found is not None, f"job {job_id!r} should exist"
     return found
@@ -182,9 +182,9 @@ async def status(storage: Storage, job_id: str) -> JobStatus:
 async def recover(
     harness: Harness, storage: Storage, expected: int, *, limit: int = 1_000, max_stalls: int = 3
 ) -> Recovery:
-    """What recovery brings back until it has `expected` jobs, in as many passes as the storage declares.
+    """Recover until there are `expected` jobs, in as many passes as the storage declares.
 
-    The leases must have been let expire; on a real clock a few passes more are given for a machine that is busy.
+    The leases must have expired. On a real clock there are a few passes more, for a machine that is busy.
     """
     requeued: list[str] = []
     given_up: list[str] = []
@@ -201,7 +201,7 @@ async def recover(
 
 
 async def crash(harness: Harness, storage: Storage, *, limit: int = 1, worker_id: str = WORKER) -> list[Claim]:
-    """A worker claims jobs and is never heard of again: their leases have expired."""
+    """Let a worker claim jobs and disappear, until their leases have expired."""
     claims = await claim(storage, limit, worker_id=worker_id, lease=harness.moment)
     assert len(claims) == limit, f"{limit} jobs should be claimable"
     await harness.advance(harness.moment)
@@ -209,7 +209,7 @@ async def crash(harness: Harness, storage: Storage, *, limit: int = 1, worker_id
 
 
 async def expect(subscription: Subscription, *kinds: JobEventKind) -> list[JobEvent]:
-    """The next events, which must be of these kinds in this order."""
+    """Return the next events, which must be of these kinds in this order."""
     async with asyncio.timeout(PATIENCE):
         events = [await subscription.get() for _ in kinds]
     assert [event.kind for event in events] == list(kinds)
@@ -217,9 +217,9 @@ async def expect(subscription: Subscription, *kinds: JobEventKind) -> list[JobEv
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """`holds`, asked every few milliseconds, answered or resolved to something true.
+    """Wait until `holds`, called every few milliseconds, returns something true, or an awaitable of it.
 
-    There is more time than `PATIENCE`: as nobody waits to be told, it can only be the machine that is slow.
+    It waits longer than `PATIENCE`: nobody has to be notified here, so only a slow machine can be the reason.
     """
     async with asyncio.timeout(3 * PATIENCE):
         while not await _answer(holds()):  # noqa: ASYNC110 - nobody tells of what is asked for
@@ -232,7 +232,7 @@ async def _answer(said: object) -> object:
 
 @asynccontextmanager
 async def background(*tasks: asyncio.Task[object]) -> AsyncIterator[None]:
-    """The tasks run beside the block and are over when it ends."""
+    """Run the tasks beside the block, and end them with it."""
     try:
         yield
     finally:
@@ -242,5 +242,5 @@ async def background(*tasks: asyncio.Task[object]) -> AsyncIterator[None]:
 
 
 def ids(claims: Sequence[Claim]) -> list[str]:
-    """The ids of the jobs claimed, in the order of the claims."""
+    """Return the ids of the jobs claimed, in the order of the claims."""
     return [held.job_id for held in claims]

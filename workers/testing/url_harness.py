@@ -1,4 +1,4 @@
-"""Any storage with a URL, in real time."""
+"""A harness for any storage with a URL, in real time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class _Migrates(Protocol):
 class UrlHarness(Harness):
     """The storage that a URL names, with leases and delays of 150 ms that are really waited for.
 
-    Every case works on queues of its own, named `case-...`, and leaves them behind: give it a database or a server
-    that may be thrown away. Tables are made where they are missing.
+    Every case works on queues of its own, named `case-...`, and leaves them behind: use a database or a server that may
+    be thrown away. Missing tables are created.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url
-        # Held for as long as the harness: what storages on one URL share must not vanish between two clients.
+        # Kept as long as the harness: what storages on one URL share must not vanish between two clients.
         self._first = open_storage(url)
 
     @property
@@ -35,10 +35,10 @@ class UrlHarness(Harness):
         return open_storage(self._url, queue=queue)
 
     async def prepare(self) -> None:
-        """The storage is there and has its tables.
+        """Connect once, creating missing tables.
 
         Raises:
-            WorkersError: it is not, or it cannot be used.
+            WorkersError: the storage does not exist, or cannot be used.
         """
         if isinstance(self._first, _Migrates):
             await self._first.migrate()

@@ -1,4 +1,4 @@
-"""What runs jobs: claims, handlers and what wraps them, leases, settlements, recovery, the stop."""
+"""The running of jobs: claims, handlers and middlewares, leases, settlements, recovery, the stop."""
 
 from workers.worker.reaper import Reaper
 from workers.worker.worker import Worker

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OUT_OF_TIME: Final = "operation timed out"
-"""Why a run fails that took longer than its job allows; the same words as in Bull, for whoever looks for them there."""
+"""The message of a run that took longer than its job allows: the words of Bull, for programs that look for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How an attempt ended: what to settle (None: the lease is lost, nothing may be), and the error behind it.
+    """How an attempt ended: its settlement (None: the lease is lost, so nothing may be settled), and its error.
 
     `settled`: the handler has committed the settlement itself.
     """
@@ -64,7 +64,10 @@ class Ending:
 
 
 class Phase(Enum):
-    """Where an attempt is. It may be cancelled while its handler runs, never later: that would lose the settlement."""
+    """The phase of an attempt.
+
+    It may be cancelled while its handler runs, never later: that would lose the settlement.
+    """
 
     STARTING = "starting"
     RUNNING = "running"
@@ -76,15 +79,16 @@ def _refuse(claim: Claim) -> OwnTransaction:
 
 
 def _stay(token: str) -> bool:
-    """There is no slot to leave."""
+    """Return False: there is no slot to leave."""
     return False
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One run of a claimed job; `reporter` is told of its progress, `make_own` asked once its handler wants one.
+    """One run of a claimed job.
 
-    `leave` is asked, by the claim's token, when its handler would give its slot back.
+    `reporter` is called with its progress, and `make_own` when its handler wants a transaction of its own. `leave` is
+    called with the claim's token when its handler wants to leave its slot.
     """
 
     claim: Claim
@@ -104,9 +108,9 @@ class Attempt:
         return self.given_up
 
     def abandon(self) -> bool:
-        """Its worker stops without it: a plain function is not waited for any more, and its job left to its lease.
+        """Stop waiting for a plain function, because the worker stops; the job is left until its lease ends.
 
-        False: there is none.
+        Returns False when there is none.
         """
         if self.given_up is None or self.phase is Phase.ENDED:
             return False
@@ -125,9 +129,9 @@ class Attempt:
         return None if self.own is None else self.own.settled
 
     def interrupt(self, reason: SignalReason, loss: LossReason | None = None) -> bool:
-        """The handler is told why and cancelled, or never starts. False: it had ended, nothing happened.
+        """Tell the handler the reason and cancel it, or never start it. Returns False if it had ended.
 
-        One whose own transaction has ended the job has nothing left to lose, and is told of a shutdown only.
+        A handler whose own transaction has ended the job has nothing left to lose; it is told of a shutdown only.
         """
         ended = self.own is not None and self.own.beyond_recall and reason is not SignalReason.SHUTDOWN
         if ended or self.phase is Phase.ENDED:
@@ -138,7 +142,9 @@ class Attempt:
         return True
 
     def report(self, progress: bytes) -> None:
-        """The job has come this far; of no effect when the handler has ended, as a thread may not know.
+        """Report how far the job has come.
+
+        It has no effect once the handler has ended, which a thread may not know.
 
         Raises:
             TransactionError: within a transaction of the handler's own.
@@ -168,7 +174,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """Runs attempts for one worker: finds the handler, bounds it, and turns whatever happens into an `Ending`."""
+    """Runs attempts for one worker: finds the handler, limits its time, and turns whatever happens into an `Ending`."""
 
     handlers: HandlerTable
     retry: RetryPolicy
@@ -177,10 +183,12 @@ class Runner:
     middlewares: tuple[Middleware, ...]
 
     async def run(self, attempt: Attempt) -> Ending:
-        """Run the handler once. Every exception of the handler, `BaseException` included, becomes a settlement.
+        """Run the handler once.
+
+        Every exception of the handler, `BaseException` included, becomes a settlement.
 
         Raises:
-            CancelledError: somebody else than the worker cancelled the attempt's task.
+            CancelledError: somebody other than the worker cancelled the attempt's task.
         """
         started, task = monotonic(), asyncio.current_task()
         policy = attempt.claim.backoff or self.retry
@@ -244,7 +252,7 @@ class Runner:
             late.cancel()
 
     def success(self, claim: Claim, result: object) -> Completed | Continued:
-        """What a handler's result means for its job.
+        """Return the settlement that a handler's result means.
 
         Raises:
             UnrecoverableError: it cannot be encoded.
@@ -280,7 +288,7 @@ def _lesser(one: timedelta | None, other: timedelta | None) -> timedelta | None:
 
 
 def _runs(task: asyncio.Task[object] | None) -> bool:
-    """Whether this is called from within the task, and not because what was left of it is thrown away."""
+    """Tell whether the caller runs within the task, and not while the rest of it is being thrown away."""
     try:
         return asyncio.current_task() is task
     except RuntimeError:  # no loop runs any more
@@ -288,7 +296,10 @@ def _runs(task: asyncio.Task[object] | None) -> bool:
 
 
 def _pass_on_foreign_cancellation(attempt: Attempt, error: BaseException) -> None:
-    """The worker's own cancellations come with a signal, and a handler may raise `CancelledError` of itself."""
+    """Raise a cancellation that is not the worker's own.
+
+    Those come with a signal, and a handler may raise `CancelledError` by itself.
+    """
     task = asyncio.current_task()
     assert task is not None
     if attempt.signal.reason is None and isinstance(error, asyncio.CancelledError) and task.cancelling():
@@ -307,7 +318,7 @@ def _settlement_of(attempt: Attempt, error: BaseException, policy: RetryPolicy) 
 def settlement_of_failure(
     claim: Claim, error: BaseException, policy: RetryPolicy, *, now: datetime | None = None
 ) -> Retried | Failed:
-    """What a handler's exception means for its job: again after some time, or failed for good."""
+    """Return the settlement that a handler's exception means: a retry after some time, or failed for good."""
     if isinstance(error, UnrecoverableError):
         return Failed(claim=claim, error=ErrorInfo.of(error), keep=error.keep)
     if isinstance(error, StalledError):
@@ -319,12 +330,12 @@ def settlement_of_failure(
         delay=_delay(claim, error, policy, now or datetime.now(UTC)),
         error=ErrorInfo.of(error),
         counted=_is_counted(error),
-        postponed=isinstance(error, Retry) and error.postponed,
+        snoozed=isinstance(error, Retry) and error.snoozed,
     )
 
 
 def ends_the_job(error: BaseException, attempt: int, max_attempts: int) -> bool:
-    """Whether the job fails for good when this attempt raises `error`."""
+    """Tell whether the job fails for good when this attempt raises `error`."""
     if isinstance(error, UnrecoverableError | StalledError):
         return True
     return _is_counted(error) and attempt >= max_attempts

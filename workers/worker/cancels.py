@@ -1,8 +1,8 @@
-"""Hears of cancel requests as they are made, long before the next renewal would tell.
+"""Listening for cancel requests, long before the next renewal would report them.
 
 Theory of operation. A request is a hint: by the time it is heard, the attempt it was meant for may have ended and
-another have begun, so the storage is asked about the claims for that job. Three kinds of request would go unheard, and
-are looked for instead:
+another begun, so the storage is asked about the claims for that job. Three kinds of request would be missed, and are
+looked for instead:
 
 * those made while nobody listened: whenever listening begins, and after every loss of the subscription, the storage is
   asked about all claims;
@@ -17,13 +17,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
+from workers.backoff import Backoff
 from workers.errors import WorkersError
 from workers.storage.base import Storage
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 MOST_REMEMBERED: Final = 1_000
-"""Jobs whose ids are remembered; with more, any job may be meant."""
+"""At most so many ids of jobs are remembered; with more, every job is looked at."""
 
 
 class _Suspects:
@@ -48,10 +49,12 @@ class _Suspects:
 
 
 class CancelListener:
-    """Calls `look` with the ids of jobs somebody asked to cancel, whoever runs them, or None for every job.
+    """Calls `look` with the ids of jobs that somebody asked to cancel, or with None for every job.
 
-    Should `look` raise, it is called again. What is missed all the same, as by a storage that does not tell of a lost
-    connection, renewals tell of.
+    The ids may be of jobs that run elsewhere.
+
+    If `look` raises, it is called again. A missed request, as on a storage that does not report a lost connection, is
+    noticed at the next lease renewal.
     """
 
     def __init__(
@@ -66,38 +69,40 @@ class CancelListener:
         self._report = report
         self._heard = _Suspects()  # and not looked at yet
         self._due = asyncio.Event()  # set when there are any
-        self._early = _Suspects()  # heard since the call that claims began, of which the answer is not there yet
+        self._early = _Suspects()  # heard since the current claim call began, which has not answered yet
         self._claiming = False
 
     def claiming(self) -> None:
-        """Remember what is heard until `claimed`: a call that claims begins, of which there is one at a time."""
+        """Remember what is heard until `claimed`: a claim call begins. There is one at a time."""
         self._claiming = True
 
     def claimed(self) -> None:
-        """Look at what was remembered: the call has ended, and what it brought is held."""
+        """Look at what was remembered: the claim call has ended, and its claims are held."""
         self._claiming = False
         if self._early:
             self._suspect(self._early.take())
 
     async def run(self) -> None:
-        """Listen until cancelled; what keeps the storage from telling is reported, and tried again with back-off."""
+        """Listen until cancelled.
+
+        Errors that keep the storage from reporting requests are reported, and listening is tried again with back-off.
+        """
         async with asyncio.TaskGroup() as side:
             side.create_task(self._look_when_due(), name="look-for-cancels")
             await self._listen()
 
     async def _listen(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 async with self._storage.cancel_requests() as requests:
-                    pause = FIRST_PAUSE_SECONDS
+                    backoff.reset()
                     self._hear(None)
                     while True:
                         self._hear([(await requests.get()).job_id])
-            except WorkersError as error:  # never the worker's end: it can do without
+            except WorkersError as error:  # must not end the worker, which can do without
                 self._report(error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(backoff.pause())
 
     def _hear(self, ids: Collection[str] | None) -> None:
         self._suspect(ids)
@@ -109,16 +114,15 @@ class CancelListener:
         self._due.set()
 
     async def _look_when_due(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while True:
             await self._due.wait()
             self._due.clear()
             suspects = self._heard.take()
             try:
                 await self._look(suspects)
-                pause = FIRST_PAUSE_SECONDS
+                backoff.reset()
             except WorkersError as error:
                 self._report(error)
                 self._suspect(suspects)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.pause())

@@ -1,4 +1,4 @@
-"""What a worker reports while it runs."""
+"""The events that a worker reports while it runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerEventKind(StrEnum):
-    """`continued`: an attempt succeeded, and the job goes on as the next link of its chain; `failing`: one failed and
-    will be repeated; `failed`: the job failed for good; `drained`: the last claim left nothing, and all jobs claimed
-    have ended; `error`: the storage failed a call, which says nothing about any job; `set_aside`: one that another
-    program wrote cannot be run, and waits for `Management.repair`.
+    """The kinds of worker events.
+
+    `continued`: an attempt succeeded, and the job goes on as the next link of its chain; `failing`: an attempt failed
+    and will be repeated; `failed`: the job failed for good; `drained`: the last claim left nothing, and all jobs
+    claimed have ended; `error`: the storage failed a call, which says nothing about any job; `set_aside`: a job that
+    another program wrote cannot be run, and waits for `Management.repair`.
     """
 
     READY = "ready"
@@ -38,11 +40,11 @@ class WorkerEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEvent:
-    """One event. Events of an attempt carry its `claim`. Those of the reaper carry `job_ids` instead: `stalled` jobs
-    are back in the queue, `failed` ones had stalled too often or with their last attempt. So does `set_aside`, of one
-    job, whose `error` says why.
+    """One event of a worker or reaper.
 
-    `delay` is the time until the next attempt, `duration` how long the handler ran.
+    Events of an attempt carry its `claim`. Those of the reaper carry `job_ids` instead: `stalled` jobs are back in the
+    queue; `failed` ones had stalled too often, or with their last attempt. `set_aside` carries the id of one job, and
+    its `error` says why. `delay` is the time until the next attempt, `duration` how long the handler ran.
     """
 
     kind: WorkerEventKind
@@ -77,7 +79,7 @@ class Emitter:
         duration: timedelta | None = None,
         job_ids: tuple[str, ...] = (),
     ) -> None:
-        """Every observer has seen the event."""
+        """Call every observer with the event."""
         if not self._observers:
             return
         event = WorkerEvent(
@@ -97,5 +99,5 @@ class Emitter:
                 logger.exception("observer %r failed on event %r", observer, kind.value)
 
     def report(self, error: BaseException) -> None:
-        """Every observer has seen the error."""
+        """Call every observer with the error."""
         self.emit(WorkerEventKind.ERROR, error=error)

@@ -1,4 +1,4 @@
-"""What a handler is, what it gets, and what wraps it."""
+"""Handlers, the jobs they get, and the middlewares around them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SignalReason(StrEnum):
 
 
 class Signal:
-    """Fires at most once, with the reason; the handler's task is cancelled right after."""
+    """Fires at most once, with the reason; right afterwards the handler's task is cancelled."""
 
     __slots__ = ("_fired", "loss", "reason")
 
@@ -48,16 +48,16 @@ class Signal:
         self._fired: asyncio.Event | None = None
 
     def fire(self, reason: SignalReason, loss: LossReason | None = None) -> None:
-        """The reason is set, unless one was set before; `loss` says how a lease was lost."""
+        """Set the reason, unless one was set before; `loss` says how a lease was lost."""
         if self.reason is None:
             self.reason, self.loss = reason, loss
             if self._fired is not None:
                 self._fired.set()
 
     async def wait(self) -> SignalReason:
-        """Return when the signal has fired."""
+        """Wait until the signal has fired, and return its reason."""
         if self.reason is None:
-            # Made on demand: most handlers never wait, and an Event per attempt would cost them all.
+            # Made on demand: most handlers never wait, and an Event for every attempt would cost them all.
             self._fired = self._fired or asyncio.Event()
             await self._fired.wait()
         assert self.reason is not None
@@ -65,16 +65,19 @@ class Signal:
 
 
 class Run(Protocol):
-    """What a job knows of the attempt it is in."""
+    """What a job knows of the attempt that runs it."""
 
     @property
     def queue(self) -> str: ...
 
     def abandonment(self) -> asyncio.Future[None] | None:
-        """Done when nobody waits for a plain function any more; None: nobody does once the attempt is cancelled."""
+        """Return a future that is done when a plain function is not waited for any more.
+
+        None: it is not waited for once the attempt is cancelled.
+        """
 
     def report(self, progress: bytes) -> None:
-        """The job has come this far; from any thread, at once."""
+        """Report how far the job has come; from any thread, without blocking."""
 
     def leave_slot(self) -> bool:
         """See `Job.leave_slot`."""
@@ -87,18 +90,18 @@ class Run(Protocol):
 
 
 class NoRun:
-    """That of a job which no worker runs, as in tests of a handler."""
+    """The run of a job that no worker runs, as in tests of a handler."""
 
     queue = ""
 
     def abandonment(self) -> None:
-        """Nobody waits."""
+        """Do nothing: nobody waits."""
 
     def report(self, progress: bytes) -> None:
-        """Nobody is told."""
+        """Do nothing: nobody listens."""
 
     def leave_slot(self) -> bool:
-        """There is no slot to leave."""
+        """Return False: there is no slot to leave."""
         return False
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
@@ -113,9 +116,9 @@ _NO_RUN: Final = NoRun()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a handler gets: the job, its decoded payload, and which attempt this is (the first is 1).
+    """What a handler gets: the job, its decoded payload, and the number of this attempt (the first is 1).
 
-    `chain_index` says which link of its chain the job is, the first is 0.
+    `chain_index` is the number of this link of the job's chain; the first is 0.
     """
 
     id: str
@@ -129,11 +132,11 @@ class Job:
     run: Run = field(default=_NO_RUN, repr=False, compare=False)
 
     def progress(self, value: object) -> None:
-        """`value` will be in `JobStatus.progress` as JSON, within about 0.1 s, unless a later one takes its place.
+        """Show `value` as JSON in `JobStatus.progress`, within about 0.1 s, unless a later one replaces it.
 
         Returns at once and may be called from any thread, as often as you like. Best effort: a storage that cannot be
-        reached costs a report, never the job. It stays until the next report, also of a later attempt, and goes with
-        the record.
+        reached costs a report, never the job. The progress stays until the next report, even one of a later attempt,
+        and goes with the record.
 
         Raises:
             ValueError: it is no JSON value, or longer than 4 KiB as one.
@@ -141,65 +144,66 @@ class Job:
         self.run.report(encode_progress(value))
 
     def log(self, line: str) -> None:
-        """The line is in the log, by the logger `workers.job` at level info, with `job_id`, `job_name`, `attempt` and
-        `queue` as attributes of its record.
+        """Log the line by the logger `workers.job` at level info.
 
-        Control characters are escaped, what is over 8 KiB is cut. It is not kept in the queue, which would grow by it.
+        `job_id`, `job_name`, `attempt` and `queue` are attributes of its record. Control characters are escaped, and
+        what exceeds 8 KiB is cut. The queue does not keep the line, because it would grow by it.
         """
         extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
         job_logger.info("%s", log_line(line), extra={**extra, "queue": self.run.queue})
 
     def leave_slot(self) -> bool:
-        """The attempt goes on in overtime: another job may run in its place among the worker's `concurrency`.
+        """Go on in overtime, so that another job may take this attempt's place in the worker's `concurrency`.
 
-        Nothing else changes. The lease is renewed, a timeout goes on, the job keeps its ordering key, hears of a cancel
-        and of a stop, is waited for by the grace, and is settled as any other. Returns at once and may be called from
-        any thread, as often as you like.
+        Nothing else changes. The lease is renewed, the timeout still counts, the job keeps its ordering key, is told of
+        a cancel and of a stop, is waited for during the grace, and is settled like any other. Returns at once and may
+        be called from any thread, as often as you like.
 
-        True: the attempt is out of its slot, since now or an earlier call. False: it stays where it was, because as
-        many as the worker's `overtime` allows are out already, because no worker of this package runs it, or because it
-        has ended.
+        Returns True if the attempt is out of its slot, by this call or an earlier one. Returns False if it stays there:
+        because as many as the worker's `overtime` allows are out already, because no worker of this package runs it, or
+        because it has ended.
         """
         return self.run.leave_slot()
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """`async with job.transaction() as session:` what the block writes and the job's end are committed together.
+        """Open a transaction that commits what its block writes together with the end of the job.
 
-        The session is on the queue's own database. At the end of the block the job ends as `complete` was told, or
-        completes with None, and what the handler returns or raises afterwards does not matter any more. A block that
-        raises has written nothing, and its exception is a failure as any other. Pass `connection=session` to enqueue
-        other jobs in it.
+        Use it as `async with job.transaction() as session:`; the session is on the queue's own database. At the end of
+        the block the job ends as `complete` said, or completes with None; what the handler returns or raises afterwards
+        has no effect. A block that raises has written nothing, and its exception is a failure like any other. Pass
+        `connection=session` to enqueue other jobs in it.
 
         On SQLite the block holds the only write lock: keep it short. `progress` is refused in it.
 
         Raises:
             Unsupported: the storage has no `limits.transactions`.
-            LeaseLost: at the end of the block: the job is somebody else's by now, so nothing was written.
+            LeaseLost: at the end of the block: another worker has the job by now, so nothing was written.
             TransactionError: at the end of the block: it was committed or rolled back inside.
             StorageUnavailable: the database did not answer, or another transaction held its lock too long.
         """
         return self.run.transaction()
 
     def complete(self, result: object = None) -> None:
-        """In the block of `transaction`: the job ends with it as if the handler had returned `result`, which may be
-        `continue_with(...)`.
+        """End the job with `result`, which may be `continue_with(...)`, as if the handler had returned it.
+
+        Only to be called in the block of `transaction`, once.
 
         Raises:
-            UnrecoverableError: `result` cannot be encoded, or the job not be continued so.
+            UnrecoverableError: `result` cannot be encoded, or the job cannot be continued so.
             RuntimeError: outside of such a block, or for the second time in it.
         """
         self.run.complete(result)
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]
-"""`async def (job) -> result`; a plain function runs in a thread of its own, and its attempt lasts until it ends."""
+"""`async def (job) -> result`; a plain function runs in a thread of its own, and its attempt lasts until it returns."""
 
 Next: TypeAlias = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext:
-    """What middlewares share about one attempt; `data` is theirs to fill."""
+    """What the middlewares of one attempt share; they may put anything into `data`."""
 
     job: Job
     queue: str
@@ -208,16 +212,16 @@ class AttemptContext:
 
 
 Middleware: TypeAlias = Callable[[AttemptContext, Next], Awaitable[object]]
-"""Wraps an attempt: may look, time, change the result, or not call `next` at all."""
+"""Wraps an attempt: it may observe, measure, change the result, or not call `next` at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function with settings of its own; what is None is the worker's.
+    """A function with settings of its own; a setting that is None is the worker's.
 
-    `timeout` bounds one run: past it the function is cancelled and the attempt fails with `HandlerTimeout`, that of a
-    plain function when it ends, which nobody can interrupt. A job that has a shorter one of its own, as Node's on Bull
-    may, goes by that.
+    `timeout` bounds one run: the function is cancelled when it is over, and the attempt fails with `HandlerTimeout`.
+    Nobody can interrupt a plain function, so its attempt fails when the function returns. A job with a shorter timeout
+    of its own, as Node may set on Bull, uses that.
     """
 
     fn: HandlerFunction
@@ -232,7 +236,7 @@ class Handler:
 
 
 class HandlerTable:
-    """Job names and their handlers; `"*"` takes every name not listed."""
+    """The handlers by job name; `"*"` takes every name that is not listed."""
 
     def __init__(self, handlers: Mapping[str, HandlerFunction | Handler]) -> None:
         if not handlers:
@@ -242,7 +246,7 @@ class HandlerTable:
         }
 
     def find(self, name: str) -> Handler:
-        """The handler for `name`.
+        """Return the handler for `name`.
 
         Raises:
             UnknownJobError: none is registered, and there is no catch-all.
@@ -253,7 +257,10 @@ class HandlerTable:
         return handler
 
     def leases(self, default: timedelta, *, every_name: bool) -> dict[str, timedelta]:
-        """What to claim with; `every_name` adds a catch-all where the storage cannot filter by name."""
+        """Return the leases to claim with.
+
+        `every_name` adds a catch-all where the storage cannot filter by name.
+        """
         leases = {name: handler.lease or default for name, handler in self._handlers.items()}
         if every_name:
             leases.setdefault(ANY_NAME, default)
@@ -261,7 +268,7 @@ class HandlerTable:
 
 
 def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) -> Job:
-    """The handler's view of a claim."""
+    """Return a claim as its handler sees it."""
     return Job(
         signal=signal,
         run=run,
@@ -284,7 +291,7 @@ async def call(handler: Handler, context: AttemptContext, middlewares: Sequence[
 
 
 async def invoke(function: HandlerFunction, job: Job) -> object:
-    """What the function returns; a plain one runs in a thread of its own."""
+    """Return what the function returns; a plain one runs in a thread of its own."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         result = function(job)
     else:
@@ -293,7 +300,7 @@ async def invoke(function: HandlerFunction, job: Job) -> object:
 
 
 async def _in_thread(function: HandlerFunction, job: Job) -> object:
-    """A daemon thread of its own: one that never ends must not keep the process from ending."""
+    """Run the function in a daemon thread, so that one that never returns cannot keep the process from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
     context = contextvars.copy_context()
@@ -320,7 +327,10 @@ async def _in_thread(function: HandlerFunction, job: Job) -> object:
 
 
 async def _end_of(future: asyncio.Future[object], job: Job) -> object:
-    """What a plain function came to. It goes on when it is cancelled, and so does its attempt, with slot and lease."""
+    """Return the result of a plain function.
+
+    It goes on when it is cancelled, and so does its attempt, which keeps slot and lease.
+    """
     abandonment = job.run.abandonment()
     awaited: list[asyncio.Future[object] | asyncio.Future[None]] = [future]
     if abandonment is not None:
@@ -334,9 +344,9 @@ async def _end_of(future: asyncio.Future[object], job: Job) -> object:
         if not future.done() and (cancelled if abandonment is None else abandonment.done()):
             future.cancel()
             raise cancelled or asyncio.CancelledError
-    # What was done by the time of a stop counts; what is too late or was cancelled does not.
+    # A result that is there by the time of a stop counts; one that is too late or was cancelled does not.
     if cancelled is not None and job.signal.reason is not SignalReason.SHUTDOWN:
         if not future.cancelled():
-            future.exception()  # looked at, or asyncio would complain
+            future.exception()  # retrieved, or asyncio would complain
         raise cancelled
     return future.result()

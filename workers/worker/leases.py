@@ -1,4 +1,4 @@
-"""Keeps every lease of one worker alive with one call."""
+"""Renewal of all leases of one worker, with one call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from workers.storage.base import Storage
 
 
 class LeaseKeeper:
-    """Renews all claims it holds every `interval`; tells which were lost and which shall be cancelled.
+    """Renews all claims it holds every `interval`; reports which were lost and which are to be cancelled.
 
-    While the storage does not answer, or answers with errors, a claim is kept until its lease must have ended (counted
-    on the event loop's clock from before the last successful call); then it is lost with reason `error`.
+    While the storage does not answer, or answers with errors, a claim is kept until its lease must have ended, counted
+    on the event loop's clock from before the last successful call. Then it is lost with reason `error`.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class LeaseKeeper:
         self._safe_until[claim.token] = since + claim.lease.total_seconds()
 
     def drop(self, claim: Claim) -> None:
-        """Renew `claim` no more."""
+        """Stop renewing `claim`."""
         self._held.pop(claim.token, None)
         self._safe_until.pop(claim.token, None)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether the lease is still alive, as far as this machine can know."""
+        """Tell whether the lease is still alive, as far as this machine can know."""
         return self._safe_until.get(claim.token, 0.0) > monotonic()
 
     async def run(self) -> None:
@@ -62,11 +62,11 @@ class LeaseKeeper:
                 self._report(error)
 
     async def renew_jobs(self, ids: Collection[str] | None) -> None:
-        """Learn what the storage has to tell of the claims for these jobs, of all claims with None.
+        """Renew the claims for these jobs, or all with None, and act on what the storage reports.
 
         Raises:
             StorageUnavailable: nothing was learned; claims whose lease must have ended are lost.
-            StorageError: as well.
+            StorageError: likewise.
         """
         claims = [claim for claim in self._held.values() if ids is None or claim.job_id in ids]
         if claims:

@@ -1,4 +1,4 @@
-"""Text from outside, made safe for a log whose records are lines."""
+"""Text from outside, made safe for logs that keep one record per line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 
 
 def log_line(text: str) -> str:
-    """The text in one line of at most 8 KiB of UTF-8: control characters are escaped, what is longer is cut."""
+    """Return the text as one line of at most 8 KiB of UTF-8: control characters are escaped, the excess is cut."""
     escaped = _UNPRINTABLE.sub(_escape, text[:MAX_LINE_BYTES])
     return escaped.encode()[:MAX_LINE_BYTES].decode(errors="ignore")
 

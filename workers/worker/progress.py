@@ -1,9 +1,9 @@
-"""Sends what handlers report of their progress, in groups and never in anybody's way.
+"""Sending of the progress that handlers report, in batches and without making anybody wait.
 
-Theory of operation. A report is left in a table, from whatever thread, where the next one of the same claim takes its
-place; one loop sends what has gathered, at most every 100 ms. An attempt that ends waits until its last report is sent
-before it is settled, for afterwards its token counts no more. Nothing else waits for a report: one that the storage
-does not take within 2 s is given up.
+Theory of operation. A report is put into a table, from any thread, where the next one of the same claim replaces it.
+One loop sends what has gathered, at most every 100 ms. An attempt that ends waits until its last report is sent before
+it is settled, because afterwards its token is worthless. Nothing else waits for a report: one that the storage does not
+take within 2 s is given up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _serde: Final = JsonSerde()
 
 
 def encode_progress(value: object) -> bytes:
-    """The value as JSON.
+    """Encode the value as JSON.
 
     Raises:
         ValueError: it is no JSON value, or longer than 4 KiB as one.
@@ -40,7 +40,7 @@ def encode_progress(value: object) -> bytes:
 
 
 class ProgressReporter:
-    """Sends for one worker; `report` gets storage errors."""
+    """Sends the progress of one worker's jobs; `report` is called with storage errors."""
 
     def __init__(self, storage: Storage, *, report: Callable[[BaseException], None]) -> None:
         self._storage = storage
@@ -53,7 +53,7 @@ class ProgressReporter:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def put(self, claim: Claim, value: bytes) -> None:
-        """`value` is the latest there is of this claim; from any thread, at once."""
+        """Make `value` the latest progress of this claim; from any thread, without blocking."""
         with self._lock:
             first = not self._latest
             self._latest[claim.token] = ProgressReport(claim=claim, value=value)
@@ -62,7 +62,7 @@ class ProgressReporter:
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
     def has(self, claim: Claim) -> bool:
-        """Whether something was reported of this claim and has not arrived yet."""
+        """Tell whether progress of this claim is still to be sent, or on its way."""
         return claim.token in self._latest or claim.token in self._under_way
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class ProgressReporter:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def flush(self) -> None:
-        """All that was reported until now has been sent, or given up."""
+        """Send, or give up, everything that was reported until now."""
         async with self._sending:
             with self._lock:
                 self._under_way, self._latest = self._latest, {}
@@ -83,7 +83,7 @@ class ProgressReporter:
                 if self._under_way:
                     async with asyncio.timeout(SEND_SECONDS):
                         await self._storage.progress(list(self._under_way.values()))
-            except Exception as error:  # whatever it is: no job may fail for what it only tells
+            except Exception as error:  # whatever it is: no job may fail because of its progress
                 self._report(error)
             finally:
                 self._under_way = {}

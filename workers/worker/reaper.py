@@ -1,4 +1,4 @@
-"""Gives back what crashed workers held, and removes what has outlived its retention."""
+"""The reaper: it gives back what crashed workers held, and removes records whose retention is over."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from datetime import timedelta
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.base import Storage
 from workers.worker.events import Emitter, Observer, WorkerEventKind
-from workers.worker.news import News
+from workers.worker.set_aside import SetAsideReporter
 
 BATCH = 1_000
-"""Leases recovered per call; a pass goes on until a call comes back short."""
+"""How many leases one call recovers at most; a pass goes on until a call recovers fewer."""
 SWEPT_AT_ONCE = 200
-"""Records removed per call, which is as long as a claim may have to wait for it: some milliseconds on every storage."""
+"""How many records one call removes at most. A claim may have to wait for it: some milliseconds on every storage."""
 
 
 class Reaper:
@@ -37,12 +37,12 @@ class Reaper:
         self._interval = interval.total_seconds()
         self._max_stalls = max_stalls
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
-        self._news = News(storage, self._events)
+        self._news = SetAsideReporter(storage, self._events)
 
     async def run(self) -> None:
-        """Reap until cancelled; a storage that does not answer, or answers with an error, is asked again next time.
+        """Reap until cancelled.
 
-        What it raised is reported.
+        A storage that does not answer, or answers with an error, is reported and asked again next time.
         """
         while True:
             try:
@@ -53,10 +53,10 @@ class Reaper:
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
 
     async def reap(self) -> None:
-        """One pass: every expired lease known now is recovered, every expired record gone.
+        """Run one pass: recover every lease that has expired by now, remove every expired record.
 
-        However many records expired at once, others have the storage half of the time, and leases that expire meanwhile
-        are recovered every `interval` all the same.
+        However many records expired at once, the storage is left to others half of the time, and leases that expire
+        meanwhile are still recovered every `interval`.
         """
         clock = asyncio.get_running_loop().time
         try:

@@ -1,9 +1,9 @@
-"""The slots of one worker: how many are free, and which attempts go on without one.
+"""The slots of one worker: how many are free, and which attempts run without one.
 
-Theory of operation. The claim loop takes a slot for every claim. The attempt gives it back when it has ended, or
-earlier, by going on in overtime. The event loop alone takes slots and ends attempts, but a plain function leaves its
-slot from a thread of its own, so whatever changes is changed under a lock. The claim loop reads without it: since it
-looked, more slots may have become free, never fewer, for nobody else takes them.
+Theory of operation. The claim loop takes a slot for every claim. The attempt gives it back when it ends, or earlier, by
+going on in overtime. Only the event loop takes slots and ends attempts, but a plain function leaves its slot from a
+thread of its own, so every change is made under a lock. The claim loop reads without the lock: since it looked, more
+slots may have become free, but never fewer, because nobody else takes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 
 
 class Slots:
-    """`count` slots, and room for `overtime` attempts at once beside them; attempts are known by their tokens."""
+    """`count` slots, and room for `overtime` attempts without a slot; attempts are known by their tokens."""
 
     def __init__(self, count: int, overtime: int) -> None:
         self._count = count
@@ -24,7 +24,7 @@ class Slots:
         self._overtime: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.freed = asyncio.Event()
-        """Set when a slot becomes free; whoever waits for the next one clears it."""
+        """Set when a slot becomes free; the one who waits for the next clears it."""
 
     @property
     def free(self) -> int:
@@ -32,15 +32,15 @@ class Slots:
         return self._count - len(self._taken)
 
     def take(self, token: str) -> None:
-        """The attempt is in a slot; in the event loop only."""
+        """Put the attempt into a slot; in the event loop only."""
         self._loop = asyncio.get_running_loop()
         with self._lock:
             self._taken.add(token)
 
     def leave(self, token: str) -> bool:
-        """The attempt goes on in overtime, if it did not before; from any thread, at once.
+        """Let the attempt go on in overtime, unless it does already; from any thread, without blocking.
 
-        False: there is no room, or no such attempt.
+        Returns False when there is no room, or no such attempt.
         """
         with self._lock:
             if token not in self._taken:
@@ -53,7 +53,7 @@ class Slots:
         return True
 
     def end(self, token: str) -> None:
-        """The attempt has ended, in its slot or in overtime; in the event loop only."""
+        """Give back what the attempt held, a slot or room for overtime; in the event loop only."""
         with self._lock:
             self._overtime.discard(token)
             if token not in self._taken:

@@ -1,4 +1,4 @@
-"""How a worker is asked to stop, and what it waits for ends early."""
+"""The request to stop a worker, and waits that it cuts short."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Stop:
-    """Whether a worker shall stop, and whether without grace; it listens from `listen` to `close`."""
+    """Whether a worker is to stop, and whether without grace; it listens from `listen` to `close`."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -22,39 +22,39 @@ class Stop:
         return self._asked.is_set()
 
     def ask(self) -> None:
-        """The worker shall stop; asked again, without grace."""
+        """Ask the worker to stop; asked again, to stop without grace."""
         if self.asked:
             self._hurry.set()
         self._asked.set()
 
     def hurry(self) -> None:
-        """There is no grace."""
+        """Skip the grace."""
         self._hurry.set()
 
     def listen(self) -> None:
-        """What is waited for ends early from now on."""
+        """Cut waits short from now on."""
         self._heard = asyncio.create_task(self._asked.wait())
 
     def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Stop listening: nothing is waited for any more."""
         if self._heard is not None:
             self._heard.cancel()
 
     async def until(self, call: asyncio.Future[T]) -> None:
-        """Return when the call is done, or the worker shall stop."""
+        """Return when the call is done, or the worker is to stop."""
         assert self._heard is not None
         either: list[asyncio.Future[T] | asyncio.Task[Literal[True]]] = [call, self._heard]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
     async def unless(self, work: Coroutine[object, object, None]) -> bool:
-        """Await `work`; being asked to stop cuts it short. Whether it came to its end."""
+        """Await `work` unless asked to stop, which cuts it short. Returns whether it came to its end."""
         task = asyncio.create_task(work)
         try:
             await self.until(task)
         finally:
             while not task.done():
                 task.cancel()
-                # Again and again: a single cancellation can be swallowed by what the task awaits.
+                # Cancel it again and again: what the task awaits may swallow a single cancellation.
                 await asyncio.wait([task], timeout=1)
         if task.cancelled():
             return False
@@ -62,7 +62,7 @@ class Stop:
         return True
 
     async def grace(self, tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
-        """The tasks are done, or had that long, or there is no grace."""
+        """Wait until the tasks are done, the time is over, or the grace is skipped."""
         if not tasks:
             return
         waits = [asyncio.create_task(all_done(tasks, seconds)), asyncio.create_task(self._until_hurried())]
@@ -78,12 +78,12 @@ class Stop:
 
 
 async def all_done(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """The tasks are done, or had that long."""
+    """Wait until the tasks are done, for at most so many seconds."""
     if tasks:
         await asyncio.wait(tasks, timeout=seconds)
 
 
 def first_failure(group: ExceptionGroup[Exception]) -> Exception:
-    """What made the tasks of a worker end; the others followed from it."""
+    """Return the exception that made a worker's tasks end; the others followed from it."""
     failure = group.exceptions[0]
     return first_failure(failure) if isinstance(failure, ExceptionGroup) else failure

@@ -1,9 +1,9 @@
-"""How a handler ends its job in the transaction of its own writes.
+"""Handlers that end their job in the transaction of their own writes.
 
 Theory of operation. The settlement goes over the session that the handler wrote with, so both are committed together.
-It is the last statement before the commit: it checks the claim's token, so that a lost claim takes the writes with it,
-and what it locks is locked for a moment only. Settlement and commit run in a task of their own that nothing cancels:
-whoever is cancelled meanwhile waits for it, and knows how it ended.
+It is the last statement before the commit. It checks the claim's token, so a lost claim rolls the handler's writes
+back, and it holds its locks for a moment only. Settlement and commit run in a task of their own that nothing cancels: a
+handler that is cancelled meanwhile waits for it and knows how it ended.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ Success: TypeAlias = Completed | Continued
 
 @runtime_checkable
 class Transactional(Protocol):
-    """A storage on an SQL database, whose tables handlers may write beside."""
+    """A storage on an SQL database, in which handlers may keep tables of their own."""
 
     def session(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """A session in a transaction on the storage's database; what it has not committed by the end never was."""
+        """Open a session in a transaction on the storage's database. What it has not committed at its end is undone."""
 
 
 class OwnTransaction:
-    """Lets one attempt's handler end its job in a transaction; `flush` sends what the attempt reported before."""
+    """Lets one attempt's handler end its job in a transaction.
+
+    `flush` sends the progress that the attempt reported before.
+    """
 
     __slots__ = ("_chosen", "_claim", "_flush", "_storage", "_success", "beyond_recall", "open", "settled")
 
@@ -51,9 +54,9 @@ class OwnTransaction:
         self._chosen: Success | None = None
         self.open = False
         self.beyond_recall = False
-        """Whether the settlement is committed or about to be: by then the lease is not needed any more."""
+        """Whether the settlement is committed or about to be: from then on the lease is not needed any more."""
         self.settled: Success | None = None
-        """What has been committed."""
+        """The settlement that has been committed."""
 
     def complete(self, result: object) -> None:
         """See `Job.complete`."""
@@ -105,7 +108,7 @@ class OwnTransaction:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """`work` is done; a cancellation meanwhile is passed on afterwards."""
+    """Wait until `work` is done; a cancellation meanwhile is raised afterwards."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

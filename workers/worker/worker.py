@@ -1,15 +1,15 @@
-"""Claims jobs, runs their handlers, settles them, keeps their leases, and stops without losing any.
+"""The worker: it claims jobs, runs their handlers, settles them, keeps their leases, and stops without losing any.
 
-Theory of operation. One loop claims: it fills all free slots with one call, starts an attempt per claim, and waits for
-a slot while full, for the storage's hint while there is nothing to do. The reaper runs beside it; around both, for as
-long as any attempt lives, the settler, the lease keeper and the listener for cancel requests. An attempt lives in
-`_attempts` from its claim until its settlement is answered, so its lease is renewed all that time. Only the claim loop
-adds attempts, only an attempt removes itself. One that leaves its slot early, for overtime, is an attempt like any
-other: all it does not do is keep the claim loop waiting.
+Theory of operation. One loop claims: it fills all free slots with one call and starts an attempt per claim. It waits
+for a slot while it is full, and for the storage's hint while there is nothing to do. The reaper runs beside it. The
+settler, the lease keeper and the listener for cancel requests run around both, for as long as any attempt lives. An
+attempt is in `_attempts` from its claim until its settlement is answered, so its lease is renewed all that time. Only
+the claim loop adds attempts; only an attempt removes itself. An attempt that leaves its slot early, for overtime, is
+like any other, except that it does not keep the claim loop waiting.
 
 Stopping has three phases: claim no more; wait `grace` for running handlers; cancel the rest and release their jobs,
-uncounted. What has not ended 5 s later is abandoned and its ids are logged: the lease will run out and another worker
-take over.
+uncounted. Attempts that have not ended 5 s later are abandoned and their ids logged: their leases will run out and
+another worker will take over.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, TypeAlias
 
+from workers.backoff import Backoff
 from workers.checks import check_text, new_id
 from workers.clock import monotonic
 from workers.errors import LossReason, StorageError, StorageUnavailable, UnrecoverableError
@@ -35,9 +36,9 @@ from workers.worker.cancels import CancelListener
 from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
-from workers.worker.news import News
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
+from workers.worker.set_aside import SetAsideReporter
 from workers.worker.settler import Settler
 from workers.worker.slots import Slots
 from workers.worker.stopping import Stop, all_done, first_failure
@@ -54,14 +55,15 @@ NotReady: TypeAlias = Callable[[], Coroutine[object, object, None] | None]
 
 
 class Worker:
-    """Runs `handlers` (job name to function or `Handler`; `"*"` catches all) on one queue, `concurrency` at a time.
+    """Runs `handlers` on one queue, `concurrency` jobs at a time.
 
-    As many as `overtime` (default 0) attempts may go on beside those, see `Job.leave_slot`. `not_ready` is asked before
-    each claim: None, or what to wait for before anything is claimed, as the return of a database all handlers need.
+    `handlers` maps a job name to a function or `Handler`; `"*"` catches all other names.
 
-    Leases (default 30 s) are renewed every third of theirs and reaped every half of the default. A failed attempt is
-    repeated by the job's own back-off, else the handler's, else `retry`. `poll_interval` bounds how long an idle worker
-    trusts the storage to wake it.
+    Up to `overtime` (default 0) attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each
+    claim. It returns None, or something to await before anything is claimed, such as the return of a database that all
+    handlers need. Leases (default 30 s) are renewed after a third of their time; the reaper runs every half of the
+    default lease. A failed attempt is repeated by the job's own back-off, else the handler's, else `retry`.
+    `poll_interval` bounds how long an idle worker relies on the storage to wake it.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Worker:
         self._grace = grace
         watching = tuple(observers)
         self._events = Emitter(watching, queue=storage.queue, worker_id=self.worker_id)
-        self._news = News(storage, self._events)
+        self._news = SetAsideReporter(storage, self._events)
         self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
         self._progress = ProgressReporter(storage, report=self._events.report)
         self._runner = Runner(
@@ -125,8 +127,8 @@ class Worker:
         self._not_ready = not_ready
         self._stop = Stop()
         self._linger = 0.0  # how long the last claim took
-        self._found_all = False  # whether the last claim brought all there was, and nothing was given back since
-        self._idle = True  # whether that has been reported, and nothing was claimed since
+        self._found_all = False  # whether the last claim took all due jobs, and none was given back since
+        self._idle = True  # whether the queue was reported as drained, and nothing was claimed since
 
     @property
     def running(self) -> int:
@@ -142,7 +144,7 @@ class Worker:
         """Work until `stop`, then let jobs finish for *grace* and give back the rest, uncounted.
 
         A storage that cannot be reached, or that answers with errors once the worker has begun, is reported and tried
-        again for as long as it takes. Cancelling this call stops without grace. A worker runs once.
+        again for as long as it takes. Cancelling this call stops the worker without grace. A worker runs once.
 
         Raises:
             StorageError: the storage is not fit for use from the start, as with missing tables.
@@ -185,19 +187,18 @@ class Worker:
                 await self._storage.disconnect()
 
     async def _connect(self) -> bool:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while not self._stop.asked:
             try:
                 if await self._stop.unless(self._storage.connect()):
                     return True
             except StorageUnavailable as error:
                 self._events.report(error)
-                await self._pause(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await self._stop.unless(asyncio.sleep(backoff.pause()))
         return False
 
     async def _claim_until_stopped(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while not self._stop.asked:
             await self._wait_for_slots()
             free = self._slots.free
@@ -212,16 +213,15 @@ class Worker:
                 if self._found_all:
                     self._note_drained()
                     await self._wait_for_work()
-                pause = FIRST_PAUSE_SECONDS
-            # An error may be about one job or key that somebody else wrote: no reason to leave all the others.
+                backoff.reset()
+            # An error may be about a single job or key that another program wrote; the other jobs must go on.
             except (StorageUnavailable, StorageError) as error:
                 self._events.report(error)
-                await self._pause(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await self._stop.unless(asyncio.sleep(backoff.pause()))
 
     async def _claim(self, limit: int) -> list[Claim]:
         asked_at = monotonic()
-        # A task of its own: neither stop nor cancellation may lose the claims that an answer on its way brings.
+        # A task of its own: neither a stop nor a cancellation may lose the claims of an answer that is on its way.
         call = asyncio.ensure_future(self._ask_for_claims(limit))
         try:
             await self._stop.until(call)
@@ -243,7 +243,10 @@ class Worker:
         return await self._storage.claim(self.worker_id, leases=self._wanted, limit=limit)
 
     async def _last_answer(self, call: asyncio.Future[list[Claim]]) -> list[Claim]:
-        """What `call` brings, given a last moment to do so; what comes later is left to the end of its leases."""
+        """Give `call` a last moment to answer and return its claims.
+
+        Claims that come later are left until their leases end.
+        """
         if not call.done():
             await asyncio.wait([call], timeout=FORCED_STOP_SECONDS)
         if not call.done():
@@ -263,7 +266,10 @@ class Worker:
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
 
     async def _wait_for_slots(self) -> None:
-        """Wait for a free slot; where more waits than there are slots, as long as a claim takes, to fill several."""
+        """Wait for a free slot.
+
+        When more jobs wait than there are slots, wait as long as a claim takes, to fill several with one call.
+        """
         self._slots.freed.clear()
         if self._stop.asked:
             return
@@ -275,11 +281,8 @@ class Worker:
             await asyncio.sleep(self._linger)
 
     async def _wait_for_work(self) -> None:
-        """Return when a claim may succeed, or the worker shall stop."""
+        """Return when a claim may succeed, or the worker is to stop."""
         await self._stop.unless(self._storage.wait(tuple(self._wanted), timeout=self._poll_interval))
-
-    async def _pause(self, seconds: float) -> None:
-        await self._stop.unless(asyncio.sleep(seconds))
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         claim = attempt.claim
@@ -319,7 +322,10 @@ class Worker:
             self._report_ending(attempt.claim, ending)
 
     async def _settle_otherwise(self, attempt: Attempt, ending: Ending, outcome: SettleOutcome) -> None:
-        """A success the storage cannot store, as a result beyond its limits, fails: it would each time."""
+        """Fail the job if its success cannot be stored, such as a result beyond the storage's limits.
+
+        It would fail in the same way each time.
+        """
         error = UnrecoverableError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}")
         self._events.report(error)
         if isinstance(ending.settlement, Completed | Continued):
@@ -344,7 +350,7 @@ class Worker:
         self._events.emit(kind, claim=claim, error=ending.error, delay=delay, duration=ending.duration)
 
     async def _finish(self) -> None:
-        """Phases two and three of a stop: let handlers end, then cancel them and wait for their settlements."""
+        """Run phases two and three of a stop: let handlers end, then cancel them and wait for their settlements."""
         try:
             await self._stop.grace(self._running_tasks(), self._grace.total_seconds())
         finally:  # being cancelled meanwhile only ends the grace
@@ -373,7 +379,7 @@ class Worker:
 
     def _cancel(self, claim: Claim) -> None:
         attempt = self._attempts.get(claim.token)
-        # Storages repeat the request until the job is settled; a handler that is cleaning up must be left to it.
+        # Storages repeat the request until the job is settled; a handler that is cleaning up must not be disturbed.
         if attempt is not None and attempt.signal.reason is None:
             attempt.interrupt(SignalReason.CANCELLED)
 

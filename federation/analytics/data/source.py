@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.python_workers import SparesWorker, spare_worker
-from federation.analytics.data.tables import DEFAULT_PARTITIONS, TABLES, Part, TableReader, table_of
+from federation.analytics.data.tables import DEFAULT_PARTITIONS, TABLES, TablePart, TableReader, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ class SourceTables:
         reader = TableReader({"url": self.url, "table": table}, schema)
         target.mkdir(parents=True)
         with pyarrow.parquet.ParquetWriter(target / "part-0.parquet", to_arrow_schema(schema)) as writer:
-            for batch in reader.read(Part()):
+            for batch in reader.read(TablePart()):
                 writer.write_batch(batch)
 
 

@@ -69,7 +69,7 @@ def table_of(options: dict[str, str]) -> Table:
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
+class TablePart(InputPartition):
     """The rows whose `column` is at least `low` and below `high`; None is no bound."""
 
     column: str | None = None
@@ -112,17 +112,17 @@ class TableReader(SparesWorker, DataSourceReader):
             if not pushed or not self._is_typed:
                 yield each
 
-    def partitions(self) -> Sequence[Part]:
+    def partitions(self) -> Sequence[TablePart]:
         by_time = self._since is not None or self._until is not None
         if not self._table.counts_up:
-            return [Part()]
+            return [TablePart()]
         with self._connected() as connection:
             if by_time:
                 return self._parts_of_time(connection)
             return self._parts_of_ids(connection)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        if not isinstance(partition, Part):
+        if not isinstance(partition, TablePart):
             raise TypeError(f"{type(partition).__name__} is no part of a table")
         fields = self._schema.fields
         with self._connected() as connection:
@@ -137,7 +137,7 @@ class TableReader(SparesWorker, DataSourceReader):
     def _connected(self) -> Connection:
         return reading_engine(self._url).connect()
 
-    def _select(self, part: Part) -> Select[*tuple[object, ...]]:
+    def _select(self, part: TablePart) -> Select[*tuple[object, ...]]:
         chosen = sqlalchemy.table(self._name, *(column(name) for name in self._table.schema.names))
         wanted = [self._raw(name) for name in self._schema.names]
         query = sqlalchemy.select(*wanted).select_from(chosen)
@@ -153,17 +153,17 @@ class TableReader(SparesWorker, DataSourceReader):
             raw = case((held, raw))
         return label(name, raw)
 
-    def _parts_of_ids(self, connection: Connection) -> list[Part]:
+    def _parts_of_ids(self, connection: Connection) -> list[TablePart]:
         chosen = sqlalchemy.table(self._name, column("id"))
         low, high = connection.execute(sqlalchemy.select(func.min(chosen.c.id), func.max(chosen.c.id))).one()
         if low is None:
-            return [Part()]
+            return [TablePart()]
         step = max(BATCH_ROWS, -(-(high + 1 - low) // self._partitions))
         # The ends are open: a row that is added meanwhile may be read or not, a row with an odd id is read.
         starts = range(low, high + 1, step)
         return _parts("id", [None, *starts[1:], None])
 
-    def _parts_of_time(self, connection: Connection) -> list[Part]:
+    def _parts_of_time(self, connection: Connection) -> list[TablePart]:
         time = self._table.time
         assert time is not None
         since, until = self._since, self._until
@@ -176,7 +176,7 @@ class TableReader(SparesWorker, DataSourceReader):
             except (ValueError, sqlalchemy.exc.DataError):
                 first = last = None  # no time that a datetime can hold: few rows, in one part
             if first is None:
-                return [Part(column=time, low=since, high=until)]
+                return [TablePart(column=time, low=since, high=until)]
             low, high = since or first, until or last
         else:
             low, high = since, until
@@ -198,5 +198,5 @@ def _moment(options: dict[str, str], name: str) -> datetime | None:
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 
-def _parts(name: str, cuts: Sequence[Bound | None]) -> list[Part]:
-    return [Part(column=name, low=low, high=high) for low, high in itertools.pairwise(cuts)]
+def _parts(name: str, cuts: Sequence[Bound | None]) -> list[TablePart]:
+    return [TablePart(column=name, low=low, high=high) for low, high in itertools.pairwise(cuts)]

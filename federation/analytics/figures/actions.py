@@ -47,7 +47,7 @@ _URGENCY: Final = tuple(Action)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AdviceRule:
     """What `texts`, an array, say of a server if `holds` is true (null counts as false), and what to do about it."""
 
     action: Action
@@ -69,7 +69,7 @@ def advise(figures: DataFrame, *, until: datetime) -> DataFrame:
     )
 
 
-def _findings(until: datetime) -> Iterator[Finding]:
+def _findings(until: datetime) -> Iterator[AdviceRule]:
     yield from _key_findings()
     yield from _down_findings(until)
     yield from _delivery_findings()
@@ -82,15 +82,15 @@ def _findings(until: datetime) -> Iterator[Finding]:
     yield _finding(Action.WATCH, F.col("failures") >= WATCH_FAILURES, failures)
 
 
-def _key_findings() -> Iterator[Finding]:
+def _key_findings() -> Iterator[AdviceRule]:
     suspicious, malformed = F.col("suspicious_keys"), F.col("malformed_keys")
-    yield Finding(action=Action.REVIEW, holds=F.size(suspicious) > 0, texts=suspicious)
-    yield Finding(action=Action.WATCH, holds=F.size(malformed) > 0, texts=malformed)
+    yield AdviceRule(action=Action.REVIEW, holds=F.size(suspicious) > 0, texts=suspicious)
+    yield AdviceRule(action=Action.WATCH, holds=F.size(malformed) > 0, texts=malformed)
     forged = F.format_string("%d answers in %d days were not proven to be its own", "forged", "window_days")
     yield _finding(Action.REVIEW, F.col("forged") >= FORGED_ANSWERS, forged)
 
 
-def _down_findings(until: datetime) -> Iterator[Finding]:
+def _down_findings(until: datetime) -> Iterator[AdviceRule]:
     """Yield the findings about a server that is down. All have one text, as reasons are distinct."""
     down = F.col("state") == ServerHealth.UNHEALTHY.value
     seconds = seconds_between(F.col("state_since"), F.lit(until))
@@ -108,7 +108,7 @@ def _down_findings(until: datetime) -> Iterator[Finding]:
     yield _finding(Action.WATCH, down, text)
 
 
-def _delivery_findings() -> Iterator[Finding]:
+def _delivery_findings() -> Iterator[AdviceRule]:
     often = F.coalesce(F.concat(F.lit(", most often "), F.col("top_error")), F.lit(""))
     none = F.concat(F.format_string("none of %d attempts in %d days delivered", "blamed", "window_days"), often)
     yield _finding(Action.PARK, (F.col("delivered") == 0) & (F.col("blamed") >= PARK_ATTEMPTS), none)
@@ -129,8 +129,8 @@ def _delivery_findings() -> Iterator[Finding]:
     yield _finding(Action.WATCH, F.col("p95_ms") > WATCH_P95_MS, slow)
 
 
-def _finding(action: Action, holds: Column, text: Column) -> Finding:
-    return Finding(action=action, holds=holds, texts=F.array(text))
+def _finding(action: Action, holds: Column, text: Column) -> AdviceRule:
+    return AdviceRule(action=action, holds=holds, texts=F.array(text))
 
 
 def _good_news() -> Column:

@@ -26,7 +26,7 @@ _STRIP_HEIGHT: Final = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class ChartSeries:
     """One line or one layer of bars. `style` is its class in the style sheet; a value of None is a day without one."""
 
     name: str
@@ -65,7 +65,7 @@ class Frame:
 def lines(
     title: str,
     days: Sequence[date],
-    series: Sequence[Series],
+    series: Sequence[ChartSeries],
     *,
     write: Callable[[float], str],
     scale: Callable[[float], str] | None = None,
@@ -89,7 +89,7 @@ def lines(
 def bars(
     title: str,
     days: Sequence[date],
-    layers: Sequence[Series],
+    layers: Sequence[ChartSeries],
     *,
     write: Callable[[float], str],
     high: float | None = None,
@@ -174,7 +174,7 @@ def _path(frame: Frame, values: Sequence[float | None]) -> str:
     return "".join(commands)
 
 
-def _end_labels(frame: Frame, series: Sequence[Series], write: Callable[[float], str]) -> Markup:
+def _end_labels(frame: Frame, series: Sequence[ChartSeries], write: Callable[[float], str]) -> Markup:
     ends = []
     for each in series:
         place = max((at for at, value in enumerate(each.values) if value is not None), default=None)
@@ -194,7 +194,7 @@ def _end_labels(frame: Frame, series: Sequence[Series], write: Callable[[float],
     return join(*labels)
 
 
-def _column(frame: Frame, layers: Sequence[Series], place: int) -> Markup:
+def _column(frame: Frame, layers: Sequence[ChartSeries], place: int) -> Markup:
     bottom, parts = 0.0, []
     for layer in layers:
         value = layer.values[place]

@@ -43,7 +43,7 @@ from federation.analytics.report.findings import (
     ErrorCode,
     Findings,
     Period,
-    Relay,
+    RelayFinding,
     Server,
     SetAside,
     Since,
@@ -214,12 +214,12 @@ def _spread(verdicts: DataFrame, value: str, above: Sequence[Column]) -> tuple[i
     return tuple(counts.get(place, 0) for place in range(len(above) + 1))
 
 
-def _relays(candidates: DataFrame) -> tuple[Relay, ...]:
+def _relays(candidates: DataFrame) -> tuple[RelayFinding, ...]:
     last_seen = sf.unix_micros("last_seen").alias("last_seen")
     columns = ["rank", "server_url", "score", "availability", "p95_ms"]
     rows = candidates.select(*columns, last_seen).orderBy("rank", "server_url").limit(MOST_RANKED).collect()
     return tuple(
-        Relay(
+        RelayFinding(
             rank=row["rank"],
             url=row["server_url"],
             score=row["score"],

@@ -91,7 +91,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relay:
+class RelayFinding:
     rank: int
     url: str
     score: float | None
@@ -140,7 +140,7 @@ class Findings:
     best: tuple[Server, ...]
     latencies: tuple[int, ...]
     scores: tuple[int, ...]
-    relays: tuple[Relay, ...]
+    relays: tuple[RelayFinding, ...]
     relay_count: int
     anomalies: tuple[Anomaly, ...]
     anomaly_counts: Mapping[str, int]

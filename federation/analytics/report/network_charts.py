@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from federation.analytics.report import wording
 from federation.analytics.report.advice import meaning
-from federation.analytics.report.charts import Series, bars, histogram, lines
+from federation.analytics.report.charts import ChartSeries, bars, histogram, lines
 from federation.analytics.report.comparison import compare
 from federation.analytics.report.findings import LATENCY_BOUNDS_MS, SCORE_BOUNDS
 from federation.analytics.report.markup import Column, Markup, join, short, table, tag
@@ -36,7 +36,7 @@ def network(findings: Findings) -> Markup:
             lines(
                 "Share of attempts that got through, per day",
                 dates,
-                [Series(name="", values=success)],
+                [ChartSeries(name="", values=success)],
                 write=wording.percent,
                 low=None,
                 high=1,
@@ -49,7 +49,7 @@ def network(findings: Findings) -> Markup:
             lines(
                 "Servers known and healthy, per day",
                 dates,
-                [Series(name="known", values=known, style="second"), Series(name="healthy", values=healthy)],
+                [ChartSeries(name="known", values=known, style="second"), ChartSeries(name="healthy", values=healthy)],
                 write=_whole,
             ),
             _numbers(dates, {"known": known, "healthy": healthy}, _whole),
@@ -60,7 +60,10 @@ def network(findings: Findings) -> Markup:
             bars(
                 "Attempts per day, those that got through and those that failed",
                 dates,
-                [Series(name="got through", values=delivered), Series(name="failed", values=failed, style="bad")],
+                [
+                    ChartSeries(name="got through", values=delivered),
+                    ChartSeries(name="failed", values=failed, style="bad"),
+                ],
                 write=_compact,
             ),
             _numbers(dates, {"got through": delivered, "failed": failed}, _whole),
@@ -71,7 +74,7 @@ def network(findings: Findings) -> Markup:
             lines(
                 "Latency per day: p50 and p95",
                 dates,
-                [Series(name="p95", values=p95), Series(name="p50", values=p50, style="second")],
+                [ChartSeries(name="p95", values=p95), ChartSeries(name="p50", values=p50, style="second")],
                 write=wording.milliseconds,
             ),
             _numbers(dates, {"p50": p50, "p95": p95}, wording.milliseconds),
@@ -94,7 +97,7 @@ def errors(findings: Findings) -> Markup:
             bars(
                 f"Attempts that failed with {short(each.code, 40)}, per day",
                 dates,
-                [Series(name=each.code, values=each.daily)],
+                [ChartSeries(name=each.code, values=each.daily)],
                 write=_compact,
                 high=highest,
                 width=340,

@@ -18,7 +18,7 @@ from federation.analytics.report.network_charts import errors, network, spread
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from federation.analytics.report.findings import Anomaly, Findings, Relay, Server, SetAside
+    from federation.analytics.report.findings import Anomaly, Findings, RelayFinding, Server, SetAside
 
 _SICK_NETWORK: Final = 0.5
 _OWN_SHARE: Final = 0.01
@@ -33,7 +33,7 @@ def everything(findings: Findings) -> Iterator[Markup]:
     yield _section("errors", "Why attempts fail", errors(findings))
     yield _section("spread", "How servers compare", spread(findings))
     yield _section("servers", "Worst and best servers", _worst_and_best(findings))
-    yield _section("relays", "Relay ranking", _relays(findings))
+    yield _section("relays", "RelayFinding ranking", _relays(findings))
     yield _section("keys", "Suspicious keys", _anomalies(findings))
     yield _section("quarantine", "Rows set aside", _quarantine(findings))
     yield _section("definitions", "How each number is defined", definitions())
@@ -148,7 +148,7 @@ def _ranking(title: str, servers: Sequence[Server]) -> Markup:
 def _relays(findings: Findings) -> Markup:
     if not findings.relays:
         return tag("p", "No server qualifies as a relay.", class_="intro")
-    columns: list[Column[Relay]] = [
+    columns: list[Column[RelayFinding]] = [
         Column("Rank", lambda relay: wording.count(relay.rank)),
         Column("Server", lambda relay: short(wording.server(relay.url))),
         Column("Score", lambda relay: wording.NOTHING if relay.score is None else f"{relay.score:.2f}", number=True),

@@ -13,7 +13,7 @@ from federation.analytics.report.markup import short
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from federation.analytics.report.findings import Findings, Relay, Server
+    from federation.analytics.report.findings import Findings, RelayFinding, Server
 
 SUMMARY_FILE: Final = "summary.json"
 
@@ -87,7 +87,7 @@ def _server(server: Server) -> dict[str, object]:
     }
 
 
-def _relay(relay: Relay) -> dict[str, object]:
+def _relay(relay: RelayFinding) -> dict[str, object]:
     return {"rank": relay.rank, "server_url": short(relay.url, 2048), "score": _rounded(relay.score)}
 
 

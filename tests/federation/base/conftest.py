@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.base.jobs import FederationDeliveryJob
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_queue
 from federation.base.settings import Settings
@@ -25,12 +25,12 @@ DATA = FederationDeliveryJob(
 
 
 @pytest.fixture
-def queue() -> BullQueue:
+def queue() -> JobQueue:
     """The delivery queue, in memory."""
     return delivery_queue(Settings.from_values({}), MemoryStorage(queue=DELIVERY_QUEUE_NAME))
 
 
-async def claimed(queue: BullQueue) -> Claim:
+async def claimed(queue: JobQueue) -> Claim:
     """The one job, as a worker gets it."""
     (claim,) = await queue.storage.claim("w", leases={ANY_NAME: timedelta(seconds=30)}, limit=10)
     return claim

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from federation.base.bull_queue import BullQueue
 from federation.base.errors import ConfigurationError
+from federation.base.job_queue import JobQueue
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_queue
 from tests.federation.base.conftest import DATA, claimed, opened
 from workers.checks import MAX_DELAY
@@ -44,7 +44,7 @@ def exact(seconds: float, multiplier: float) -> RetryPolicy:
     ],
 )
 async def test_each_option_of_bullmq_changes_its_part_of_the_job(
-    queue: BullQueue, options: dict[str, object], expected: dict[str, object]
+    queue: JobQueue, options: dict[str, object], expected: dict[str, object]
 ) -> None:
     """The job as claimed has what the option says, and the queue's defaults elsewhere."""
     await queue.add("deliver-post", {}, options)
@@ -52,7 +52,7 @@ async def test_each_option_of_bullmq_changes_its_part_of_the_job(
     assert {name: getattr(claim, name) for name in expected} == expected
 
 
-async def test_a_delay_is_in_milliseconds(queue: BullQueue) -> None:
+async def test_a_delay_is_in_milliseconds(queue: JobQueue) -> None:
     """The job is due that much later, and not before."""
     added = await queue.add("deliver-post", {}, {"delay": 90_000})
     status = await queue.get_status(added.id)
@@ -62,7 +62,7 @@ async def test_a_delay_is_in_milliseconds(queue: BullQueue) -> None:
     assert await queue.storage.claim("w", leases={ANY_NAME: timedelta(seconds=30)}, limit=1) == []
 
 
-async def test_lower_priorities_come_first(queue: BullQueue) -> None:
+async def test_lower_priorities_come_first(queue: JobQueue) -> None:
     """As BullMQ orders them, none before any."""
     for number in (5, 0, 1):
         await queue.add("deliver-post", {}, {"jobId": f"p{number}", "priority": number})
@@ -70,7 +70,7 @@ async def test_lower_priorities_come_first(queue: BullQueue) -> None:
     assert [claim.job_id for claim in claims] == ["p0", "p1", "p5"]
 
 
-async def test_adding_the_same_job_id_again_adds_nothing(queue: BullQueue) -> None:
+async def test_adding_the_same_job_id_again_adds_nothing(queue: JobQueue) -> None:
     """The second call tells that the job is there, whatever its data."""
     first, second = [await queue.add("deliver-post", {"n": n}, {"jobId": "same"}) for n in range(2)]
     assert (first.status, second.status) == (EnqueueStatus.QUEUED, EnqueueStatus.DUPLICATE)
@@ -105,7 +105,7 @@ async def test_adding_the_same_job_id_again_adds_nothing(queue: BullQueue) -> No
     ],
 )
 async def test_what_bullmq_would_not_take_is_refused_and_named(
-    queue: BullQueue, options: dict[str, object], named: str
+    queue: JobQueue, options: dict[str, object], named: str
 ) -> None:
     """An unknown option or a value out of range adds nothing; of a batch, nothing at all."""
     with pytest.raises(ValueError, match=named):
@@ -124,7 +124,7 @@ async def test_the_raw_queue_is_bullmqs_own_on_the_same_keys(redis_url: str, que
         await queue.stop()
 
 
-def test_there_is_no_raw_queue_elsewhere(queue: BullQueue) -> None:
+def test_there_is_no_raw_queue_elsewhere(queue: JobQueue) -> None:
     """The error names the variable that would give one."""
     with pytest.raises(ConfigurationError, match="REDIS_URL"):
         _ = queue.raw

@@ -8,7 +8,7 @@ from typing import cast
 
 from redis.asyncio import Redis
 
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, delivery_queue, health_check_queue
 from federation.base.settings import Settings
 from federation.health.checks import HealthSchedule
@@ -23,7 +23,7 @@ async def stored(redis_url: str, key: str) -> dict[str, str]:
         return cast("dict[str, str]", await redis.hgetall(key))
 
 
-async def test_a_delivery_job_has_five_attempts_and_doubling_pauses_without_jitter(queue: BullQueue) -> None:
+async def test_a_delivery_job_has_five_attempts_and_doubling_pauses_without_jitter(queue: JobQueue) -> None:
     """5, 10, 20 and 40 s; completed kept a day, failed ones a week."""
     await queue.add("deliver-follow", DATA.to_wire())
     claim = await claimed(queue)

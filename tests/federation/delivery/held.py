@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason, ServerLink, new_id
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
 from federation.delivery.holding import HeldDeliveries
@@ -38,13 +38,13 @@ class Node:
 
     database: Database
     clock: ManualClock
-    queue: BullQueue
+    queue: JobQueue
     registry: Registry
     links: Links
     outbox: Outbox
 
     @classmethod
-    def on(cls, database: Database, clock: ManualClock, *, queue: BullQueue | None = None) -> Node:
+    def on(cls, database: Database, clock: ManualClock, *, queue: JobQueue | None = None) -> Node:
         registry = Registry(database, schedule_health_check=no_check)
         queue = queue or delivery_queue(Settings.from_values({}), MemoryStorage())
         return cls(

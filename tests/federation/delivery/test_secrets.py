@@ -24,7 +24,7 @@ from federation.delivery.process import Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.transport import pooled_transport
-from federation.node.standing import Standing
+from federation.node.standing import ClientStanding
 from federation.protocol.keys import generate_own_keys
 from federation.servers.registry import KnownServer
 from tests.federation.delivery.harness import Site, follow_payload, job_data, post_payload
@@ -235,7 +235,7 @@ async def test_what_is_let_in_does_not_leak(
         sender.delivery(post, "FEDERATE_POST", B.keys),
         json.dumps({"method": "FEDERATE_POST", "payload": PLAINTEXT}).encode(),
     ]
-    app = federation.node_app(standing=Standing(refusals=1_000))  # everything is to be read
+    app = federation.node_app(standing=ClientStanding(refusals=1_000))  # everything is to be read
     transport = httpx.ASGITransport(app=app, client=("203.0.113.9", 1))
     async with httpx.AsyncClient(transport=transport, base_url="https://a.example") as client:
 

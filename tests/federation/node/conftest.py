@@ -24,7 +24,7 @@ from federation.node.admission import DELIVERIES
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH, create_node_app
 from federation.node.clients import Clients, Network
 from federation.node.limits import Limit, MemoryWindows, Windows
-from federation.node.standing import Standing
+from federation.node.standing import ClientStanding
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
 from federation.servers.discovery import Discovery
@@ -112,7 +112,7 @@ async def serving(
     client_address: str = "127.0.0.1",
     per_client: Limit = DELIVERIES,
     per_origin: Limit = DELIVERIES,
-    standing: Standing | None = None,
+    standing: ClientStanding | None = None,
 ) -> AsyncIterator[Node]:
     """A node on a database that has its tables already; requests come from *client_address*."""
     keys = vectors.B.keys

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from federation.node.limits import MemoryWindows
-from federation.node.standing import Standing
+from federation.node.standing import ClientStanding
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
@@ -96,7 +96,7 @@ async def public(database_url: str, address: str = CLIENT) -> AsyncIterator[Node
         windows=MemoryWindows(),
         client_address=address,
         proxies=[ip_network("10.0.0.0/8")],
-        standing=Standing(refusals=1_000),
+        standing=ClientStanding(refusals=1_000),
     ) as node:
         yield node
 

@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from federation.node.clients import Clients
 from federation.node.server import ConnectionLimits, NodeServer
-from federation.node.standing import REFUSALS, WINDOW, Standing
+from federation.node.standing import REFUSALS, WINDOW, ClientStanding
 from tests.patience import PATIENCE_SECONDS, until
 
 SOON = timedelta(milliseconds=200)
@@ -57,7 +57,7 @@ async def stall(request: Request) -> Response:
 
 @asynccontextmanager
 async def listening(
-    limits: ConnectionLimits, clients: Clients | None = None, standing: Standing | None = None
+    limits: ConnectionLimits, clients: Clients | None = None, standing: ClientStanding | None = None
 ) -> AsyncIterator[NodeServer]:
     """A server on a port of its own, which is in its `config.port`."""
     app = FastAPI()
@@ -338,7 +338,7 @@ async def test_a_body_framed_twice_ends_the_connection() -> None:
 async def test_a_barred_client_is_answered_before_it_is_read() -> None:
     """However much it sends; others are served, and so is it once it has kept quiet."""
     now = 0.0
-    standing = Standing(lambda: now)
+    standing = ClientStanding(lambda: now)
     for _ in range(REFUSALS):
         standing.refused("127.0.0.2", 403)
     async with listening(LIMITS, standing=standing) as server:

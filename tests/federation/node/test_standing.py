@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from structlog.testing import capture_logs
 
 from federation.node.app import FOLLOWS_PATH
-from federation.node.standing import KEEP_PROVED, MAX_CLIENTS, REFUSALS, WINDOW, Standing
+from federation.node.standing import KEEP_PROVED, MAX_CLIENTS, REFUSALS, WINDOW, ClientStanding
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 
@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def refuse(standing: Standing, client: str, times: int = REFUSALS, status: int = 403) -> None:
+def refuse(standing: ClientStanding, client: str, times: int = REFUSALS, status: int = 403) -> None:
     for _ in range(times):
         standing.refused(client, status)
 
@@ -30,7 +30,7 @@ def refuse(standing: Standing, client: str, times: int = REFUSALS, status: int =
 def test_refusals_bar_a_client_until_it_has_kept_quiet() -> None:
     """So many within the window; who goes on trying stays barred."""
     clock = Clock()
-    standing = Standing(clock)
+    standing = ClientStanding(clock)
     refuse(standing, "192.0.2.1", REFUSALS - 1)
     assert not standing.turns_away("192.0.2.1")
     refuse(standing, "192.0.2.1", 1)
@@ -44,7 +44,7 @@ def test_refusals_bar_a_client_until_it_has_kept_quiet() -> None:
 
 def test_refusals_that_servers_get_every_day_bar_nobody() -> None:
     """A user that is not there, a conflict, a database that is away."""
-    standing = Standing(Clock())
+    standing = ClientStanding(Clock())
     for status in (404, 409, 500, 503):
         refuse(standing, "192.0.2.1", status=status)
     assert not standing.turns_away("192.0.2.1")
@@ -53,7 +53,7 @@ def test_refusals_that_servers_get_every_day_bar_nobody() -> None:
 def test_who_brought_something_is_not_barred_for_an_hour() -> None:
     """Others may be behind the same address."""
     clock = Clock()
-    standing = Standing(clock)
+    standing = ClientStanding(clock)
     refuse(standing, "192.0.2.1")
     standing.proved("192.0.2.1")
     refuse(standing, "192.0.2.1")
@@ -65,7 +65,7 @@ def test_who_brought_something_is_not_barred_for_an_hour() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """The clients heard of least recently are forgotten."""
-    standing = Standing(Clock())
+    standing = ClientStanding(Clock())
     refuse(standing, "first")
     for number in range(MAX_CLIENTS):
         standing.refused(f"client-{number}", 403)

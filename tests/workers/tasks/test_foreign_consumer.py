@@ -7,7 +7,17 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.tasks.task_queues import HOUR, ListQueue, Refused, WatchedKvStore, declared
-from workers import Job, Retry, RetryPolicy, StorageUnavailable, Task, Tasks, UnknownJobError, UnrecoverableError
+from workers import (
+    Job,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    StorageUnavailable,
+    Task,
+    Tasks,
+    UnknownJobError,
+    UnrecoverableError,
+)
 from workers.jobs import UNCOUNTED_RETRIES
 
 
@@ -57,11 +67,11 @@ async def test_a_queue_without_retrial_gets_failed_tasks_anew(caplog: pytest.Log
 
 
 async def test_what_a_task_raises_decides_there_too() -> None:
-    """Retry sets the delay, uncounted and postponed runs give the attempt back, Unrecoverable ends it."""
+    """Retry sets the delay, uncounted and snoozed runs give the attempt back, Unrecoverable ends it."""
     for error, attempt, uncounted in (
         (Retry(delay=HOUR), 2, 0),
         (Retry(delay=HOUR, counted=False), 1, 1),
-        (Retry(delay=HOUR, postponed=True), 1, 0),
+        (Snooze(HOUR), 1, 0),
     ):
         queue = ListQueue()
         tasks = Tasks(queue)

@@ -22,7 +22,7 @@ from tests.workers.tasks.task_queues import (
 from workers import ManualClock, MemoryKvStore, StorageUnavailable, Tasks
 from workers.kv import Key
 from workers.kv.redis import RedisKvStore
-from workers.tasks import marks as deduplication
+from workers.tasks import kv_deduplication as deduplication
 from workers.testing.steps import PATIENCE
 
 # Deduplication by marks

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, NEVER, Recorder, done, outcome, running
-from workers.errors import Retry, UnknownJobError, UnrecoverableError
+from workers.errors import Retry, Snooze, UnknownJobError, UnrecoverableError
 from workers.jobs import DROP, Claim, Failed, JobState, NewJob, OutcomeKind, Retention, Retried
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde
@@ -69,18 +69,18 @@ def test_when_an_attempt_is_repeated(error: BaseException, attempt: int, delay: 
     """The delay is what the handler's `Retry` says, else the policy's for this attempt."""
     settlement = retried(error, attempt)
     assert settlement.delay == delay
-    assert (settlement.counted, settlement.postponed) == (True, False)
+    assert (settlement.counted, settlement.snoozed) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("error", "postponed"),
-    [(Retry(counted=False), False), (Retry(postponed=True), True)],
-    ids=["uncounted", "postponed"],
+    ("error", "snoozed"),
+    [(Retry(counted=False), False), (Snooze(), True)],
+    ids=["uncounted", "snoozed"],
 )
-def test_an_uncounted_retry_spends_no_attempt(error: Retry, postponed: bool) -> None:
+def test_an_uncounted_retry_spends_no_attempt(error: Retry, snoozed: bool) -> None:
     """Also on its last attempt the job runs again."""
     settlement = retried(error, attempt=3, max_attempts=3)
-    assert (settlement.counted, settlement.postponed) == (False, postponed)
+    assert (settlement.counted, settlement.snoozed) == (False, snoozed)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Retry("no"), Retry("no", delay=MINUTE)], ids=repr)
@@ -199,14 +199,14 @@ async def test_a_failing_job_runs_until_its_attempts_are_spent() -> None:
 
 
 async def test_uncounted_retries_keep_the_attempt() -> None:
-    """A job that was postponed is on its first attempt still."""
+    """A job that was snoozed is on its first attempt still."""
     storage = MemoryStorage()
     attempts: list[int] = []
 
     async def busy_at_first(job: Job) -> None:
         attempts.append(job.attempt)
         if len(attempts) < 5:
-            raise Retry("busy", delay=timedelta(0), postponed=len(attempts) % 2 == 0, counted=False)
+            raise Snooze(timedelta(0)) if len(attempts) % 2 == 0 else Retry("busy", delay=timedelta(0), counted=False)
 
     await steps.enqueue(storage, steps.job("job", max_attempts=1))
     async with running(Worker(storage, {"work": busy_at_first})):

@@ -198,7 +198,7 @@ async def test_a_request_made_while_the_connection_is_lost(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker whose connection to hear by was cut looks at its jobs when it has another."""
-    monkeypatch.setattr(sql_postgres_listener, "_PAUSES", (1.0,))  # by then the request has been made
+    monkeypatch.setattr(sql_postgres_listener, "FIRST_PAUSE_SECONDS", 1.0)  # by then the request has been made
     monkeypatch.setattr(redis_listener, "FIRST_PAUSE_SECONDS", 1.0)
     async with HARNESSES[name](ORDINARY, request) as harness:
         storage = await harness.open()

@@ -1,6 +1,6 @@
 """Jobs, settlements and results as Bull 1.x keeps them, and back; pure. `lua/queue.lua` has the same formats.
 
-Everything read here may have been written by any producer: junk never raises.
+Any producer may have written what is read here: junk never raises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workers.storage.on_redis.server import Reply
 from workers.storage.rules import bounded
 
 Dialect: TypeAlias = Literal["A", "B", "C"]
-"""What the Node processes on the queue speak: Bull up to 1.0.0-rc3, up to 1.0.x, or 1.1.x. The oldest one counts."""
+"""The version of the Node processes on the queue: Bull up to 1.0.0-rc3, up to 1.0.x, or 1.1.x. The oldest counts."""
 
 RESERVED_IDS: Final = frozenset(
     [
@@ -57,10 +57,10 @@ RESERVED_IDS: Final = frozenset(
         "workers",
     ]
 )
-"""Names of keys beside the job hashes, of later versions too; a job with such an id would destroy the queue."""
+"""Names of the other keys of a queue, also in later versions; a job with such an id would destroy the queue."""
 
 DEFAULT_NAME: Final = "default"
-"""The name of jobs from Node, where Bull 1.x has none; `specs.DEFAULT_NAME` and `lua/claim.lua` say the same."""
+"""The name given to Node's jobs, which have none in Bull 1.x; the same in `specs.DEFAULT_NAME` and `lua/claim.lua`."""
 
 CORRUPT: Final = ErrorInfo(
     type="CorruptRecord",
@@ -68,7 +68,7 @@ CORRUPT: Final = ErrorInfo(
 )
 
 _LOCK: Final = ":lock"
-"""What is behind a job's key in that of its lock."""
+"""The suffix that makes a job's key the key of its lock."""
 _DIGITS: Final = re.compile(r"[0-9]+\Z", re.ASCII)
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]*)\Z", re.ASCII)
 _FALSY_NUMBER: Final = re.compile(rb"-?[0-9.]+(?:[eE][+-]?[0-9]+)?\Z")
@@ -77,10 +77,10 @@ TOKEN_HEAD_BYTES: Final = _TOKEN_HEAD_CHARACTERS // 2
 
 
 def known_dialect(dialect: str) -> Dialect:
-    """The dialect of that letter.
+    """Return the dialect of that letter.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such dialect.
     """
     for known in get_args(Dialect):
         if dialect == known:
@@ -90,10 +90,11 @@ def known_dialect(dialect: str) -> Dialect:
 
 
 def encode_id(job_id: str, dialect: Dialect) -> str:
-    """The id in Redis. In dialect C a plain word is itself, and other text behind a `~`, as base64url.
+    """Return the id in Redis.
 
-    Node takes other text as it is too, but keys are names joined without escapes: the job `jobs:wait` of the queue
-    `mail` would lie where the queue `mail:jobs` has its line.
+    In dialect C a plain word is unchanged, and any other text is `~` and its base64url. Node takes other text unchanged
+    too, but a key joins names without escapes: the job `jobs:wait` of the queue `mail` would be where the queue
+    `mail:jobs` has its line.
 
     Raises:
         Unsupported: beside dialect C a name of a key or lock, or a number, which are the counter's; beside A and B all
@@ -121,12 +122,12 @@ def _refuse_confusing(job_id: str) -> None:
 
 
 def decode_id(raw: bytes) -> str:
-    """The id a job in Redis goes by; what `encode_id` did not make reads as it is."""
+    """Return the id that a job in Redis goes by; one that `encode_id` did not make reads as it is."""
     return node_values.decode_id(raw.decode(errors="surrogateescape"), RESERVED_IDS)
 
 
 def raw_ids(job_id: str, dialect: Dialect) -> list[bytes]:
-    """Where a job of this id may be: as we would store it, and as another producer may have."""
+    """Return where a job of this id may be: as we would store it, and as another producer may have stored it."""
     encoded = node_values.encode_id(job_id, RESERVED_IDS)
     plain = job_id.encode(errors="surrogatepass")
     if encoded == job_id or job_id in RESERVED_IDS or job_id.startswith("workers:") or not job_id:
@@ -135,12 +136,12 @@ def raw_ids(job_id: str, dialect: Dialect) -> list[bytes]:
 
 
 def lease_ms(lease: timedelta) -> int:
-    """Milliseconds a lock lasts: one at least, Redis refuses a shorter one."""
+    """Return how many milliseconds a lock lasts: at least one, because Redis refuses a shorter one."""
     return max(1, math.ceil(bounded(lease) / timedelta(milliseconds=1)))
 
 
 def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
-    """The job as `add.lua` takes it.
+    """Return the job as `add.lua` takes it.
 
     Raises:
         Unsupported: the dialect has no such id, the delay is longer than Node keeps, or the job has an ordering key.
@@ -150,7 +151,7 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
 
 
 def _encode_content(job: NewJob, raw: str | None) -> Sequence[object]:
-    """All but the id; `raw` is it where the options name it."""
+    """Return everything but the id; `raw` is the id if the options name it."""
     if job.ordering_key is not None:
         raise Unsupported(f"job {job.id!r}: Bull has no ordering keys; see BullStorage.limits")
     if job.delay > LONGEST_DELAY:
@@ -163,7 +164,7 @@ def _encode_content(job: NewJob, raw: str | None) -> Sequence[object]:
 
 
 def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
-    """What `enqueue.lua` answers for the job, which is not `[0]`."""
+    """Return the result that `enqueue.lua` answers for the job, which is not `[0]`."""
     if found == 0:
         return EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)
     state = STATES[found[0]]
@@ -175,17 +176,17 @@ def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullClaim(Claim):
-    """A claim, and its job's id in Redis; one whose public id was replaced speaks of another job."""
+    """A claim with its job's id in Redis; a claim whose public id was replaced is about another job."""
 
     key_id: bytes
 
     def raw(self, dialect: Dialect) -> bytes:
-        """The id in Redis."""
+        """Return the id in Redis."""
         return self.key_id if decode_id(self.key_id) == self.job_id else raw_ids(self.job_id, dialect)[0]
 
 
 def decode_claims(worker_id: str, head: bytes, answer: Sequence[Reply]) -> Iterator[BullClaim]:
-    """The claims in what `claim.lua` answers."""
+    """Yield the claims in what `claim.lua` answers."""
     start = head.hex()
     for at in range(0, len(answer), 9):
         raw, name, data, opts, timestamp, attempts, made, stalls, lease = answer[at : at + 9]
@@ -212,22 +213,25 @@ def decode_claims(worker_id: str, head: bytes, answer: Sequence[Reply]) -> Itera
 
 
 def count(value: bytes | None) -> int:
-    """A counter as the hash has it, 0 when missing."""
+    """Return a counter of the hash, 0 when missing."""
     return whole(value.decode(errors="replace")) if value else 0
 
 
 def spent(name: bytes | None, made: bytes | None, stalls: bytes | None) -> int:
-    """Attempts used: failed runs, and lost leases of a job of ours; to Node's producers a crash is no attempt."""
+    """Return how many attempts are used: failed runs, and for our own jobs lost leases.
+
+    To Node's producers a crash is no attempt.
+    """
     return count(made) + (count(stalls) if name else 0)
 
 
 def token_of(claim: Claim) -> bytes:
-    """The token as Redis has it."""
+    """Return the token as Redis has it."""
     return claim.token.encode(errors="surrogatepass")
 
 
 def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> Sequence[object]:
-    """The settlement as `settle.lua` takes it; see `encode_job` for what it raises."""
+    """Return the settlement as `settle.lua` takes it; see `encode_job` for what it raises."""
     claim = settlement.claim
     head = (raw, token_of(claim))
     match settlement:
@@ -237,7 +241,7 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
             return end if settlement.then is None else (*end, encode_job(settlement.then, dialect))
         case Retried():
             delay = min(duration(settlement.delay), duration(LONGEST_DELAY))
-            counting = (settlement.counted, settlement.postponed, keep_ms(claim.keep_failed))
+            counting = (settlement.counted, settlement.snoozed, keep_ms(claim.keep_failed))
             return (*head, 2, delay, *_failure(settlement.error), *counting)
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
@@ -249,14 +253,17 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
 
 
 def _failure(error: ErrorInfo) -> tuple[bytes, bytes, bytes]:
-    """Why, one stack in JSON, and what is to be known besides."""
+    """Return the reason, one stack in JSON, and the remaining facts."""
     message, stack = error.message[:MESSAGE_CHARACTERS], error.stack[-STACK_CHARACTERS:]
     facts = node_values.error_facts(ErrorInfo(type=error.type, message=message, exhausted=error.exhausted))
     return message.encode(errors="surrogatepass"), json.dumps(stack or None).encode(), facts.encode()
 
 
 def encode_result(result: bytes) -> tuple[bytes, bytes | Literal[False]]:
-    """`returnvalue`, and the result as it is where that cannot tell: Bull knows no falsy results but the empty text."""
+    """Return `returnvalue`, and the exact result if that cannot express it.
+
+    Bull has no falsy results but the empty text.
+    """
     value = result.strip()
     if value == b"null":
         return b"", False if result == value else result
@@ -265,20 +272,20 @@ def encode_result(result: bytes) -> tuple[bytes, bytes | Literal[False]]:
 
 
 def decode_result(returnvalue: bytes | None, exact: bytes | None) -> bytes:
-    """The result that `encode_result` took, or the JSON of a Node worker."""
+    """Return the result that `encode_result` took, or the JSON of a Node worker."""
     if exact:
         return exact
     return node_values.decode_bytes(returnvalue.decode(errors="surrogateescape")) if returnvalue else b"null"
 
 
 def shown_progress(value: bytes) -> bytes:
-    """What Node is to see of a report: its number, or that there is none."""
+    """Return what Node is to see of a report: its number, or that there is none."""
     parsed = number(value.decode()) if re.fullmatch(rb"[0-9]{1,15}(?:\.[0-9]{1,9})?", value) else None
     return value if parsed else b"0"
 
 
 def decode_progress(shown: bytes | None, exact: bytes | None) -> bytes | None:
-    """The last report: ours, unless Node's came later."""
+    """Return the last report: ours, unless Node's came later."""
     if exact and (shown or b"0") == shown_progress(exact):
         return exact
     return shown if shown and shown != b"0" else None
@@ -287,7 +294,7 @@ def decode_progress(shown: bytes | None, exact: bytes | None) -> bytes | None:
 def decode_error(
     reason: bytes | None, stacks: bytes | None, facts: bytes | None, stall: ErrorInfo | None, *, exhausted: bool
 ) -> ErrorInfo | None:
-    """The last failure."""
+    """Return the last failure."""
     if stall is not None:
         return stall
     why = _text(reason)
@@ -300,13 +307,13 @@ def decode_error(
 
 
 def _reason_in(stacks: str | None) -> str | None:
-    """The message in front of the last stack, which is all that Bull 1.0 keeps of it."""
+    """Return the message in front of the last stack, which is all that Bull 1.0 keeps of it."""
     said, _, _ = node_values.last_text(stacks).partition("\n    at ")
     return said.partition(": ")[2] or said or None
 
 
 NODE_STALLED: Final = "job stalled more than allowable limit"
-"""Why Node fails a job, word for word."""
+"""The words with which Node fails a stalled job."""
 
 
 def _text(value: bytes | None) -> str | None:

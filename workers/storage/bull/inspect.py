@@ -1,4 +1,4 @@
-"""Reading a Bull queue, and clearing it away, in bounded steps."""
+"""Reading of a Bull queue, and removal of its records, in bounded steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.storage.bull.codec import (
     spent,
 )
 from workers.storage.bull.options import read_options
-from workers.storage.bull.scripts import QueueScripts
+from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.messages import CANCELLED, STATES, end_kind, pack, unpack
 from workers.storage.on_redis.node_values import moment, to_ms
@@ -44,16 +44,16 @@ _SOURCES: Final[Mapping[JobState, Sequence[str]]] = {
 }
 
 
-class Inspector:
+class BullInspector:
     """The part of a Bull storage that dashboards and the reaper's sweep use."""
 
-    def __init__(self, lua: QueueScripts, dialect: Dialect) -> None:
+    def __init__(self, lua: BullScripts, dialect: Dialect) -> None:
         self._lua = lua
         self._dialect = dialect
-        self._adopting = ("completed", 0)  # where the next sweep looks for records that Node has ended
+        self._adopting = ("completed", 0)  # where the next sweep looks for jobs that Node has ended
 
     def names(self, ids: Sequence[str]) -> bytes:
-        """For scripts, which ids in Redis each of the jobs may have."""
+        """Return, for scripts, the ids in Redis that each of the jobs may have."""
         packed: bytes = pack([raw_ids(job_id, self._dialect) for job_id in ids])
         return packed
 
@@ -66,21 +66,21 @@ class Inspector:
         return found
 
     async def results(self, ids: Sequence[str]) -> list[JobOutcome | None]:
-        """How each of the jobs ended; see `Storage.result`."""
+        """Return how each of the jobs ended; see `Storage.result`."""
         return [decode_outcome(one) if one else None for one in await self._results(ids)]
 
     async def ends(self, ids: Sequence[str]) -> list[JobEventKind | None]:
-        """How each of the jobs ended, None for one that has not."""
+        """Return how each of the jobs ended, None for one that has not."""
         return [end_kind(one[0]) if one else None for one in await self._results(ids)]
 
     async def _results(self, ids: Sequence[str]) -> list[Reply]:
         found: list[Reply] = []
-        while len(found) < len(ids):  # an answer breaks off where it gets too large
+        while len(found) < len(ids):  # an answer breaks off when it gets too large
             found += unpack(await self._lua.run("result", self.names(ids[len(found) : len(found) + AT_ONCE])))
         return found
 
     async def counts(self) -> dict[JobState, int]:
-        """See `Storage.counts`. Telling scheduled from failing looks at every job that is not due."""
+        """See `Storage.counts`. To tell scheduled from failing jobs, this looks at every job that is not due."""
         failing, start = 0, -1
         while True:
             answer = await self._lua.run("counts", start)
@@ -101,7 +101,7 @@ class Inspector:
     async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
         """See `Storage.list`. The cursor is a place in the keys that hold the state.
 
-        A page ends early, with a cursor, when many jobs were looked at that are in another state.
+        A page ends early, with a cursor, when it looked at many jobs in another state.
         """
         at, scan, start = _read_cursor(cursor)
         limit, sources = bounded_count(limit), _SOURCES[state]
@@ -124,7 +124,7 @@ class Inspector:
         return Page(jobs=tuple(jobs), cursor=f"{at}:{scan}:{start}" if at < len(sources) else None)
 
     async def _read(self, source: str, scan: int, start: int, width: int = PAGE) -> tuple[int, Sequence[bytes]]:
-        """Ids from `start` of what stands at `scan`, and where the next stand, -1 for no more."""
+        """Return ids from `start` of what is at `scan`, and where to go on, -1 for the end."""
         after, raws = await self._lua.run("page", source, scan, start, width)
         return int(after), raws
 
@@ -143,7 +143,10 @@ class Inspector:
         ]
 
     async def sweep(self, limit: int) -> int:
-        """See `Storage.sweep`. Each looks at some records for those that Node has ended, which knows no retention."""
+        """See `Storage.sweep`.
+
+        Each call also looks at some records for those of jobs that Node has ended, because Node knows no retention.
+        """
         line, scan = self._adopting
         after, raws = await self._read(line, scan, 0)
         await self._lua.run("adopt", line, pack(raws))
@@ -151,7 +154,7 @@ class Inspector:
         return await in_steps(lambda some: self._lua.run("sweep", some, to_ms(WORKER_RECORD)), limit)
 
     async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
-        """See `Storage.clean`. Records stand in no order, so all are looked at."""
+        """See `Storage.clean`. Records are in no order, so all are looked at."""
         limit, removed, scan = bounded_count(limit), 0, 0
         while removed < limit and scan >= 0:
             scan, raws = await self._read(state.value, scan, 0, SCANNED)
@@ -162,7 +165,7 @@ class Inspector:
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int, int]:
-    """Which of the keys to go on with, where in it, and behind how many of those."""
+    """Return which of the keys to go on with, where in it, and after how many of the entries there."""
     if cursor is None:
         return 0, 0, 0
     parts = cursor.split(":")
@@ -174,7 +177,7 @@ def _read_cursor(cursor: str | None) -> tuple[int, int, int]:
 
 
 def decode_status(found: Sequence[Reply]) -> JobStatus:
-    """The status in what `read.lua` says of a job."""
+    """Return the status in what `read.lua` says of a job."""
     raw, code, due, lock, shown = found
     name, opts, timestamp, attempts, made, stalls, progress, stacks, reason, mark, facts, stall, exact, *rest = shown
     finished, idle = rest
@@ -201,14 +204,14 @@ def decode_status(found: Sequence[Reply]) -> JobStatus:
 
 
 def _holder(mark: bytes | None, lock: bytes | None) -> str | None:
-    """Our worker, or the token of Node's."""
+    """Return our worker, or the token of Node's worker."""
     ours = mark and mark[:1] == b"+" and (not lock or lock == mark[1:TOKEN_END])
     holder = mark[TOKEN_END:] if mark and ours else lock
     return holder.decode(errors="surrogateescape") if holder else None
 
 
 def _stall(text: bytes | None) -> ErrorInfo | None:
-    """Why recovery gave the job up."""
+    """Return why recovery gave the job up."""
     try:
         worker, *numbers = json.loads(text.decode(errors="surrogateescape")) if text else []
         attempts, most, stalls, allowed = map(int, numbers)
@@ -220,7 +223,7 @@ def _stall(text: bytes | None) -> ErrorInfo | None:
 
 
 def decode_outcome(found: Sequence[Reply]) -> JobOutcome:
-    """How a job ended, from what `result.lua` says."""
+    """Return how a job ended, from what `result.lua` says."""
     code, *rest = found
     if code == CANCELLED:
         return JobOutcome(kind=OutcomeKind.CANCELLED)

@@ -13,19 +13,19 @@ from workers.retry import RetryPolicy
 from workers.storage.on_redis.node_values import FOREVER, from_ms, number, to_ms, whole
 
 _CACHED_BYTES: Final = 2_048
-"""The longest options that are kept read."""
+"""The longest options whose parsed form is cached."""
 
 
 LONGEST_DELAY: Final = timedelta(days=24)
-"""Node's timers overflow beyond 2^31 ms: what is to happen then would happen at once, or have every process spin."""
+"""Node's timers overflow beyond 2^31 ms: a longer one would fire at once, or make every process spin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullJob(NewJob):
-    """A job with what only Bull knows, for `BullStorage.enqueue`; other storages take it for a plain one.
+    """A job with options that only Bull has, for `BullStorage.enqueue`; other storages take it for a plain one.
 
-    `timeout` bounds each run, in Node as here: one that takes longer has failed with "operation timed out". `lifo` has
-    the job run before those that wait already, and again so after a retry without delay.
+    `timeout` bounds each run, in Node as here: one that takes longer fails with "operation timed out". `lifo` lets the
+    job run before those that wait already, and again so after a retry without delay.
 
     Raises:
         ValueError: a timeout that is not above 0 and up to 24 days; and as `NewJob`.
@@ -35,7 +35,7 @@ class BullJob(NewJob):
     lifo: bool = False
 
     def __post_init__(self) -> None:
-        NewJob.__post_init__(self)  # not `super()`, which knows nothing of the class that `slots` makes
+        NewJob.__post_init__(self)  # not `super()`, which does not know the class that `slots` makes
         if self.timeout is not None and not timedelta(0) < self.timeout <= LONGEST_DELAY:
             raise ValueError(
                 f"job {self.id!r}: a timeout is above 0 and up to {LONGEST_DELAY.days} days, which is as far as Node's"
@@ -52,7 +52,7 @@ class BullBackoff(RetryPolicy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class BullJobOptions:
     """What a claim needs of a job's `opts`."""
 
     keep_completed: Retention = FOREVER
@@ -65,7 +65,7 @@ class JobOptions:
 
 
 def write_options(job: NewJob, raw: str | None) -> bytes:
-    """The options in JSON, with the id in front where Node keeps one there."""
+    """Return the options in JSON, with the id in front where Node keeps one there."""
     timeout, lifo = (job.timeout, job.lifo) if isinstance(job, BullJob) else (None, False)
     kept = (job.keep_completed, job.keep_failed)
     options = _own_options(
@@ -87,7 +87,10 @@ def _own_options(
     *,
     lifo: bool,
 ) -> bytes:
-    """Our options behind the id's. What Bull has no word for is in the member `workers`, which Node keeps as it is."""
+    """Return our options, which follow the id.
+
+    What Bull has no word for is in the member `workers`, which Node keeps as it is.
+    """
     ours: dict[str, object] = {"keepCompleted": keep_ms(keep_completed), "keepFailed": keep_ms(keep_failed)}
     options: dict[str, object] = {"attempts": attempts, "workers": ours}
     if keep_completed is DROP:
@@ -110,31 +113,34 @@ def _own_options(
 
 
 def keep_ms(keep: Retention) -> int:
-    """Milliseconds, 0 for `DROP`."""
+    """Return the retention in milliseconds, 0 for `DROP`."""
     return 0 if keep is DROP else max(1, to_ms(keep))
 
 
-def read_options(raw: bytes, text: bytes | None) -> JobOptions:
-    """The options of a job; those of ours differ but by the id, which stands in front."""
+def read_options(raw: bytes, text: bytes | None) -> BullJobOptions:
+    """Parse the options of a job.
+
+    Those of our jobs differ only by the id, which is in front, so the rest is cached.
+    """
     head = b'{"jobId":"%b",' % raw
     if not text:
-        return JobOptions(corrupt=True)
+        return BullJobOptions(corrupt=True)
     rest = b"{" + text[len(head) :] if text.startswith(head) else text
     return _parsed(rest) if len(rest) <= _CACHED_BYTES else _parsed.__wrapped__(rest)
 
 
 @lru_cache(1_024)
-def _parsed(text: bytes) -> JobOptions:
+def _parsed(text: bytes) -> BullJobOptions:
     try:
         options = json.loads(text.decode(errors="surrogateescape"))
     except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        return JobOptions(corrupt=True)
+        return BullJobOptions(corrupt=True)
     found = options.get("workers")
     ours = found if isinstance(found, dict) else {}
     dropped = options.get("removeOnComplete") is True
-    return JobOptions(
+    return BullJobOptions(
         keep_completed=DROP if dropped else _retention(ours.get("keepCompleted")),
         keep_failed=_retention(ours.get("keepFailed")),
         priority=whole(ours.get("priority")),
@@ -150,7 +156,10 @@ def _retention(value: object) -> Retention:
 
 
 def _timeout(value: object) -> timedelta | None:
-    """As Bull, which has none for 0 and counts in whole milliseconds; what is no number would fail every run there."""
+    """Parse a timeout as Bull does, which has none for 0 and counts whole milliseconds.
+
+    A value that is no number would fail every run there.
+    """
     milliseconds = number(value)
     return from_ms(max(1, milliseconds)) if milliseconds else None
 
@@ -166,7 +175,10 @@ def _own_backoff(value: object) -> RetryPolicy | None:
 
 
 def _node_backoff(value: object) -> RetryPolicy | None:
-    """A fixed number of milliseconds, or one of Bull's two kinds; None for a kind only its own worker knows."""
+    """Parse a fixed number of milliseconds, or one of Bull's two kinds.
+
+    None for a kind that only its own worker knows.
+    """
     backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
     delay = number(backoff.get("delay"))
     kinds = {"fixed": RetryPolicy, "exponential": BullBackoff}

@@ -1,7 +1,7 @@
-"""Jobs called as keys of the queue, and keys that are no jobs or in the way, out of the way of all others.
+"""The quarantine of a Bull queue: jobs named like keys of the queue, and keys that are no jobs or in the way.
 
-Node takes any id. A job called `completed` has its hash where the set of completed jobs belongs, and no script begins
-on such a queue: it is set aside by the claim or recovery that meets it.
+Node accepts any id. A job called `completed` has its hash where the set of completed jobs belongs, and no script can
+start on such a queue: the claim or recovery that meets the job sets it aside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from workers.errors import StorageDamaged, Unsupported
 from workers.jobs import EnqueueResult, NewJob
 from workers.storage.bull.codec import DEFAULT_NAME, Dialect, count, decode_id, encode_id
 from workers.storage.bull.options import BullJob, read_options
-from workers.storage.bull.scripts import QueueScripts
+from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.messages import unpack
 from workers.storage.on_redis.node_values import decode_bytes
@@ -23,11 +23,11 @@ from workers.storage.on_redis.server import Reply
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
 
 
-class Quarantine(quarantine.Quarantine):
-    """What was set aside of one queue; `next_id` has an id for a job whose own nobody may have."""
+class BullQuarantine(quarantine.Quarantine):
+    """What was set aside of one queue; `next_id` makes an id for a job whose own is not allowed."""
 
     def __init__(
-        self, lua: QueueScripts, dialect: Dialect, enqueue: Enqueue, next_id: Callable[[], Awaitable[str]]
+        self, lua: BullScripts, dialect: Dialect, enqueue: Enqueue, next_id: Callable[[], Awaitable[str]]
     ) -> None:
         super().__init__(lua.server, text(lua.base) + "workers:quarantine")
         self._lua = lua
@@ -36,10 +36,10 @@ class Quarantine(quarantine.Quarantine):
         self._next_id = next_id
 
     async def run(self, script: str, *arguments: str | bytes | int) -> Reply:
-        """What the script answers, once no job is in its way.
+        """Run the script and return its answer, once any job in its way has been set aside.
 
         Raises:
-            StorageDamaged: a key is in the way that is no job's.
+            StorageDamaged: a key is in the way that belongs to no job.
         """
         try:
             return await self._lua.run(script, *arguments)
@@ -81,7 +81,7 @@ class Quarantine(quarantine.Quarantine):
                 backoff=options.backoff,
                 timeout=options.timeout,
             )
-        except ValueError:  # a name that no job of ours may have
+        except ValueError:  # its name is not allowed
             return None
 
     async def _fit_id(self, job_id: str) -> str:

@@ -1,11 +1,11 @@
-"""Jobs that whoever took them has abandoned, told from those that merely look so.
+"""Recovery of abandoned jobs, told from jobs that merely look abandoned.
 
 Theory of operation. A job is abandoned when it is active and nobody has its lock. Node takes a job and locks it in two
 steps, and up to 1.0.0-rc3 it cannot renew a lock: the lock of a long run lapses for up to 2.5 s while the run goes on.
-So one look proves nothing: what is without a lock at every look for a grace, looks being less than a second apart, is
-abandoned. The looks are this process's own, so that a reaper needs nobody's memory. A claim of ours is taken and
-locked in one step and renewed in time: with its lock it is over, except beside rc3, which takes jobs over where they
-stand, and lets lapse what it took.
+So one look proves nothing. A job is abandoned if it has no lock at every look during a grace, with looks less than a
+second apart. The looks are this process's own, so a reaper depends on nobody's memory. A claim of ours is taken and
+locked in one step and renewed in time, so it is over when its lock is. The exception is beside rc3, which takes over
+jobs where they stand, and lets the locks of what it took lapse.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final
 
 from workers.jobs import Recovery
 from workers.storage.bull.codec import Dialect, decode_id
-from workers.storage.bull.quarantine import Quarantine
-from workers.storage.bull.scripts import QueueScripts
+from workers.storage.bull.quarantine import BullQuarantine
+from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis.batches import AT_ONCE
 from workers.storage.on_redis.messages import pack, unpack
 from workers.storage.rules import bounded_count
@@ -32,26 +32,26 @@ GRACES: Final[Mapping[Dialect, timedelta]] = {
     "B": timedelta(seconds=1),
     "C": timedelta(seconds=1),
 }
-"""How long a job must be seen without a lock: beside dialect A as long as Node's locks last, else to be locked."""
+"""How long a job must be seen without a lock: beside dialect A as long as Node's locks last, else until Node locks."""
 
 LOOK_SECONDS: Final = 0.5
 FARTHEST_LOOKS_SECONDS: Final = 1.0
-"""Between looks that are farther apart a lock may have come and gone."""
+"""With more time between two looks, a lock may have come and gone."""
 MOST_RESTARTS: Final = 5
-"""On a machine that is too slow to look in time, the next call goes on."""
+"""A machine that is too slow to look in time leaves the rest to the next call."""
 
 
 class Recoverer:
     """Looks for abandoned jobs of one queue."""
 
-    def __init__(self, lua: QueueScripts, quarantine: Quarantine, dialect: Dialect, grace: timedelta) -> None:
+    def __init__(self, lua: BullScripts, quarantine: BullQuarantine, dialect: Dialect, grace: timedelta) -> None:
         self._lua = lua
         self._quarantine = quarantine
         self._ours_at_once = dialect != "A"
         self._grace = grace.total_seconds()
 
     async def recover(self, limit: int, max_stalls: int) -> Recovery:
-        """See `Storage.recover`; while a job of Node's looks abandoned this takes as long as the grace."""
+        """See `Storage.recover`; while a job of Node looks abandoned, this takes as long as the grace."""
         limit = min(bounded_count(limit), AT_ONCE)
         clock = asyncio.get_running_loop().time
         requeued: list[str] = []
@@ -66,7 +66,7 @@ class Recoverer:
             back, given_up, suspects = await self._look(wanted, max_stalls, ripe)
             requeued += back
             failed += given_up
-            # Of a busy queue some job is always being taken: who was not seen at the first look is for the next call.
+            # In a busy queue some job is always being taken: one that the first look missed is left to the next call.
             anew = first_seen is None
             first_seen = {raw: watched.get(raw, looked_at) for raw in suspects if anew or raw in watched}
             if not first_seen:
@@ -90,7 +90,7 @@ class Recoverer:
 
 
 def report_dropped(queue: str, raws: Sequence[bytes]) -> None:
-    """Ids in line that no job has are told of; they are out of the line."""
+    """Log ids that were in a line without a job; they are out of the line."""
     if raws:
         shown = [decode_id(raw)[:80] for raw in raws[:10]]
         _LOG.warning("bull.job_without_record: %d ids of queue %r dropped, among them %r", len(raws), queue, shown)

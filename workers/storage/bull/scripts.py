@@ -1,4 +1,4 @@
-"""The Lua of the Bull storage: one script per transition, each put together from the files in `lua`."""
+"""The Lua of the Bull storage: one script per transition, each assembled from the files in `lua`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from workers.storage.on_redis.scripts import Script, assembled
-from workers.storage.on_redis.server import Reply, Server
+from workers.storage.on_redis.server import RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
@@ -21,29 +21,29 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "settle": ("add", "hold"),
 }
 """Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua` and `queue.lua`,
-which come first; but `mend`, for what keeps the others from beginning.
+which come first. `mend` is not listed: it mends what keeps the others from starting.
 """
 
 EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
-"""Who all of us together are to Node processes, which hear only what others than themselves publish."""
+"""The common name of our processes to Node, whose processes hear only what others publish."""
 
 
 @cache
 def scripts() -> Mapping[str, Script]:
-    """Every script, by its name."""
+    """Return every script, by its name."""
     working = {name: assembled(__package__, "keys", "queue", *parts, name) for name, parts in PARTS.items()}
     return working | {"mend": assembled(__package__, "keys", "quarantine", "mend")}
 
 
 def loaded_scripts() -> Sequence[Script]:
-    """What a server has to know before it is used."""
+    """Return the scripts that a server has to know before it is used."""
     return tuple(scripts().values())
 
 
-class QueueScripts:
+class BullScripts:
     """The scripts of one queue on one server. All its keys begin with `base`, which ends with a colon."""
 
-    def __init__(self, server: Server, prefix: str, queue: str, dialect: str) -> None:
+    def __init__(self, server: RedisServer, prefix: str, queue: str, dialect: str) -> None:
         self.server = server
         self.queue = queue
         self.dialect = dialect
@@ -51,10 +51,10 @@ class QueueScripts:
         self._scripts = scripts()
 
     def own_channel(self, name: str) -> bytes:
-        """A channel that Node does not know; one per database, because pub/sub knows none."""
+        """Return a channel that Node does not know; one per database, because pub/sub has no databases."""
         return self.base + b"workers:%b@%d" % (name.encode(), self.server.database)
 
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
-        """What the script answers; see `Server.call` for errors."""
+        """Run the script and return its answer; see `RedisServer.call` for errors."""
         about = (self.server.database, self.queue, self.dialect, EMITTER)
         return await self.server.call(self._scripts[name], self.base, *about, *arguments)

@@ -1,17 +1,18 @@
 """A Bull 1.x queue as a storage: Node processes that still run Bull 1.x work on it at the same time.
 
-Keys, fields and messages are Bull's own. What we keep beside them, and Node neither reads nor changes: in the hash of a
-job `name` (Bull 1.x has no names) and fields `workers:...`; in its options the member `workers`; and the keys
+Keys, fields and messages are Bull's own. Beside them we keep what Node neither reads nor changes: in the hash of a job
+`name` (Bull 1.x has no names) and fields `workers:...`; in its options the member `workers`; and the keys
 `<prefix>:<queue>:workers:completed` and `...:failed` (which records expire when), `...:cancelled` (tombstones, for an
 hour), `...:seen` (workers) and `...:quarantine` (what was set aside). Events are on channels
 `...:workers:events@<database>` and `...:cancels@<database>`.
 
-Each transition is one Lua script of ours, whole or not at all, and a batch is one round trip. Where Bull takes several
-steps, or forgets, ours do not: a job is taken off the line and locked in one step, ended and unlocked in one step,
-never put into the line of a paused queue, and never taken for abandoned at the first look (`recovery`).
+Each transition is one Lua script of ours, which happens as a whole or not at all, and a batch is one round trip. Where
+Bull takes several steps, or forgets one, our scripts do not: a job is taken off the line and locked in one step, and
+ended and unlocked in one step. It is never put into the line of a paused queue, and never considered abandoned at the
+first look (`recovery`).
 
-Jobs of Node are run as they are: they have the name `default`, a crash is no attempt of theirs, and their records stay
-for ever unless `removeOnComplete` says otherwise. Their back-off is kept, and their `timeout`.
+Jobs of Node are run as they are: they have the name `default`, a crash does not count as an attempt, and their records
+stay for ever unless `removeOnComplete` says otherwise. Their back-off and their `timeout` are kept.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from workers.batching import Batcher
 from workers.checks import check_text, new_id
 from workers.errors import StorageError, Unsupported
-from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -57,17 +58,17 @@ from workers.storage.bull.codec import (
     lease_ms,
     raw_ids,
 )
-from workers.storage.bull.inspect import Inspector
-from workers.storage.bull.notices import Notices
+from workers.storage.bull.inspect import BullInspector
 from workers.storage.bull.options import LONGEST_DELAY, keep_ms
-from workers.storage.bull.quarantine import Quarantine
+from workers.storage.bull.quarantine import BullQuarantine
 from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
-from workers.storage.bull.scripts import QueueScripts, loaded_scripts
+from workers.storage.bull.scripts import BullScripts, loaded_scripts
+from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.node_values import to_ms
-from workers.storage.on_redis.server import Reply, Server, parse_url, take_parameter
+from workers.storage.on_redis.server import RedisServer, Reply, parse_url, take_parameter
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.rules import (
     check_claim,
@@ -83,32 +84,32 @@ DEFAULT_QUEUE: Final = "default"
 SCHEME: Final = "bull+"
 
 LOOK_SECONDS: Final = 1.0
-"""How long a waiter trusts that it would be woken: Node does not say so each time."""
+"""How long a waiter relies on being woken: Node does not always announce a job."""
 
 
 class BullStorage(ScriptedStorage):
     """One queue of Bull 1.x on Redis 6.2 or newer, or Valkey.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bull+` in front) or a client, whose settings
-    are used and whose connections are left alone. A URL may name the queue by `?queue=`, and the dialect by
-    `&dialect=`, where the arguments do not. `dialect` says what the oldest Node process on the queue runs: "C", unless
-    told otherwise, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job that Node took must be seen
-    without a lock before it is recovered; the dialect has its own. `prefix` is Bull's. `timeout` bounds each call to
-    the server; past it the verb raises `StorageUnavailable`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bull+` in front) or a client. A client's
+    settings are used, and its connections are left alone. A URL may name the queue by `?queue=`, and the dialect by
+    `&dialect=`; the arguments have precedence. `dialect` says what the oldest Node process on the queue runs: "C", the
+    default, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job that Node took must be seen without
+    a lock before it is recovered; its default depends on the dialect. `prefix` is Bull's. `timeout` bounds each call to
+    the server; when it is over, the method raises `StorageUnavailable`.
 
     Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
     counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.
-    `next_id` has one for every dialect. What is due is decided by the server's clock, and by Node's for what Node
-    delays or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued.
+    `next_id` has one for every dialect. The server's clock decides what is due, and Node's clock for what Node delays
+    or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued.
 
-    `enqueue` takes a `BullJob` for what the contract has no word for: a time limit per run, and last in, first out.
+    `enqueue` takes a `BullJob` for what the contract cannot express: a time limit per run, and last in, first out.
 
     Raises:
         StorageError: a target that is no Redis URL, or has an unknown dialect.
         ValueError: an unknown dialect.
     """
 
-    ids_at_once = 50  # each is looked for along all of the line
+    ids_at_once = 50  # each id is searched for along the whole line
     limits: Final = Limits(
         clock="server",
         durable=True,
@@ -139,14 +140,14 @@ class BullStorage(ScriptedStorage):
             dialect = dialect or _spoken(spoken)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
-        server = Server(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = QueueScripts(server, prefix, queue, self._dialect)
-        self._inspector = Inspector(self._lua, self._dialect)
-        self._quarantine = Quarantine(self._lua, self._dialect, self.enqueue, self.next_id)
+        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = BullScripts(server, prefix, queue, self._dialect)
+        self._inspector = BullInspector(self._lua, self._dialect)
+        self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
-        super().__init__(queue, server, Notices(self._lua, self._inspector.ends))
-        self._results = Gathering(self._inspector.results, RESULTS_AT_ONCE)
+        super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends))
+        self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"BullStorage(queue={self._name!r}, dialect={self._dialect!r})"
@@ -158,7 +159,7 @@ class BullStorage(ScriptedStorage):
         changes_in_ms = await self._lua.run("look")
         if changes_in_ms is None:
             return None
-        seconds = float(changes_in_ms) / 1_000  # of what somebody else has put into line it may be infinite
+        seconds = float(changes_in_ms) / 1_000  # infinite for some scores that another program may write
         return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
 
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
@@ -170,7 +171,10 @@ class BullStorage(ScriptedStorage):
     # Jobs
 
     async def next_id(self) -> str:
-        """An id that no other job of the queue gets: beside A and B a number, as Bull's own producers take them."""
+        """Return an id that no other job of the queue gets.
+
+        Beside A and B it is a number, as Bull's own producers use.
+        """
         if self._dialect == "C":
             return new_id()
         [number] = await self._server.run([("INCR", self._lua.base + b"id")])
@@ -184,7 +188,7 @@ class BullStorage(ScriptedStorage):
         refuse_deduplication(jobs, "BullStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
-        encoded = [codec.encode_job(job, self._dialect) for job in jobs]  # all or none are of a kind Bull can keep
+        encoded = [codec.encode_job(job, self._dialect) for job in jobs]  # before any is sent: it may raise
         results: list[EnqueueResult] = []
         pairs = list(zip(jobs, encoded, strict=True))
         for some in portions(pairs, lambda pair: len(pair[0].payload)):
@@ -196,9 +200,9 @@ class BullStorage(ScriptedStorage):
         return results
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released.
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
 
-        The names cannot be chosen; a name not in `leases` gets the longest of them.
+        The names cannot be chosen; a job with a name that is not in `leases` gets the longest of them.
         """
         check_claim(worker_id, leases)
         if not leases or limit < 1:
@@ -324,6 +328,6 @@ def _spoken(dialect: str | None) -> Dialect | None:
 
 
 def server_url(url: str) -> str:
-    """The URL of the Redis server under the storage that `url` names, as redis-py takes it."""
+    """Return the URL of the Redis server under the storage that `url` names, as redis-py takes it."""
     server, _ = parse_url(url.removeprefix(SCHEME))
     return take_parameter(server, "dialect")[0]

@@ -1,4 +1,4 @@
-"""What every part of a BullMQ storage shares: the server, the queue's scripts, the clock, job records."""
+"""The common base of the parts of a BullMQ storage: the server, the queue's scripts, the clock, job records."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from workers.storage.bullmq.codec import OWN_KEYS, raw_ids
-from workers.storage.bullmq.record import Record, reading, record
-from workers.storage.bullmq.scripts import QueueScripts
-from workers.storage.bullmq.server import Server
+from workers.storage.bullmq.record import BullMQRecord, reading, record
+from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.bullmq.server import BullMQServer
 from workers.storage.on_redis.node_values import to_ms
 from workers.storage.on_redis.server import Command
 from workers.storage.rules import WORKER_RECORD
@@ -18,13 +18,13 @@ WORKER_RECORD_MS: Final = to_ms(WORKER_RECORD)
 SEEN_EVERY_MS: Final = 1_000
 KNOWN_WORKERS: Final = 1_000
 READ_AT_ONCE: Final = 500
-"""Jobs read in one transaction, during which the server serves nobody else."""
+"""At most so many jobs are read in one transaction; the server serves nobody else meanwhile."""
 
 
 class QueueAccess:
     """One queue on one server."""
 
-    def __init__(self, server: Server, lua: QueueScripts) -> None:
+    def __init__(self, server: BullMQServer, lua: BullMQScripts) -> None:
         self.server = server
         self.lua = lua
         self.workers_key = f"{lua.base}{OWN_KEYS}:seen"
@@ -32,15 +32,15 @@ class QueueAccess:
         self._seen: dict[str, int] = {}
 
     def now_ms(self) -> int:
-        """This client's clock, which is the one BullMQ goes by."""
+        """Return the time of this client's clock, which is the one that BullMQ uses."""
         return time.time_ns() // 1_000_000
 
     def tombstone(self, raw: str) -> str:
-        """The key that says for an hour that a job was cancelled."""
+        """Return the key that says for an hour that a job was cancelled."""
         return f"{self.lua.base}{OWN_KEYS}:cancelled:{raw}"
 
     def seen(self, worker_id: str) -> list[Command]:
-        """Commands that note that the worker is alive; none if that was noted a moment ago."""
+        """Return the commands that note that the worker is alive; none if that was noted a moment ago."""
         now_ms = self.now_ms()
         if abs(now_ms - self._seen.get(worker_id, 0)) < SEEN_EVERY_MS:
             return []
@@ -49,22 +49,22 @@ class QueueAccess:
         self._seen[worker_id] = now_ms
         return [("ZADD", self.workers_key, now_ms, worker_id), ("PEXPIRE", self.workers_key, WORKER_RECORD_MS)]
 
-    async def records(self, raws: Sequence[str], now_ms: int) -> list[Record]:
-        """The jobs as they stand, each a consistent view."""
-        found: list[Record] = []
+    async def records(self, raws: Sequence[str], now_ms: int) -> list[BullMQRecord]:
+        """Return the jobs as they stand, each a consistent view."""
+        found: list[BullMQRecord] = []
         for start in range(0, len(raws), READ_AT_ONCE):
             some = raws[start : start + READ_AT_ONCE]
             replies = await self.server.run_atomic([reading(self.lua, raw) for raw in some])
             found += [record(raw, answer, now_ms) for raw, answer in zip(some, replies, strict=True)]
         return found
 
-    async def find(self, ids: Sequence[str]) -> list[Record]:
-        """The jobs of these public ids; of several that one id may mean the first that exists."""
+    async def find(self, ids: Sequence[str]) -> list[BullMQRecord]:
+        """Return the jobs of these public ids; if an id may mean several jobs, the first that exists."""
         candidates = [raw_ids(job_id) for job_id in ids]
         records = iter(await self.records([raw for raws in candidates for raw in raws], self.now_ms()))
         return [meant([next(records) for _ in raws]) for raws in candidates]
 
 
-def meant(candidates: Sequence[Record]) -> Record:
-    """The record of a public id, of the ids in Redis that it may stand for."""
+def meant(candidates: Sequence[BullMQRecord]) -> BullMQRecord:
+    """Return the record of a public id, from those of the ids in Redis that it may stand for."""
     return next((one for one in candidates if one.state is not None), candidates[0])

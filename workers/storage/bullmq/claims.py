@@ -1,9 +1,9 @@
 """Claim, renew, settle and recover on BullMQ's structures.
 
 Theory of operation. A claim is BullMQ's lock: a string with our token that expires with the lease. Each verb is one
-pipeline of BullMQ's scripts, each of which is atomic; what a script refuses (a negative code) is looked at again with a
-second pipeline, which is rare. BullMQ takes a claim as lost when its lock has expired, even if nobody has recovered the
-job; our contract does not, so such a claim gets its lock back, under WATCH, and the settlement is repeated.
+pipeline of BullMQ's scripts, each of which is atomic. What a script refuses (a negative code) is looked at again with a
+second pipeline, which is rare. BullMQ considers a claim lost when its lock has expired, even if nobody has recovered
+the job. Our contract does not, so such a claim gets its lock back, under WATCH, and the settlement is repeated.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from workers.storage.bullmq.codec import (
     link_fields,
 )
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
-from workers.storage.bullmq.quarantine import Quarantine
+from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
     BullMQClaim,
-    Record,
+    BullMQRecord,
     cancel_mark,
     loss,
     make_claim,
@@ -67,34 +67,34 @@ from workers.storage.rules import count_retry, unfit_for_redis
 APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
 NOT_HELD: Final = frozenset({-1, -2, -6})
-"""Codes of the scripts: no such job, no lock, another's lock."""
+"""Codes of the scripts: no such job, no lock, another claim's lock."""
 NOT_ACTIVE: Final = -3
 REFUSALS: Final = {-4: "the job waits for its children in a flow", -9: "a child of the job in a flow has failed"}
 
 
 def code_outcome(code: Reply) -> SettleOutcome | None:
-    """What a script's answer means; None when the claim does not hold its job: the record must tell why."""
+    """Return what a script's answer means; None if the claim does not hold its job: its record tells why."""
     if isinstance(code, StorageError):
         return SettleOutcome(status=SettleStatus.ERROR, detail=str(code))
     if not isinstance(code, int) or code >= 0:
         return APPLIED
     if code in NOT_HELD:
         return None
-    if code == NOT_ACTIVE:  # somebody moved the job without asking for its lock
+    if code == NOT_ACTIVE:  # another program moved the job without looking at its lock
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
     return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
 
 
 ASKED_BLINDLY: Final = 1_000
-"""Jobs that are asked for before it is known how many there are."""
+"""At most so many jobs are asked for before it is known how many there are."""
 
 
 class Claims:
     """The part of a BullMQ storage that workers and reapers use."""
 
     def __init__(
-        self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]], quarantine: Quarantine
+        self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]], quarantine: BullMQQuarantine
     ) -> None:
         self._queue = queue
         self._quarantine = quarantine
@@ -103,31 +103,31 @@ class Claims:
         self._plentiful = False
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released.
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
 
-        The names cannot be chosen; a name not in `leases` gets the longest of them.
+        The names cannot be chosen; a job with a name that is not in `leases` gets the longest of them.
         """
         return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
-        # Each is a command of its own: beyond some, one looks first how many jobs there are.
+        # Each claim is a command of its own, so before asking for many it first looks how many jobs there are.
         asked = min(limit, ASKED_BLINDLY) if self._plentiful else 1
         claims, left = await self._claim(worker_id, leases, asked)
-        # What was claimed must not be lost with a later step: without the second there are fewer claims, without the
-        # third some leases are longer than they had to be.
+        # A failure of a later step must not lose what was claimed: without the second step there are fewer claims,
+        # without the third some leases are longer than asked for.
         with contextlib.suppress(WorkersError):
             if len(claims) == asked and (more := min(left, limit - asked)) > 0:
                 claims += (await self._claim(worker_id, leases, more))[0]
             if len({claim.lease for claim in claims}) > 1:
                 await self._shorten(claims, max(leases.values()))
-        # An empty queue shall not be asked `limit` times over, a full one not in two steps.
+        # An empty queue must not be asked `limit` times, and a full one not in two steps.
         self._plentiful = len(claims) == limit
         return claims
 
     async def _claim(
         self, worker_id: str, leases: Mapping[str, timedelta], count: int
     ) -> tuple[list[BullMQClaim], int]:
-        """Claims from one pipeline, and how many more jobs were waiting after it."""
+        """Claim with one pipeline; return the claims, and how many more jobs were waiting after it."""
         now_ms = self._queue.now_ms()
         longest = _lock_ms(max(leases.values()))
         nonce = secrets.token_hex(8)
@@ -149,7 +149,7 @@ class Claims:
         return claims, whole(replies[count]) + whole(replies[count + 1])
 
     async def _shorten(self, claims: Iterable[Claim], longest: timedelta) -> None:
-        """Jobs are locked before their names are known, with the longest lease; those with a shorter one get theirs."""
+        """Give claims with shorter leases theirs: jobs are locked with the longest, before their names are known."""
         shorter = [claim for claim in claims if claim.lease < longest]
         await self._queue.server.run(self._extensions(shorter))
 
@@ -174,7 +174,7 @@ class Claims:
             if isinstance(reply, StorageError):
                 raise reply
         refused = {raw for reply in replies[: len(extensions)] for raw in reply}
-        # One job may be in `claims` twice, with an old token and a new one: which of them was refused is looked up.
+        # One job may be in `claims` twice, with an old token and a new one, so look up which of them was refused.
         lost = await self._lost([claim for claim in claims if _raw(claim) in refused])
         cancelled = frozenset(
             claim.token
@@ -184,7 +184,7 @@ class Claims:
         return Renewal(lost=lost, cancel_requested=cancelled)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
-        """See `Storage.progress`. BullMQ's script asks nobody for a lock, so the locks are watched meanwhile."""
+        """See `Storage.progress`. BullMQ's script does not check the lock, so the locks are watched meanwhile."""
         latest = {report.claim.token: report for report in reports}
         values = list(latest.values())
         for batch in (values[start : start + READ_AT_ONCE] for start in range(0, len(values), READ_AT_ONCE)):
@@ -203,8 +203,8 @@ class Claims:
         examined = zip(refused, await self._examine(refused), strict=True)
         return {claim.token: loss(found) for claim, found in examined if found is not None}
 
-    async def _examine(self, claims: Sequence[Claim]) -> list[Record | None]:
-        """The job each claim does not hold; None for a claim whose lock had merely expired, and is back now."""
+    async def _examine(self, claims: Sequence[Claim]) -> list[BullMQRecord | None]:
+        """Return the job that each claim does not hold; None if its lock had merely expired, and is back now."""
         records = await self._queue.records([_raw(claim) for claim in claims], self._queue.now_ms())
         return [
             None if still_holds(claim, found) and await self._lock_again(claim) else found
@@ -240,7 +240,7 @@ class Claims:
         return [outcome or _without_hold(settlements[at].claim, found.get(at)) for at, outcome in outcomes.items()]
 
     async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome | None]:
-        """What BullMQ's scripts answered; None for a claim that does not hold its job."""
+        """Settle, and return what BullMQ's scripts answered; None for a claim that does not hold its job."""
         outcomes: list[SettleOutcome | None] = [None] * len(settlements)
         await self._continue(settlements)
         ended = [at for at, settlement in enumerate(settlements) if not isinstance(settlement, Released)]
@@ -257,7 +257,7 @@ class Claims:
         return outcomes
 
     async def _stand_by(self, damages: Sequence[StorageDamaged]) -> None:
-        """Nothing is damaged. What is now is no fault of a job: it is settled once that is mended.
+        """Mend a damaged queue and raise, so that jobs, which are not at fault, are settled again afterwards.
 
         Raises:
             StorageUnavailable: a key was, or is, in the way; some may have been settled.
@@ -268,7 +268,7 @@ class Claims:
             raise StorageUnavailable(str(damages[0])) from damages[0]
 
     async def _continue(self, settlements: Sequence[Settlement]) -> None:
-        """Continuations of completions whose claim holds its lock are in the queue."""
+        """Enqueue the continuations of completions whose claim holds its lock."""
         following = [one for one in settlements if isinstance(one, Completed) and one.then is not None]
         if not following:
             return
@@ -358,21 +358,21 @@ class Claims:
 
 
 def _asks_to_cancel(found: Reply) -> bool:
-    """By the mark, starts and stalls of a job; an error is about that job alone, whose key is no hash any more."""
+    """Tell whether a cancel is requested; an error means that the job's key is no hash any more."""
     if isinstance(found, StorageError):
         return False
     mark, starts, stalls = found
     return mark is not None and mark == cancel_mark(starts, stalls)
 
 
-def _without_hold(claim: Claim, found: Record | None) -> SettleOutcome:
-    if found is None:  # it held its job a moment ago: somebody was faster twice
+def _without_hold(claim: Claim, found: BullMQRecord | None) -> SettleOutcome:
+    if found is None:  # it held its job a moment ago: another client was faster twice
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
     return verdict(claim, found)
 
 
 def _fault(settlement: Settlement) -> SettleOutcome | None:
-    """Why the settlement cannot be carried out, whoever holds the job."""
+    """Return why the settlement cannot be carried out, whichever claim holds the job."""
     then = settlement.then if isinstance(settlement, Completed | Continued) else None
     if then is None or then.ordering_key is None:
         return unfit_for_redis(settlement)
@@ -390,5 +390,5 @@ def _raw(claim: Claim) -> str:
 
 
 def _lock_ms(lease: timedelta) -> int:
-    """A lock lasts a millisecond at least: Redis refuses a shorter one."""
+    """Return how many milliseconds a lock lasts: at least one, because Redis refuses a shorter one."""
     return max(1, to_ms(lease))

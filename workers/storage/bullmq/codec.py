@@ -1,6 +1,6 @@
 """Ids, payloads, options and errors as BullMQ keeps them, and back; pure.
 
-Everything read here may have been written by any producer: junk never raises, it reads as if it were not there.
+Any producer may have written what is read here: junk never raises, it reads as if it were not there.
 """
 
 from __future__ import annotations
@@ -18,40 +18,41 @@ from workers.retry import RetryPolicy
 from workers.storage.on_redis import node_values
 from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms, number, to_ms, whole
 
-# Fields of a job's hash that are ours. Node BullMQ reads its own by name and ignores these.
+# Fields of a job's hash that are ours. Node BullMQ reads its own fields by name and ignores these.
 SETTLED_FIELD: Final = "workers:settled"
-"""The token of the claim that last settled the job: how a repeated settle is told from a late one."""
+"""The token of the claim that last settled the job, which tells a repeated settle from a late one."""
 UNCOUNTED_FIELD: Final = "workers:uncounted"
 """Uncounted retries in a row."""
 CANCEL_FIELD: Final = "workers:cancel"
-"""A cancel was requested; the value is `ats - stc` at that time, which settling changes and a crash does not."""
+"""Set when a cancel was requested. The value is `ats - stc` then, which settling changes and a crash does not."""
 KEEP_FIELD: Final = "workers:keep"
-"""Milliseconds the finished record lasts, where the settlement said so."""
+"""How many milliseconds the finished record lasts, if the settlement said so."""
 OWN_KEYS: Final = "workers"
-"""Keys of ours are named `<prefix>:<queue>:workers:...`; no job id has such a key."""
+"""Our keys are named `<prefix>:<queue>:workers:...`; no job id leads to such a key."""
 
 RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "priority", "added", OWN_KEYS}
-"""Names of keys beside the job hashes; a job with such an id would destroy the queue."""
+"""Names of the other keys of a queue; a job with such an id would destroy the queue."""
 
 _CHAIN_OPTION: Final = "chainIndex"
 
 
 def encode_id(job_id: str) -> str:
-    """The id in Redis: itself if a UUID or a plain word that is no key of BullMQ, else `~` and base64url.
+    """Return the id in Redis.
 
-    BullMQ takes ids of digits for its own counter, splits at colons, drops `0:...` as a marker, and does not protect
-    the names of its keys.
+    A UUID is unchanged, and so is a plain word that is no key of BullMQ; any other id is `~` and its base64url. BullMQ
+    takes ids of digits for its own counter, splits at colons, drops `0:...` as a marker, and does not protect the names
+    of its keys.
     """
     return node_values.encode_id(job_id, RESERVED_IDS)
 
 
 def decode_id(raw: str) -> str:
-    """The id a job in Redis goes by; what `encode_id` did not make reads as it is."""
+    """Return the id that a job in Redis goes by; one that `encode_id` did not make reads as it is."""
     return node_values.decode_id(raw, RESERVED_IDS)
 
 
 def raw_ids(job_id: str) -> tuple[str, ...]:
-    """Where a job of this id may be: as we would store it, and as another producer may have."""
+    """Return where a job of this id may be: as we would store it, and as another producer may have stored it."""
     encoded = encode_id(job_id)
     if encoded == job_id or job_id in RESERVED_IDS or job_id.startswith(f"{OWN_KEYS}:"):
         return (encoded,)
@@ -59,7 +60,7 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class BullMQJobOptions:
     """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`."""
 
     max_attempts: int = 1
@@ -78,7 +79,7 @@ class JobOptions:
 
 
 def encode_options(job: NewJob, raw: str) -> dict[str, object]:
-    """The job's options as Node BullMQ writes them."""
+    """Return the job's options as Node BullMQ writes them."""
     options: dict[str, object] = {
         "attempts": job.max_attempts,
         "jobId": raw,
@@ -96,10 +97,10 @@ def encode_options(job: NewJob, raw: str) -> dict[str, object]:
     return options
 
 
-def decode_options(options: Mapping[str, object]) -> JobOptions:
-    """Options written by any producer; BullMQ's 0 or missing `attempts` mean one."""
+def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
+    """Decode options written by any producer; an `attempts` of 0, or none, means one attempt in BullMQ."""
     attempts = number(options.get("attempts"))
-    return JobOptions(
+    return BullMQJobOptions(
         max_attempts=max(1, int(attempts)) if attempts is not None else 1,
         chain_index=whole(options.get(_CHAIN_OPTION)),
         backoff=_decode_backoff(options.get("backoff")),
@@ -109,7 +110,7 @@ def decode_options(options: Mapping[str, object]) -> JobOptions:
 
 
 def link_fields(job: NewJob, raw: str) -> dict[str, object]:
-    """Hash fields of a job that becomes the next link of its chain."""
+    """Return the hash fields of a job that becomes the next link of its chain."""
     return {
         "name": job.name,
         "data": encode_bytes(job.payload).decode(),
@@ -127,7 +128,7 @@ def _remove_option(keep: Retention) -> object:
 
 
 def retention_of(remove: object) -> Retention:
-    """How long a record lasts by BullMQ's `removeOn...`; a limit by count alone reads as for ever."""
+    """Return how long a record lasts by BullMQ's `removeOn...`; a limit by count alone reads as for ever."""
     if remove is True:
         return DROP
     if isinstance(remove, dict):
@@ -141,9 +142,9 @@ def retention_of(remove: object) -> Retention:
 
 
 def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
-    """What BullMQ shall keep of the queue's finished jobs: as the job's own option says.
+    """Return what BullMQ is to keep of the queue's finished jobs, as the job's own option says.
 
-    Where one settlement says otherwise with `keep`, its own record alone goes at once or stays for a sweep.
+    If a settlement says otherwise with `keep`, only its own record is affected: it goes at once, or stays for a sweep.
     """
     if keep is not None:
         return {"count": 0 if keep is DROP else -1}
@@ -157,7 +158,10 @@ def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
 
 
 def _encode_backoff(policy: RetryPolicy) -> dict[str, object]:
-    """BullMQ's `delay` is the longest of a jittered range, ours the middle; what it has no word for goes beside it."""
+    """Encode the policy for BullMQ.
+
+    BullMQ's `delay` is the longest of a jittered range, ours the middle. What BullMQ has no word for goes beside it.
+    """
     longest = to_ms(policy.initial * (1 + policy.jitter))
     backoff: dict[str, object] = {"type": "fixed" if policy.multiplier == 1 else "exponential", "delay": longest}
     if policy.jitter:
@@ -170,7 +174,7 @@ def _encode_backoff(policy: RetryPolicy) -> dict[str, object]:
 
 
 def _decode_backoff(value: object) -> RetryPolicy | None:
-    """The policy of a built-in strategy; None for a custom one, which only its own worker knows."""
+    """Decode the policy of a built-in strategy; None for a custom one, which only its own worker knows."""
     backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
     delay, kind = number(backoff.get("delay")), backoff.get("type")
     if not delay or kind not in ("fixed", "exponential"):

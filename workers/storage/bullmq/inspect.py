@@ -1,4 +1,4 @@
-"""Reading a BullMQ queue, and the bulk jobs of an operator: counts, listings, workers, sweeping, draining."""
+"""Reading of a BullMQ queue, and an operator's bulk work: counts, listings, workers, sweeping, draining."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.bullmq.access import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq.codec import raw_ids
-from workers.storage.bullmq.record import FIELDS, Record, reading, record, worker_of
+from workers.storage.bullmq.record import FIELDS, BullMQRecord, reading, record, worker_of
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
 from workers.storage.on_redis.server import Command
@@ -19,12 +19,12 @@ from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor
 PAGE: Final = 100
 READS_PER_PAGE: Final = 10
 ACTIVE_SHOWN: Final = 10_000
-"""Active jobs looked at to tell whose they are."""
+"""At most so many active jobs are looked at to see which worker has them."""
 
 _NO_REASON: Final = ErrorInfo(type="Error", message="")
 
 
-class Inspector:
+class BullMQInspector:
     """The part of a BullMQ storage that dashboards and the reaper's sweep use."""
 
     def __init__(self, queue: QueueAccess) -> None:
@@ -48,7 +48,7 @@ class Inspector:
         return None
 
     async def counts(self) -> dict[JobState, int]:
-        """See `Storage.counts`. Telling scheduled from failing looks at every job that is not due."""
+        """See `Storage.counts`. To tell scheduled from failing jobs, this looks at every job that is not due."""
         lists = [("LLEN", self._lua[name]) for name in ("wait", "paused", "active")]
         sets = ("prioritized", "completed", "failed", "waiting-children", "delayed")
         due = ("ZCOUNT", self._lua["delayed"], 0, self._due_score())
@@ -76,7 +76,7 @@ class Inspector:
     async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
         """See `Storage.list`. The cursor is a place in the structures that hold the state.
 
-        A page ends early, with a cursor, when many jobs were looked at that are in another state.
+        A page ends early, with a cursor, when it looked at many jobs in another state.
         """
         sources = _SOURCES[state]
         at, start = _read_cursor(cursor)
@@ -120,7 +120,7 @@ class Inspector:
         ]
 
     async def sweep(self, limit: int) -> int:
-        """See `Storage.sweep`. Looks at the oldest records; BullMQ itself removes by age when a job finishes."""
+        """See `Storage.sweep`. This looks at the oldest records; BullMQ itself removes by age when a job finishes."""
         now_ms = self._queue.now_ms()
         forgotten = ("ZREMRANGEBYSCORE", self._queue.workers_key, 0, now_ms - WORKER_RECORD_MS)
         removed = whole((await self._ask([forgotten]))[0])
@@ -135,7 +135,7 @@ class Inspector:
         return removed
 
     async def _expired(self, target: str, count: int) -> list[str]:
-        """Those of the oldest records whose retention is over."""
+        """Return those of the oldest records whose retention is over."""
         now_ms = self._queue.now_ms()
         [raws] = await self._ask([("ZRANGE", self._lua[target], 0, count - 1)])
         values = await self._ask([("HMGET", self._lua.job(raw), *FIELDS) for raw in raws])
@@ -143,11 +143,11 @@ class Inspector:
         return [one.raw for one in found if one.state is None]
 
     async def _remove_expired(self, raws: Sequence[str]) -> int:
-        """A record that was enqueued again since it was looked at is left alone."""
+        """Remove the records, except those that were enqueued again since the look; return how many."""
         now_ms = self._queue.now_ms()
         width = len(reading(self._lua, ""))
 
-        def still_expired(replies: list[Reply]) -> list[Record]:
+        def still_expired(replies: list[Reply]) -> list[BullMQRecord]:
             parts = [replies[at * width : (at + 1) * width] for at in range(len(raws))]
             found = [record(raw, part, now_ms) for raw, part in zip(raws, parts, strict=True)]
             return [one for one in found if one.state is None and one.place in ("completed", "failed")]
@@ -185,7 +185,7 @@ class Inspector:
     async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
         """See `Storage.clean`."""
         check_cleanable(state)
-        if limit < 1:  # which the script takes for no limit
+        if limit < 1:  # the script takes that for no limit
             return 0
         before_ms = self._queue.now_ms() - to_ms(older_than)
         [removed] = await self._ask([self._lua.clean(state.value, before_ms, bounded_count(limit))])
@@ -203,7 +203,7 @@ class Inspector:
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int]:
-    """The structure to go on with, and the place in it."""
+    """Return the structure to go on with, and the place in it."""
     if cursor is None:
         return 0, 0
     index, _, offset = cursor.partition(":")

@@ -1,8 +1,8 @@
-"""What producers and operators do to jobs on BullMQ's structures: enqueue, cancel, retry, remove, promote.
+"""The verbs of producers and operators on BullMQ's structures: enqueue, cancel, retry, remove, complete, promote.
 
-Theory of operation. BullMQ's adding scripts never add an id twice; whether they did is known from an EXISTS just
-before, in the same transaction. Steps that BullMQ has no script for (a new generation of a failed id, cancelling) look
-at the job and act under WATCH of its hash and its lock: every script that moves a job changes one of the two.
+Theory of operation. BullMQ's adding scripts never add an id twice; an EXISTS just before, in the same transaction,
+tells whether they added it. BullMQ has no script for some steps (a new generation of a failed id, cancelling). They
+look at the job and act under WATCH of its hash and its lock: every script that moves a job changes one of the two.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     raw_ids,
 )
-from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
-from workers.storage.bullmq.record import STATE_FIELDS, Record, cancel_mark, reading, record
+from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
+from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancel_mark, reading, record
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.on_redis.server import Command
 from workers.storage.rules import check_fits_redis
 
 TRANSACTION_JOBS: Final = 500
-"""Jobs added in one transaction, during which the server serves nobody else: about 10 ms."""
+"""At most so many jobs are added in one transaction; the server serves nobody else meanwhile: about 10 ms."""
 EVENTS_KEPT: Final = 10_000
-"""BullMQ's default length of the event stream."""
+"""The length of the event stream, BullMQ's default."""
 CHANGED_TOGETHER: Final = 20
-"""Jobs changed in one transaction. With each more it is likelier that a worker moves one of them meanwhile, and the
-server serves nobody else for longer: to find a job in the middle of a million that wait takes it some milliseconds.
+"""At most so many jobs are changed in one transaction. More would make it likelier that a worker moves one of them
+meanwhile, and would keep the server longer from everybody else: it takes some milliseconds to find a job in the middle
+of a million that wait.
 """
 ROUNDS_TOGETHER: Final = 3
 REMOVED_TOGETHER: Final = 5_000
-"""Waiting jobs removed by one script, during which the server serves nobody else: a tenth of a second, and about one in
-a list of a million. Smaller steps would walk the list more often.
+"""At most so many waiting jobs are removed by one script; the server serves nobody else meanwhile: a tenth of a
+second, and about a second in a list of a million. Smaller steps would walk the list more often.
 """
 LOOKED_FOR_TOGETHER: Final = 1_000
 REQUESTS_KEPT: Final = 1_000
-"""Length of our stream of cancel requests, no less than a page of events: a full page tells workers that they may have
-missed some.
+"""The length of our stream of cancel requests. It is no less than a page of events, because a full page tells workers
+that they may have missed some.
 """
 
 NO_ORDERING_KEYS: Final = "BullMQ has no ordering keys; see BullMQStorage.limits"
@@ -56,7 +57,7 @@ WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILIN
 
 
 class Jobs:
-    """The part of a BullMQ storage that changes jobs nobody is processing."""
+    """The part of a BullMQ storage that changes jobs which no worker runs."""
 
     def __init__(self, queue: QueueAccess) -> None:
         self._queue = queue
@@ -92,10 +93,10 @@ class Jobs:
         return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), now_ms)
 
     async def _add_again(self, job: NewJob) -> EnqueueResult:
-        """A new generation of an id that failed, expired, or has just gone; otherwise what stands in the way."""
+        """Insert a new generation of an id that failed, expired or has just gone, or return what is in the way."""
         raw = encode_id(job.id)
 
-        def decide(found: Record) -> list[Command]:
+        def decide(found: BullMQRecord) -> list[Command]:
             if found.state not in (None, JobState.FAILED):
                 return []
             gone = self._lua.remove(raw) if found.fields else ()
@@ -114,7 +115,7 @@ class Jobs:
         [first] = await self._queue.find([job_id])
         raw = first.raw
 
-        def decide(found: Record) -> list[Command]:
+        def decide(found: BullMQRecord) -> list[Command]:
             if found.state is JobState.PROCESSING:
                 mark = cancel_mark(found.fields.get("ats"), found.fields.get("stc"))
                 return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), *self._requests_cancel(raw)]
@@ -140,7 +141,7 @@ class Jobs:
         """See `Storage.retry`."""
         forgotten = ("stc", "progress", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
 
-        def plan(found: Record) -> list[Command]:
+        def plan(found: BullMQRecord) -> list[Command]:
             return [self._lua.reprocess(found.raw), ("HDEL", self._lua.job(found.raw), *forgotten)]
 
         return await self._change_each(ids, lambda found: found.state is JobState.FAILED, plan)
@@ -150,18 +151,18 @@ class Jobs:
         removed = await self._remove_waiting(ids)
         spared = (None,) if running else (None, JobState.PROCESSING)
 
-        def plan(found: Record) -> list[Command]:
+        def plan(found: BullMQRecord) -> list[Command]:
             told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
             return [*self._lua.remove(found.raw), *told]
 
-        def wanted(found: Record) -> bool:
+        def wanted(found: BullMQRecord) -> bool:
             return found.state not in spared and "rjk" not in found.fields
 
         others = [job_id for job_id in ids if job_id not in removed]
         return len(removed) + await self._change_each(others, wanted, plan)
 
     async def _remove_waiting(self, ids: Sequence[str]) -> set[str]:
-        """The jobs of a backlog, which need no look at each; which of them are gone."""
+        """Remove the jobs of a backlog, without a look at each; return which of them are gone."""
         plain = [job_id for job_id in ids if raw_ids(job_id) == (job_id,)]
         removed: set[str] = set()
         for start in range(0, len(plain), REMOVED_TOGETHER):
@@ -176,7 +177,7 @@ class Jobs:
         """See `Storage.complete`."""
         [first] = await self._queue.find([job_id])
 
-        def decide(found: Record) -> list[Command]:
+        def decide(found: BullMQRecord) -> list[Command]:
             if found.state is not JobState.PROCESSING and found.state not in WAITING:
                 return []
             _check_unscheduled(job_id, found)
@@ -187,8 +188,11 @@ class Jobs:
 
         return (await self._change(first.raw, decide)).state
 
-    def _completion(self, found: Record, result: bytes, keep: Retention | None) -> list[Command]:
-        """BullMQ finishes active jobs only, and counts an attempt for each."""
+    def _completion(self, found: BullMQRecord, result: bytes, keep: Retention | None) -> list[Command]:
+        """Return the commands that complete a job.
+
+        BullMQ finishes active jobs only, and counts an attempt for each.
+        """
         token = secrets.token_hex(8)
         fields: dict[str, object] = {SETTLED_FIELD: token}
         if keep is not None and keep is not DROP:
@@ -217,9 +221,12 @@ class Jobs:
         )
 
     async def _change_each(
-        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+        self,
+        ids: Sequence[str],
+        wanted: Callable[[BullMQRecord], bool],
+        plan: Callable[[BullMQRecord], Sequence[Command]],
     ) -> int:
-        """How many of the jobs were `wanted`, for which it reads `STATE_FIELDS`; the plan was carried out for each."""
+        """Carry out the plan for each job that is `wanted`, judged by `STATE_FIELDS`; return how many there were."""
         ids, changed = await self._existing(ids), 0
         for start in range(0, len(ids), CHANGED_TOGETHER):
             some = ids[start : start + CHANGED_TOGETHER]
@@ -230,7 +237,7 @@ class Jobs:
         return changed
 
     async def _existing(self, ids: Sequence[str]) -> Sequence[str]:
-        """Those that there is a job of, which in a bulk of old ones may be few."""
+        """Return those ids that have a job, which may be few among many old ones."""
         found: list[str] = []
         for start in range(0, len(ids), LOOKED_FOR_TOGETHER):
             some = ids[start : start + LOOKED_FOR_TOGETHER]
@@ -240,18 +247,21 @@ class Jobs:
         return found
 
     async def _change_together(
-        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+        self,
+        ids: Sequence[str],
+        wanted: Callable[[BullMQRecord], bool],
+        plan: Callable[[BullMQRecord], Sequence[Command]],
     ) -> int:
-        """As `_change_each`, in one transaction.
+        """Do the same as `_change_each`, in one transaction.
 
         Raises:
-            Contended: somebody is at these very jobs; nothing has changed.
+            Contended: other clients keep changing these jobs; nothing has changed here.
         """
         now_ms = self._queue.now_ms()
         candidates = [raw_ids(job_id) for job_id in ids]
         raws = list(dict.fromkeys(raw for group in candidates for raw in group))
         read = [reading(self._lua, raw, STATE_FIELDS) for raw in raws]
-        chosen: list[Record] = []
+        chosen: list[BullMQRecord] = []
 
         def decide(replies: list[Reply]) -> Sequence[Command]:
             parts = zip(*[iter(replies)] * len(read[0]), strict=True)
@@ -266,7 +276,10 @@ class Jobs:
         return len(chosen)
 
     async def _change_one_by_one(
-        self, ids: Sequence[str], wanted: Callable[[Record], bool], plan: Callable[[Record], Sequence[Command]]
+        self,
+        ids: Sequence[str],
+        wanted: Callable[[BullMQRecord], bool],
+        plan: Callable[[BullMQRecord], Sequence[Command]],
     ) -> int:
         changed = 0
         for raw in dict.fromkeys(found.raw for found in await self._queue.find(ids) if wanted(found)):
@@ -274,8 +287,8 @@ class Jobs:
             changed += wanted(found)
         return changed
 
-    async def _change(self, raw: str, decide: Callable[[Record], Sequence[Command]]) -> Record:
-        """The job as it was when what `decide` made of it was carried out."""
+    async def _change(self, raw: str, decide: Callable[[BullMQRecord], Sequence[Command]]) -> BullMQRecord:
+        """Carry out what `decide` returns for the job, and return the job as it was then."""
         now_ms = self._queue.now_ms()
 
         def decide_on(replies: list[Reply]) -> Sequence[Command]:
@@ -288,7 +301,7 @@ class Jobs:
         return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw
 
 
-def _check_unscheduled(job_id: str, found: Record) -> None:
+def _check_unscheduled(job_id: str, found: BullMQRecord) -> None:
     """Refuse a run of a Node job scheduler: the schedule would end with it."""
     if "rjk" in found.fields:
         raise StorageError(f"job {job_id!r} belongs to a BullMQ job scheduler; remove the scheduler instead")

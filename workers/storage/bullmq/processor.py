@@ -1,4 +1,4 @@
-"""Our handlers under a stock Python `bullmq.Worker`."""
+"""Our handlers in a stock Python `bullmq.Worker`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from workers.worker.handlers import AttemptContext, Handler, HandlerFunction, Si
 def as_processor(
     handler: HandlerFunction, *, retry: RetryPolicy | None = None
 ) -> Callable[[Any, str], Awaitable[object]]:
-    """A processor `(job, token)` for `bullmq.Worker` that runs `handler` with our `Job`.
+    """Make a processor `(job, token)` for `bullmq.Worker` that runs `handler` with our `Job`.
 
-    `UnrecoverableError` fails the job for good, with `keep=DROP` without a record; any other `keep` is not known there,
-    and the job's own retention counts. `Retry` puts it aside for as long as it says, counted or not; without a time for
-    as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does not count
-    lost locks as attempts. Payload and result are JSON values; the signal never fires, progress goes nowhere, and no
-    attempt leaves its slot.
+    `UnrecoverableError` fails the job for good, with `keep=DROP` without a record. Any other `keep` is unknown there,
+    and the job's own retention counts. `Retry` delays the job for as long as it says, counted or not; without a time,
+    for as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does not
+    count lost locks as attempts. Payload and result are JSON values. The signal never fires, progress is dropped, and
+    no attempt leaves its slot.
     """
     runner = Handler(handler)
     fallback = retry or RetryPolicy()
@@ -66,7 +66,7 @@ async def _put_aside(job: Any, claim: Claim, error: Retry, policy: RetryPolicy) 
 
 
 def _claim(job: Any, token: str) -> Claim:
-    """The job as a claim of the stock worker; its lease is that worker's affair."""
+    """Return the job as a claim of the stock worker, which takes care of the lease itself."""
     options = decode_options(job.opts)
     return Claim(
         job_id=decode_id(job.id),

@@ -1,10 +1,10 @@
-"""Jobs and keys that BullMQ's scripts would stop half-way at, out of the way of all others.
+"""The quarantine of a BullMQ queue: jobs and keys at which BullMQ's scripts would stop half-way.
 
-Theory of operation. Other producers choose ids, and whoever reaches the server writes what he likes. One job with the
-id `completed` has its hash where the queue's set of completed jobs belongs; BullMQ's scripts stop there, having taken
-jobs out of one line and not put them into another. So a script of ours, `guard`, looks before they run: at the keys of
-the queue, and at the jobs that the next claims or the next recovery will meet. What comes between that look and the
-claim is met in the line of active jobs, by a recovery.
+Theory of operation. Other producers choose ids, and everybody who reaches the server can write what he likes. One job
+with the id `completed` has its hash where the queue's set of completed jobs belongs. BullMQ's scripts stop there, after
+they have taken jobs out of one line and before they put them into another. So a script of ours, `guard`, looks before
+they run: at the keys of the queue, and at the jobs that the next claims or the next recovery will meet. What comes
+between that look and the claim is found among the active jobs, by a recovery.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import Command
 
 
-class Quarantine(quarantine.Quarantine):
+class BullMQQuarantine(quarantine.Quarantine):
     """What was set aside of one queue."""
 
     def __init__(self, queue: QueueAccess, jobs: Jobs) -> None:
@@ -33,13 +33,14 @@ class Quarantine(quarantine.Quarantine):
         self._jobs = jobs
 
     def look(self, claims: int) -> Command:
-        """The command that sets aside what would break the next `claims`, with 0 a recovery; `take_note` takes its
-        reply.
+        """Return the command that sets aside what would break the next `claims`; with 0, a recovery.
+
+        `take_note` takes its reply.
         """
         return self._queue.lua.guard(self._queue.now_ms(), claims)
 
     def take_note(self, reply: Reply) -> StorageError | None:
-        """Remember what was set aside; the error that names a key in the way."""
+        """Remember what was set aside, and return the error that names a key in the way, None if there is none."""
         if isinstance(reply, StorageError):
             return reply
         told, damage = reply
@@ -47,10 +48,10 @@ class Quarantine(quarantine.Quarantine):
         return StorageDamaged(f"the queue is damaged: {damage}") if damage else None
 
     async def mend(self) -> None:
-        """What would break a recovery is set aside.
+        """Set aside what would break a recovery.
 
         Raises:
-            StorageDamaged: a key is in the way that is no job's.
+            StorageDamaged: a key is in the way that belongs to no job.
         """
         [reply] = await self._queue.server.run([self.look(0)])
         if error := self.take_note(reply):
@@ -71,7 +72,7 @@ class Quarantine(quarantine.Quarantine):
         return result
 
     async def _job(self, job_id: str, place: str) -> NewJob | None:
-        """The job as a new one, with what its options say that we understand."""
+        """Return the job as a new one, with those of its options that we understand."""
         found = await self._fields(place, "name", "data", "opts", "priority")
         fields = {name: text(value) for name, value in found.items()}
         if "name" not in fields or "data" not in fields:
@@ -88,5 +89,5 @@ class Quarantine(quarantine.Quarantine):
                 priority=min(whole(fields.get("priority")), MAX_PRIORITY),
                 backoff=options.backoff,
             )
-        except ValueError:  # an id or a name that no job of ours may have
+        except ValueError:  # its id or its name is not allowed
             return None

@@ -1,10 +1,10 @@
-"""One job as BullMQ's structures have it, and what that means in our terms; pure.
+"""One job as BullMQ's structures hold it, and its meaning in our terms; pure.
 
 Theory of operation. A job is a hash, an entry in exactly one list or set (its state), and, while it is claimed, a lock
 that expires with the lease. Three counters tell attempts apart: `ats` counts starts, `atm` attempts that ended and
-count, `stc` lost leases; so `atm + stc` attempts are spent, and the next or current one is one more. Whatever ends a
-claim changes one of them or leaves the mark of its token, which is how a claim whose lock has expired can still be told
-from one that was taken over.
+count, `stc` lost leases. So `atm + stc` attempts are spent, and the next or current one is one more. Whatever ends a
+claim changes one of the counters or leaves the mark of its token. So a claim whose lock has merely expired can be told
+from one whose job another worker has.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from workers.storage.bullmq.codec import (
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
-    JobOptions,
+    BullMQJobOptions,
     decode_id,
     decode_options,
     encode_id,
 )
-from workers.storage.bullmq.scripts import QueueScripts
+from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.on_redis.node_values import (
     ERROR_FIELD,
     FOREVER,
@@ -49,9 +49,9 @@ FIELDS: Final = (
     *("returnvalue", "progress", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD),
 )
 STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD)
-"""Those of them that tell a job's state, and whether it belongs to a schedule."""
+"""The fields that tell a job's state, and whether it belongs to a schedule."""
 STALLED_REASON_FIELD: Final = "defa"
-"""Set by BullMQ when a job stalled too often: whoever claims it next must fail it with this reason."""
+"""Set by BullMQ when a job stalled too often: the next claim must fail it with this reason."""
 
 FOREVER_MS: Final = to_ms(FOREVER)
 
@@ -67,20 +67,23 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullMQClaim(Claim):
-    """A claim with what settling needs of BullMQ's record: the id in Redis, options as written, uncounted retries."""
+    """A claim with what settling needs of BullMQ's record.
+
+    That is the id in Redis, the options as written, and the uncounted retries.
+    """
 
     key_id: str
-    options: JobOptions
+    options: BullMQJobOptions
     uncounted: int = 0
 
     @property
     def raw(self) -> str:
-        """The id in Redis; a claim whose public id was replaced speaks of another job."""
+        """The id in Redis; a claim whose public id was replaced is about another job."""
         return self.key_id if decode_id(self.key_id) == self.job_id else encode_id(self.job_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class BullMQRecord:
     """A job as it was at `now_ms`; `fields` is empty if there is none."""
 
     raw: str
@@ -89,16 +92,16 @@ class Record:
     lock: str | None
     due_ms: int | None
     now_ms: int
-    options: JobOptions = field(default_factory=JobOptions)
+    options: BullMQJobOptions = field(default_factory=BullMQJobOptions)
 
     @property
     def spent(self) -> int:
-        """Attempts that were used, by ending or by a lost lease."""
+        """The number of attempts used, by ending or by a lost lease."""
         return whole(self.fields.get("atm")) + whole(self.fields.get("stc"))
 
     @property
     def runs(self) -> int:
-        """Attempts that ran. Failing a job that stalled too often takes a claim too, but no run."""
+        """The number of attempts that ran. Failing a job that stalled too often takes a claim too, but no run."""
         gave_up = self.place == "failed" and self.error is not None and self.error.type == "StalledError"
         return self.spent + (self.place == "active") - gave_up
 
@@ -132,7 +135,7 @@ class Record:
         return decode_error(read("failedReason"), read("stacktrace"), read(ERROR_FIELD), exhausted=spent)
 
     def status(self) -> JobStatus | None:
-        """The job's public status."""
+        """Return the job's public status."""
         state = self.state
         if state is None:
             return None
@@ -156,8 +159,8 @@ class Record:
         )
 
 
-def reading(lua: QueueScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple[Command, ...]:
-    """The commands whose replies `record` takes, with the same `names`."""
+def reading(lua: BullMQScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple[Command, ...]:
+    """Return the commands whose replies `record` takes, with the same `names`."""
     return (
         ("HMGET", lua.job(raw), *names),
         lua.state(raw),
@@ -166,11 +169,11 @@ def reading(lua: QueueScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple
     )
 
 
-def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str] = FIELDS) -> Record:
-    """The record from the replies to `reading`.
+def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str] = FIELDS) -> BullMQRecord:
+    """Return the record from the replies to `reading`.
 
     Raises:
-        StorageError: a key has the wrong type: this is no queue of BullMQ.
+        StorageError: a key has the wrong type, so this is no queue of BullMQ.
     """
     for reply in replies:
         if isinstance(reply, StorageError):
@@ -178,7 +181,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str
     values, place, lock, score = replies
     assert isinstance(values, list)
     fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    return Record(
+    return BullMQRecord(
         raw=raw,
         fields=fields,
         place=str(place),
@@ -190,7 +193,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str
 
 
 def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:
-    """The claim of a job as `moveToActive` answered it; a hash with holes gives an empty name, payload or date."""
+    """Return the claim of a job as `moveToActive` answered it; missing fields give an empty name, payload or date."""
     flat, raw, *_ = reply
     fields: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
     options = decode_options(json_object(fields.get("opts")))
@@ -219,7 +222,10 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
 
 
 def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
-    """Why the job must not run again. One that used its attempts up by failing was retried by an operator: it may."""
+    """Return why the job must not run again.
+
+    A job that used up its attempts by failing was retried by an operator: it may run.
+    """
     exhausted = stalls > 0 and ended < max_attempts <= ended + stalls
     if not gave_up and not exhausted:
         return None
@@ -228,17 +234,20 @@ def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> Er
 
 
 def worker_of(token: str | None) -> str | None:
-    """The worker that made a token; Node and stock Python workers use `<id>:<number>` too."""
+    """Return the worker that made a token; Node and stock Python workers use `<id>:<number>` too."""
     return None if token is None else token.rpartition(":")[0] or token
 
 
 def cancel_mark(starts: str | None, stalls: str | None) -> str:
-    """What `CANCEL_FIELD` holds for a request that concerns the job as it is now, with these `ats` and `stc`."""
+    """Return the value of `CANCEL_FIELD` for a request about the job as it is now, with these `ats` and `stc`."""
     return str(whole(starts) - whole(stalls))
 
 
-def still_holds(claim: Claim, found: Record) -> bool:
-    """Whether the claim's lock is merely expired (or back): nobody recovered, settled or took the job since."""
+def still_holds(claim: Claim, found: BullMQRecord) -> bool:
+    """Tell whether the claim's lock has merely expired, or is back.
+
+    If so, nobody has recovered, settled or taken the job since.
+    """
     if found.place != "active" or found.fields.get(SETTLED_FIELD) == claim.token:
         return False
     if found.lock is not None:
@@ -246,17 +255,20 @@ def still_holds(claim: Claim, found: Record) -> bool:
     return found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
 
 
-def loss(found: Record) -> LossReason:
-    """Why a claim that does not hold its job lost it."""
+def loss(found: BullMQRecord) -> LossReason:
+    """Return why a claim that does not hold its job lost it."""
     if not found.fields:
         return LossReason.NOT_FOUND
     return LossReason.COMPLETED if found.place in ("completed", "failed") else LossReason.TAKEN
 
 
-def verdict(claim: Claim, found: Record) -> SettleOutcome:
-    """What to answer a settlement by a claim that does not hold its job: its token settled it before, or it is lost."""
+def verdict(claim: Claim, found: BullMQRecord) -> SettleOutcome:
+    """Return the outcome of a settlement by a claim that does not hold its job.
+
+    Either its token settled the job before, or the claim is lost.
+    """
     settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
-    # A release leaves no mark; but then the job waits as it was before this claim, and nobody has claimed it since.
+    # A release leaves no mark. But then the job waits as before this claim, and nobody has claimed it since.
     released_here = (
         found.place in ("waiting", "prioritized")
         and found.fields.get("pb") == claim.token

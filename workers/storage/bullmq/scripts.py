@@ -1,7 +1,7 @@
 """BullMQ's own Lua, read from the installed `bullmq` package, and the command that calls each script.
 
-The package's argument builders want its heavyweight `Job` objects and do one call at a time; these build the same
-arguments from plain values, so that a batch is one pipeline. A test compares the two, argument by argument.
+The package's argument builders need its heavyweight `Job` objects and make one call at a time. The builders here make
+the same arguments from plain values, so that a batch is one pipeline. A test compares the two, argument by argument.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.storage.on_redis.server import Command
 Options: TypeAlias = Mapping[str, object]
 
 READY_MARKER: Final = "0"
-"""Member of the marker set, score 0: something can be claimed. Other members stand for delayed jobs."""
+"""A member of the marker set, with score 0: something can be claimed. Other members stand for delayed jobs."""
 
 SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
@@ -40,7 +40,7 @@ FRONTS: Final = {
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
 }
-"""What stands in front of a script of BullMQ's, so that it does not begin what it cannot end."""
+"""The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
 BEFORE_CONTINUING: Final = """
 -- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
@@ -110,7 +110,7 @@ return removed
 """
 
 
-class Script:
+class BullMQScript:
     """A Lua script: its text, the SHA-1 it is called by, and how many keys it takes."""
 
     def __init__(self, text: str, key_count: int) -> None:
@@ -120,28 +120,29 @@ class Script:
 
 
 def own(*parts: str) -> str:
-    """Lua of ours, each of the files as it is, one after the other."""
+    """Return Lua of ours: the files as they are, one after the other."""
     return joined(__package__, "foreign", *parts)
 
 
-def packaged(name: str, before: str = "") -> Script:
-    """One of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
+def packaged(name: str, before: str = "") -> BullMQScript:
+    """Return one of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
     found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
     if len(found) != 1:
         raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-    return Script(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
+    return BullMQScript(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
 
 
 @cache
-def scripts() -> Mapping[str, Script]:
-    """Every script this storage calls, by BullMQ's name for it; `continue` is ours in front of one of them, and
-    `removeWaiting` and `guard` are ours.
+def scripts() -> Mapping[str, BullMQScript]:
+    """Return every script that this storage calls, by BullMQ's name for it.
+
+    `continue` is ours in front of one of them; `removeWaiting` and `guard` are ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     ours = {
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
-        "removeWaiting": Script(REMOVE_WAITING, 7),
-        "guard": Script(own("kinds", "guarded", "quarantine", "guard"), 1),
+        "removeWaiting": BullMQScript(REMOVE_WAITING, 7),
+        "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
 
@@ -149,8 +150,8 @@ def scripts() -> Mapping[str, Script]:
 _pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack  # ids of others may be any bytes
 
 
-class QueueScripts:
-    """The keys of one queue and the commands that run BullMQ's scripts on them. `raw` ids are as Redis has them."""
+class BullMQScripts:
+    """The keys of one queue, and the commands that run BullMQ's scripts on them. `raw` ids are as in Redis."""
 
     def __init__(self, queue: str, prefix: str) -> None:
         self._keys: dict[str, str] = QueueKeys(prefix).getKeys(queue)
@@ -170,15 +171,15 @@ class QueueScripts:
         self._state = self._head("getStateV2", *lists)
 
     def __getitem__(self, name: str) -> str:
-        """The key BullMQ calls `name`: `wait`, `active`, `marker`, `events` ..."""
+        """Return the key that BullMQ calls `name`: `wait`, `active`, `marker`, `events` ..."""
         return self._keys[name]
 
     def job(self, raw: str) -> str:
-        """The hash of a job."""
+        """Return the key of a job's hash."""
         return self.base + raw
 
     def lock(self, raw: str) -> str:
-        """The string that holds the token of a job's claim, and expires with its lease."""
+        """Return the key of the string that holds the token of a job's claim, and expires with its lease."""
         return f"{self.base}{raw}:lock"
 
     def add(self, raw: str, name: str, data: str | bytes, options: Options, timestamp_ms: int) -> Command:
@@ -192,16 +193,16 @@ class QueueScripts:
         return (*head, packed, data, _pack(options))
 
     def guard(self, now_ms: int, claims: int) -> Command:
-        """Set aside what would break the next `claims`, or a recovery with 0: `[[raw id, why, ...], damage or ""]`.
+        """Set aside what would break the next `claims`; with 0, a recovery.
 
-        With -1 also keys that are in the way of the queue.
+        Answers `[[raw id, why, ...], damage or ""]`. With -1 it also sets aside keys that are in the way of the queue.
         """
         return (*self._head("guard", "wait"), self.base, now_ms, claims)
 
     def claim(self, token: str, lock_ms: int, now_ms: int) -> Command:
-        """Make the next job active: `[fields, id, 0, 0]`, or `[0, 0, rate limit ms, next delayed ms]`.
+        """Make the next job active; answers `[fields, id, 0, 0]`, or `[0, 0, rate limit ms, next delayed ms]`.
 
-        The token goes into `pb` ("processed by") too, where it outlives the lock and is shown by dashboards.
+        The token is also stored in `pb` ("processed by"), where it outlives the lock and dashboards show it.
         """
         options = _pack({"token": token, "lockDuration": lock_ms, "name": token})
         return (*self._claim, self.base, now_ms, options)
@@ -229,21 +230,24 @@ class QueueScripts:
         )
 
     def delay(self, raw: str, token: str, *, delay_ms: int, counted: bool, fields: Options, now_ms: int) -> Command:
-        """Put an active job aside for `delay_ms`; answers 0 or an error code."""
+        """Delay an active job by `delay_ms`; answers 0 or an error code."""
         arguments = (self.base, str(now_ms), raw, token, delay_ms, "0" if counted else "1", _flat(fields), "0")
         return (*self._delay, self.base + raw, *self._delay_tail, *arguments)
 
     def go_on(
         self, raw: str, token: str, *, delay_ms: int, fields: Options, over: Sequence[str], now_ms: int
     ) -> Command:
-        """Put an active job aside as another one, without the fields that are `over`; answers 0 or an error code."""
+        """Delay an active job as the next link of its chain, without the fields that are `over`.
+
+        Answers 0 or an error code.
+        """
         arguments = (self.base, str(now_ms), raw, token, delay_ms, "1", _flat(fields), "0", "", *over)
         return (*self._continue, self.base + raw, *self._delay_tail, *arguments)
 
     def release(self, raw: str, token: str) -> tuple[Command, Command]:
         """Put an active job back in front, and wake a waiter, which the script forgets for a prioritized job.
 
-        The first answers a number of milliseconds (a rate limit) or an error code.
+        The first command answers a number of milliseconds (a rate limit) or an error code.
         """
         head = self._head("moveJobFromActiveToWait", "active", "wait", "stalled", "paused", "meta", "limiter")
         keys = self._named("prioritized", "marker", "events")
@@ -254,14 +258,15 @@ class QueueScripts:
         return "ZADD", self._keys["marker"], due_ms, member
 
     def extend(self, raws: list[str], tokens: list[str], lock_ms: int) -> Command:
-        """Prolong locks; answers the ids whose lock is gone or another's."""
+        """Prolong locks; answers the ids whose lock is gone, or belongs to another token."""
         return (*self._head("extendLocks", "stalled"), self.base, _pack(tokens), _pack(raws), lock_ms)
 
     def recover(self, max_stalls: int, now_ms: int) -> tuple[Command, Command]:
-        """Requeue marked jobs without a lock and mark what is active now; answers the ids requeued.
+        """Requeue marked jobs without a lock, and mark what is active now; answers the ids requeued.
 
-        The script throttles itself by a key that Node workers keep for their own, much longer interval; it is removed
-        first, or a Node worker on the queue would swallow our passes. Marks and locks make extra passes harmless.
+        The script throttles itself by a key that Node workers keep for their own, much longer interval. The key is
+        removed first, because otherwise a Node worker on the queue would suppress our passes. Marks and locks make
+        extra passes harmless.
         """
         head = self._head("moveStalledJobsToWait", "stalled", "wait", "active", "stalled-check", "meta", "paused")
         keys = self._named("marker", "events", "repeat")
@@ -273,24 +278,25 @@ class QueueScripts:
         return (*head, raw, value)
 
     def state(self, raw: str) -> Command:
-        """BullMQ's name of the job's state, `unknown` for none."""
+        """Ask for BullMQ's name of the job's state, `unknown` if there is no job."""
         return (*self._state, raw, self.base + raw)
 
     def remove(self, raw: str) -> tuple[Command, Command]:
         """Remove a job from whatever state it is in; its children in a flow stay.
 
-        The script leaves locked jobs alone, so a lock that was left behind goes first: the caller knows the state.
+        The script leaves locked jobs alone, so a lock that was left behind is deleted first: the caller knows the
+        state.
         """
         script = (*self._head("removeJob"), self.base + raw, self._keys["repeat"], raw, 0, self.base)
         return ("DEL", self.lock(raw)), script
 
     def remove_waiting(self, raws: Sequence[str]) -> Command:
-        """Remove those of the jobs that wait and are of no flow, schedule or deduplication; answers them."""
+        """Remove those of the jobs that wait and belong to no flow, schedule or deduplication; answers their ids."""
         head = self._head("removeWaiting", "wait", "completed", "failed", "delayed", "prioritized", "events", "meta")
         return (*head, self.base, *raws)
 
     def take(self, raw: str, token: str) -> tuple[Command, ...]:
-        """Make a job active that waits or runs, locked with this token; to be finished in the same transaction."""
+        """Make a waiting or running job active, locked with this token; to be finished in the same transaction."""
         lines: tuple[Command, ...] = (
             *(("LREM", self._keys[name], 0, raw) for name in ("wait", "paused", "active")),
             *(("ZREM", self._keys[name], raw) for name in ("prioritized", "delayed")),
@@ -318,7 +324,7 @@ class QueueScripts:
         return (*self._head("drain", "wait", "paused", "delayed", "prioritized", "repeat"), self.base, "1")
 
     def clean(self, target: str, before_ms: int, limit: int) -> Command:
-        """Remove up to `limit` jobs that finished before; answers their ids."""
+        """Remove up to `limit` jobs that finished before `before_ms`; answers their ids."""
         return (*self._head("cleanJobsInSet", target, "events", "repeat"), self.base, before_ms, limit, target)
 
     def _named(self, *names: str) -> tuple[str, ...]:
@@ -330,7 +336,7 @@ class QueueScripts:
 
 
 def _flat(fields: Options) -> bytes | str:
-    """Job fields to set with a transition, as the scripts want them."""
+    """Pack the job fields to set with a transition, as the scripts expect them."""
     if not fields:
         return ""
     packed: bytes = _pack([part for field in fields.items() for part in field])

@@ -1,4 +1,4 @@
-"""The Redis or Valkey server under BullMQ queues: what BullMQ's scripts need beyond `on_redis.server`."""
+"""The Redis or Valkey server under BullMQ queues: what BullMQ's scripts need in addition to `on_redis.server`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.storage.on_redis.server import (
     translate,
 )
 
-__all__ = ["Contended", "Reply", "Server", "ask", "parse_url", "to_the_end", "translate"]
+__all__ = ["BullMQServer", "Contended", "Reply", "ask", "parse_url", "to_the_end", "translate"]
 
 SCHEME: Final = "bullmq+"
 
@@ -33,7 +33,7 @@ class Contended(StorageUnavailable):
     """Other clients changed the same jobs each time; nothing has run."""
 
 
-class Server(on_redis.Server):
+class BullMQServer(on_redis.RedisServer):
     """Runs commands on the server at `target`, whose replies are text; `timeout` bounds each call."""
 
     def __init__(self, target: str | Redis, timeout: timedelta) -> None:
@@ -42,9 +42,9 @@ class Server(on_redis.Server):
             raise StorageError("BullMQ needs text replies: create the client with decode_responses=True")
 
     async def run_atomic(self, units: Sequence[Sequence[Command]]) -> list[list[Reply]]:
-        """Every command has run, in one transaction; replies by unit, one that failed answers a `StorageError`.
+        """Run every command, in one transaction. Returns the replies by unit; one that failed is a `StorageError`.
 
-        A unit whose script was lost runs again whole.
+        A unit whose script was lost runs again as a whole.
 
         Raises:
             StorageUnavailable: either all have run or none.
@@ -69,13 +69,13 @@ class Server(on_redis.Server):
         *,
         rounds: int = ROUNDS,
     ) -> list[Reply]:
-        """What `decide` made of the replies to `read` has run, none of `watched` having changed in between.
+        """Run what `decide` makes of the replies to `read`, provided that none of `watched` changes in between.
 
-        Returns the replies that `decide` saw last; it is called again whenever another client was faster.
+        Returns the replies that `decide` saw last; it is called again each time another client was faster.
 
         Raises:
             Contended: another client was faster in all `rounds`.
-            StorageUnavailable: it may have run.
+            StorageUnavailable: the commands may have run.
             StorageError: a command failed; the others have run.
         """
         for _ in range(rounds):
@@ -93,16 +93,16 @@ class Server(on_redis.Server):
 
 
 def parse_url(url: str) -> tuple[str, str | None]:
-    """The server's URL as redis-py takes it, and the queue named by `?queue=`."""
+    """Return the server's URL as redis-py takes it, and the queue named by `?queue=`."""
     return on_redis.parse_url(url.removeprefix(SCHEME))
 
 
 async def _commit(pipe: Any, seen: list[Reply]) -> bool:
-    """Execute the transaction; False when it has to be tried again from the start."""
+    """Execute the transaction; return False when it has to be tried again from the start."""
     try:
         replies = await pipe.execute(raise_on_error=False)
     except exceptions.WatchError as error:
-        # redis-py also says so when the connection broke; then nobody knows whether the transaction ran.
+        # redis-py raises this also when the connection broke; then nobody knows whether the transaction ran.
         if isinstance(error.__context__, exceptions.ConnectionError | exceptions.TimeoutError):
             raise error.__context__ from error
         return False

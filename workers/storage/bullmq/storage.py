@@ -1,14 +1,14 @@
 """BullMQ's own queues as a storage: Node producers, Node workers and dashboards see ordinary BullMQ jobs.
 
-Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. What we keep beside them
-and Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
+Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. Beside them we keep what
+Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
 `workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its option `backoff`;
 the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
 (tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour; and what was set
 aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and `<prefix>:<queue>:workers:quarantine:<id>`.
 
-Payloads and results are JSON on the wire. Bytes that are JSON are stored as they are, others as `{"$base64": "..."}`.
-Ids of other producers read as they are, numbers too; see `encode_id` for ours.
+Payloads and results are JSON on the wire. Bytes that are JSON are stored unchanged, others as `{"$base64": "..."}`. Ids
+of other producers read as they are, numbers too; see `encode_id` for ours.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.claims import Claims
-from workers.storage.bullmq.events import EventFeed
-from workers.storage.bullmq.inspect import Inspector
+from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
+from workers.storage.bullmq.listener import StreamListener
 from workers.storage.bullmq.processor import as_processor
-from workers.storage.bullmq.quarantine import Quarantine
-from workers.storage.bullmq.scripts import QueueScripts
-from workers.storage.bullmq.server import Server, parse_url
+from workers.storage.bullmq.quarantine import BullMQQuarantine
+from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
@@ -61,15 +61,16 @@ DEFAULT_QUEUE: Final = "default"
 
 
 class BullMQStorage:
-    """One BullMQ queue. `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a
-    client with `decode_responses=True`, whose settings are used and whose connections are left alone.
+    """One BullMQ queue.
 
-    A URL may name the queue by `?queue=`, where the argument does not. `prefix` is BullMQ's; its default is BullMQ's
-    own. `timeout` bounds each call to the server; past it the verb raises `StorageUnavailable`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a client with
+    `decode_responses=True`. A client's settings are used, and its connections are left alone. A URL may name the queue
+    by `?queue=`; the argument has precedence. `prefix` is BullMQ's, and so is its default. `timeout` bounds each call
+    to the server; when it is over, the method raises `StorageUnavailable`.
 
-    BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It takes a job's
-    stalls and its failed attempts for one count, as we do, and tells at the next claim that they are too many. Released
-    and recovered jobs come back in front of their priority, retried ones and next links of chains behind.
+    BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It counts a job's
+    stalls and its failed attempts together, as we do, and reports only at the next claim that they are too many.
+    Released and recovered jobs come back in front of their priority, retried ones and next links of chains behind it.
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
@@ -104,15 +105,15 @@ class BullMQStorage:
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
         self._name = queue
-        self._server = Server(target, timeout)
-        access = QueueAccess(self._server, QueueScripts(queue, prefix))
+        self._server = BullMQServer(target, timeout)
+        access = QueueAccess(self._server, BullMQScripts(queue, prefix))
         self._jobs = Jobs(access)
-        self._quarantine = Quarantine(access, self._jobs)
+        self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
-        self._inspector = Inspector(access)
+        self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access)
-        self._feed = EventFeed(access, access.lua["events"])
-        self._cancels = EventFeed(access, access.cancels_key)
+        self._feed = StreamListener(access, access.lua["events"])
+        self._cancels = StreamListener(access, access.cancels_key)
 
     def __repr__(self) -> str:
         return f"BullMQStorage(queue={self._name!r})"
@@ -202,7 +203,7 @@ class BullMQStorage:
         """See `Storage.complete`.
 
         Raises:
-            StorageError: a job of Node's that waits for its children in a flow, or belongs to a job scheduler.
+            StorageError: a job of Node waits for its children in a flow, or belongs to a job scheduler.
         """
         refuse_transaction(connection, "BullMQStorage")
         check_fits_redis(job_id, result)

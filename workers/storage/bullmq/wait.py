@@ -1,8 +1,8 @@
-"""Waiting for a job on BullMQ's marker, without losing it.
+"""Waiting for a job on BullMQ's marker, without losing the marker.
 
-Theory of operation. Whoever makes a job claimable puts a member into the marker set; a waiter pops it with BZPOPMIN, so
-each marker wakes one waiter, and every claim puts one back for the next. The member `0` means "claim now"; another one
-has the time the next delayed job is due as its score. Two rules keep wake-ups from getting lost:
+Theory of operation. Each script that makes a job claimable puts a member into the marker set. A waiter pops it with
+BZPOPMIN, so each marker wakes one waiter, and every claim puts one back for the next. The member `0` means "claim now";
+any other has as its score the time at which the next delayed job is due. Two rules keep wake-ups from getting lost:
 
 * A waiter that popped a marker and will not claim puts it back: one that is cancelled, and one that popped a future
   time and leaves before. A cancelled waiter first ends its BZPOPMIN with CLIENT UNBLOCK and reads the answer; closing
@@ -26,7 +26,7 @@ from workers.storage.on_redis.node_values import due_ms, number, whole
 
 LOOK_SECONDS: Final = 10.0
 SERVER_SLACK_SECONDS: Final = 1.0
-"""A server ends blocking commands late by up to 0.1 s, so waiters end them themselves; this is the safety net."""
+"""Servers end blocking commands up to 0.1 s late, so waiters end them themselves; this is the safety net."""
 ANSWER_SECONDS: Final = 2.0
 
 Marker: TypeAlias = tuple[str, float]
@@ -34,14 +34,14 @@ Marker: TypeAlias = tuple[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Whether something can be claimed now, and in how many milliseconds that will have changed at the latest."""
+    """Whether something can be claimed now, and after how many milliseconds that changes at the latest."""
 
     claimable: bool
     changes_in_ms: float = float("inf")
 
 
 class Waiter:
-    """Waits on one queue; any number of calls at once."""
+    """Waits on one queue, in any number of calls at once."""
 
     def __init__(self, queue: QueueAccess) -> None:
         self._queue = queue
@@ -92,12 +92,12 @@ class Waiter:
         return Outlook(waiting + prioritized > 0 or due_in_ms <= 0, due_in_ms)
 
     async def _pop(self, seconds: float) -> Marker | None:
-        """The next marker, None after `seconds`. Cancelled, it has popped nothing."""
+        """Return the next marker, None after `seconds`. A cancelled call has popped nothing."""
         async with self._queue.server.connection() as connection:
             async with asyncio.timeout(ANSWER_SECONDS):
                 client_id = await ask(connection, ("CLIENT", "ID"))
             pop = ("BZPOPMIN", self._lua["marker"], f"{seconds + SERVER_SLACK_SECONDS:.3f}")
-            # A task of its own from the first byte on: what is sent will be answered, and the answer read.
+            # A task of its own from the first byte on, so that the answer to what was sent is always read.
             answer = asyncio.ensure_future(ask(connection, pop))
             try:
                 await asyncio.wait([answer], timeout=seconds)
@@ -111,7 +111,7 @@ class Waiter:
             return _marker(answer.result())
 
     async def _unblock(self, answer: asyncio.Future[Reply], client_id: int) -> None:
-        """The blocking command is answered."""
+        """Make the server answer the blocking command."""
         if not answer.done():
             await self._queue.server.run([("CLIENT", "UNBLOCK", client_id)])
             await asyncio.wait([answer], timeout=ANSWER_SECONDS)
@@ -119,7 +119,7 @@ class Waiter:
             raise StorageUnavailable("the Redis server did not end a wait when it was told to")
 
     async def _call_off(self, answer: asyncio.Future[Reply], client_id: int) -> None:
-        """The command is over, and what it popped is put back; a marker too many only wakes somebody for nothing."""
+        """End the command and put back what it popped; a marker too many only wakes somebody for nothing."""
         with contextlib.suppress(WorkersError):
             await self._unblock(answer, client_id)
         await _abandon(answer)
@@ -129,7 +129,7 @@ class Waiter:
             await self._put_back(popped)
 
     async def _put_back(self, marker: Marker) -> None:
-        with contextlib.suppress(WorkersError):  # the server is gone: other waiters look for themselves
+        with contextlib.suppress(WorkersError):  # the server is gone; other waiters look by themselves
             await self._queue.server.run([self._lua.mark(*marker)])
 
 
@@ -138,6 +138,6 @@ def _marker(popped: Reply) -> Marker | None:
 
 
 async def _abandon(answer: asyncio.Future[Reply]) -> None:
-    """The answer is read or given up."""
+    """Read the answer, or give it up."""
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)

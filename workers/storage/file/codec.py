@@ -1,4 +1,4 @@
-"""The entries of a journal: one line of JSON values for each thing that changed, its first value says which kind.
+"""The entries of a journal: one line of JSON values per change; its first value says which kind.
 
     ["q", queue]                                 whose journal this is
     ["j", events, id, <job>, <state>]            a job is here for the first time, or goes on as another one
@@ -27,11 +27,11 @@ from workers.deduplication import DeduplicationMode
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.file.frames import Entry, Frame
-from workers.storage.memory.jobs import Job
-from workers.storage.memory.keys import Mark
+from workers.storage.memory.jobs import StoredJob
+from workers.storage.memory.keys import KeyHolder
 
 EVENTS: Final = tuple(JobEventKind)
-"""In the order of their digits: a new kind may only be added behind the others."""
+"""In the order of their digits: a new kind may only be added at the end."""
 
 Events: TypeAlias = Sequence[JobEventKind]
 
@@ -41,19 +41,19 @@ _DIGITS: Final = {kind: str(number) for number, kind in enumerate(EVENTS)}
 
 
 class BadEntry(Exception):
-    """A frame is whole, and yet not what this version writes."""
+    """The frame is whole, but it is not what this version writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueNamed:
-    """Whose journal this is."""
+    """The queue that the journal belongs to."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChanged:
-    """The state of a job; `new` is None where the job is known already, and `job.new` then not to be used."""
+    """The state of a job. `new` is None where the job is known already; `job.new` must not be used then."""
 
     id: str
     events: Events
@@ -76,9 +76,9 @@ class JobChanged:
     result: bytes | None = field(repr=False)
     progress: bytes | None = field(repr=False)
 
-    def job(self, new: NewJob) -> Job:
-        """The job as the entry describes it."""
-        return Job(
+    def job(self, new: NewJob) -> StoredJob:
+        """Return the job as the entry describes it."""
+        return StoredJob(
             new=new,
             state=self.state,
             created_at=self.created_at,
@@ -101,7 +101,7 @@ class JobChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGone:
-    """Nothing is left of the job, but a tombstone if there is an `until`."""
+    """The job is gone; with `until`, a tombstone is left."""
 
     id: str
     events: Events
@@ -110,7 +110,7 @@ class JobGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSeen:
-    """The worker was heard of, or is forgotten."""
+    """The time at which a worker was heard of; None: it is forgotten."""
 
     id: str
     at: datetime | None
@@ -125,10 +125,10 @@ class Paused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyMarked:
-    """Who has a deduplication key, None for nobody."""
+    """The owner of a deduplication key, None for nobody."""
 
     key: str
-    mark: Mark | None
+    mark: KeyHolder | None
 
 
 Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyMarked
@@ -138,8 +138,8 @@ def queue_entry(name: str) -> Entry:
     return ("q", name)
 
 
-def job_entry(job: Job, kept_until: datetime | None, events: Events, *, added: bool) -> tuple[Entry, list[bytes]]:
-    """The entry and its blobs; with `added` it stands for itself."""
+def job_entry(job: StoredJob, kept_until: datetime | None, events: Events, *, added: bool) -> tuple[Entry, list[bytes]]:
+    """Return the entry and its blobs; with `added` the entry is complete by itself."""
     head: list[object] = ["j" if added else "s", _digits(events), job.new.id]
     blobs = []
     if added:
@@ -164,12 +164,12 @@ def pause_entry(paused: bool) -> Entry:
     return ("p", paused)
 
 
-def mark_entry(key: str, mark: Mark | None) -> Entry:
+def mark_entry(key: str, mark: KeyHolder | None) -> Entry:
     return ("m", key) if mark is None else ("m", key, mark.job_id, mark.mode.value, _number(mark.until))
 
 
 def decode(frame: Frame) -> list[Change]:
-    """What the frame's entries say.
+    """Return the changes that the frame's entries describe.
 
     Raises:
         BadEntry: they are not what this version writes.
@@ -220,12 +220,12 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
             raise ValueError("no such entry")
 
 
-def _mark(values: Iterator[object]) -> Mark | None:
+def _mark(values: Iterator[object]) -> KeyHolder | None:
     job_id = next(values, None)
     if job_id is None:
         return None
     mode = DeduplicationMode(_text(next(values)))
-    return Mark(job_id=_text(job_id), mode=mode, until=_time(next(values)))
+    return KeyHolder(job_id=_text(job_id), mode=mode, until=_time(next(values)))
 
 
 def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
@@ -254,7 +254,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
     )
 
 
-def _state_values(job: Job, kept_until: datetime | None) -> tuple[object, ...]:
+def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, ...]:
     error = job.last_error
     return (
         job.state.value,

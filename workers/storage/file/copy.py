@@ -1,4 +1,4 @@
-"""This process's copy of one queue: brought up to date under the lock, changed, and changed for good by one write."""
+"""This process's copy of one queue: brought up to date under the lock, changed, and made durable by one write."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from workers.storage.file.codec import BadEntry, decode
 from workers.storage.file.directory import QueueDirectory
 from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
 from workers.storage.file.journal import Journal
-from workers.storage.file.state import FileState, Step
+from workers.storage.file.state import FileState, JournalStep
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class News:
+class Announcements:
     """What to tell the waiters and subscribers of this process."""
 
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
     wake: bool = False
 
-    def add(self, step: Step) -> None:
+    def add(self, step: JournalStep) -> None:
         self.events += step.events
         self.wake |= step.wake
 
 
 class QueueCopy:
-    """The journal and what it adds up to; every method wants the directory's lock."""
+    """The journal and the state it adds up to; every method needs the directory's lock."""
 
     def __init__(self, directory: QueueDirectory, name: str, *, sync: bool) -> None:
         self._directory = directory
@@ -44,12 +44,12 @@ class QueueCopy:
         self.forget()
 
     def forget(self) -> None:
-        """The state is not what the journal says any more; the next `refresh` reads it anew."""
+        """Give up the state, which no longer matches the journal; the next `refresh` reads it again."""
         self._old = self._state or self._old
         self._state = None
 
-    def refresh(self, news: News) -> FileState:
-        """The state is what the journal says; `news` has what others did.
+    def refresh(self, news: Announcements) -> FileState:
+        """Return the state, brought up to date with the journal; `news` gets what others did.
 
         Raises:
             StorageError: the journal was deleted, or belongs to a newer version or another queue.
@@ -62,7 +62,7 @@ class QueueCopy:
             self._state = self._read_anew(news)
         return self._state
 
-    def _catch_up(self, state: FileState, news: News) -> bool:
+    def _catch_up(self, state: FileState, news: Announcements) -> bool:
         while True:
             current = self.journal.is_current()
             if not self._read_on(state, news):
@@ -72,7 +72,7 @@ class QueueCopy:
             if not self.journal.follow():
                 return False
 
-    def _read_on(self, state: FileState, news: News) -> bool:
+    def _read_on(self, state: FileState, news: Announcements) -> bool:
         for found in self.journal.news():
             if isinstance(found, Damage):
                 return False
@@ -84,7 +84,7 @@ class QueueCopy:
 
     # From the beginning
 
-    def _read_anew(self, news: News) -> FileState:
+    def _read_anew(self, news: Announcements) -> FileState:
         self.forget()
         state = FileState(self._name)
         marker, position = self.journal.marker, self.journal.position
@@ -94,7 +94,9 @@ class QueueCopy:
         damaged = False
         for found in self.journal.news():
             if isinstance(found, Frame):
-                damaged |= not self._restore(state, found, news if found.start >= position > PREAMBLE_BYTES else News())
+                damaged |= not self._restore(
+                    state, found, news if found.start >= position > PREAMBLE_BYTES else Announcements()
+                )
             elif found.torn:
                 self._cut_torn_end(found)
             else:
@@ -109,7 +111,7 @@ class QueueCopy:
         self._old = None
         return state
 
-    def _restore(self, state: FileState, frame: Frame, news: News) -> bool:
+    def _restore(self, state: FileState, frame: Frame, news: Announcements) -> bool:
         try:
             news.add(state.apply(decode(frame)))
         except BadEntry as error:
@@ -127,7 +129,7 @@ class QueueCopy:
     # Forward
 
     def commit(self, frames: list[bytes]) -> None:
-        """The frames, which say what changed in the state, are safe; or the state is forgotten, and this raises."""
+        """Write the frames, which hold what changed in the state, to the disk; or forget the state and raise."""
         try:
             if frames:
                 self.journal.append(frames)
@@ -138,7 +140,7 @@ class QueueCopy:
             raise
 
     def compact(self, state: FileState) -> None:
-        """The journal holds what there is, and nothing of how it came about, unless the disk is too full for that."""
+        """Replace the journal by a snapshot of the state, unless the disk is too full for it."""
         try:
             self.journal.replace(state.snapshot(), continues=True)
         except OSError as error:
@@ -147,7 +149,10 @@ class QueueCopy:
 
 
 def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]]:
-    """The ends of jobs, and requests to cancel, made while the state could not be followed step by step."""
+    """Yield the ends of jobs, and requests to cancel, that were missed.
+
+    They happened while the state could not be followed step by step.
+    """
     for job in old.table.everyone()[0]:
         if job.finished:
             continue

@@ -1,4 +1,4 @@
-"""The directory of one queue: made when missing, locked for one process at a time, cleared of what is not ours.
+"""The directory of one queue: made when missing, locked by one process at a time, cleared of foreign files.
 
 What the operating system refuses is translated here, by its number.
 
@@ -30,7 +30,7 @@ JOURNAL: Final = "journal"
 NEW_JOURNAL: Final = "journal.new"
 QUARANTINE: Final = "quarantine"
 MOST_SET_ASIDE: Final = 100
-"""Files kept in quarantine; after that, copies of torn ends are no longer made."""
+"""With so many files in quarantine, copies of torn ends are no longer made."""
 
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _PAUSE: Final = (0.000_2, 0.002)
@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def directory_of(root: Path, queue: str) -> Path:
-    """Where the queue lives: under its own name if that is a plain one, else under a digest of it."""
+    """Return where the queue is kept: under its own name if that is a plain one, else under a digest of it."""
     if _PLAIN_NAME.fullmatch(queue):
         return root / queue
     return root / f"~{hashlib.sha256(queue.encode()).hexdigest()}"
@@ -59,10 +59,10 @@ class QueueDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process, and no other thread, is inside this block.
+        """Hold the lock: no other process, and no other thread, is inside this block.
 
         Raises:
-            StorageUnavailable: somebody else has been for longer than the timeout.
+            StorageUnavailable: another process held the lock for longer than the timeout.
         """
         deadline = time.monotonic() + self._busy_timeout.total_seconds()
         while True:
@@ -74,7 +74,7 @@ class QueueDirectory:
                     raise StorageUnavailable(
                         f"{self.path}: another process held the lock for {self._busy_timeout}; is one stopped?"
                     ) from None
-            # Polled, because a blocking flock knows no timeout and a stopped process keeps its locks.
+            # Polled, because a blocking flock has no timeout and a stopped process keeps its locks.
             time.sleep(random.uniform(*_PAUSE))  # noqa: S311 - spreads retries, protects nothing
         try:
             yield
@@ -85,12 +85,12 @@ class QueueDirectory:
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor of the file; links are not followed, and a pipe blocks nobody."""
+        """Open the file and return its descriptor; links are not followed, and a pipe blocks nobody."""
         common = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         return os.open(name, flags | common, 0o600, dir_fd=self._descriptor)
 
     def replace(self, old: str, new: str) -> None:
-        """`old` is now called `new`, and stays so whatever happens."""
+        """Rename `old` to `new`, durably."""
         os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         self.synchronise()
 
@@ -99,16 +99,16 @@ class QueueDirectory:
             os.unlink(name, dir_fd=self._descriptor)
 
     def synchronise(self) -> None:
-        """What the directory lists, it lists after a crash of the machine too."""
+        """Make what the directory lists survive a crash of the machine."""
         if self._sync:
             os.fsync(self._descriptor)
 
     # What is not ours
 
     def clear(self) -> None:
-        """Everything in the directory is ours; the rest is in quarantine, and reported."""
+        """Move everything that is not ours to quarantine, and report it."""
         with suppress(IsADirectoryError, PermissionError):
-            self.remove(NEW_JOURNAL)  # what a compaction left that did not come to its end
+            self.remove(NEW_JOURNAL)  # left by an unfinished compaction
         for name in sorted(os.listdir(self._descriptor)):
             if name == QUARANTINE:
                 continue
@@ -124,13 +124,13 @@ class QueueDirectory:
             _LOG.warning("%s: cannot set aside %r: %s", self.path, name, error)
 
     def set_aside(self, name: str, reason: str) -> None:
-        """The file is in quarantine, beside a text that says why."""
+        """Move the file to quarantine, beside a text that says why."""
         place = self._quarantine(name, reason)
         os.rename(name, place, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         _LOG.error("%s: set aside %r as %s: %s", self.path, name, place, reason)
 
     def keep_copy(self, descriptor: int, start: int, end: int, reason: str) -> None:
-        """These bytes of the journal are in quarantine too, unless that is full, or the disk."""
+        """Copy these bytes of the journal to quarantine, unless that or the disk is full."""
         _LOG.error("%s: bytes %d to %d of the journal are void: %s", self.path, start, end, reason)
         try:
             if len(os.listdir(self._made_quarantine())) >= MOST_SET_ASIDE:
@@ -145,7 +145,7 @@ class QueueDirectory:
             _LOG.warning("%s: no copy of them could be made: %s", self.path, error)
 
     def _quarantine(self, name: str, reason: str) -> str:
-        """A free path in quarantine for `name`, whose reason is written there."""
+        """Return a free path in quarantine for `name`, and write the reason beside it."""
         self._made_quarantine()
         place = f"{QUARANTINE}/{time.time_ns()}-{name[:40]}"
         with suppress(OSError):  # a full disk; the log has it
@@ -169,7 +169,7 @@ class QueueDirectory:
 
 
 def _make(path: Path, *, sync: bool) -> None:
-    """The directory and those above it exist, readable by this user alone where they were missing."""
+    """Create the directory and its parents where they are missing, accessible to this user alone."""
     if path.is_dir():
         return
     _make(path.parent, sync=sync)
@@ -198,11 +198,11 @@ _ADVICE: Final = {
 }
 
 _LASTING: Final = frozenset(_ADVICE) - {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Waiting does not help against these; against a full disk, and everything unknown, it may."""
+"""Waiting does not cure these; it may cure a full disk, and anything unknown."""
 
 
 def translate(error: OSError, place: str) -> WorkersError:
-    """The error as one of ours, by its number: what is wrong with `place`, and what to do."""
+    """Translate the error by its number: what is wrong with `place`, and what to do."""
     code = error.errno or 0
     message = f"{place}: {_ADVICE.get(code, os.strerror(code) if code else str(error))}"
     return StorageError(message) if code in _LASTING else StorageUnavailable(message)

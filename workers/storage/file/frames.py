@@ -40,7 +40,7 @@ class NewerVersion(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preamble:
-    """How a journal begins."""
+    """The beginning of a journal."""
 
     marker: bytes = field(default_factory=lambda: os.urandom(8))
     predecessor: bytes = NO_MARKER
@@ -48,13 +48,13 @@ class Preamble:
     snapshot_end: int = PREAMBLE_BYTES
 
     def encode(self) -> bytes:
-        """The bytes at the beginning of the file."""
+        """Return the bytes at the beginning of the file."""
         body = _PREAMBLE.pack(_MAGIC, self.marker, self.predecessor, self.snapshot_end)
         return body + _CHECK.pack(zlib.crc32(body))
 
     @classmethod
     def decode(cls, data: bytes) -> Preamble | None:
-        """What `data` begins with; None when that is no preamble.
+        """Read the preamble that `data` begins with; None when there is none.
 
         Raises:
             NewerVersion: it is one of another version.
@@ -70,7 +70,7 @@ class Preamble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What one step wrote: its entries, and the payloads and results they speak of, one after another."""
+    """What one step wrote: its entries, then their payloads and results, one after another."""
 
     entries: bytes
     blobs: bytes = field(repr=False)
@@ -88,7 +88,7 @@ class Damage:
 
 
 def encode(marker: bytes, entries: Sequence[Entry], blobs: Sequence[bytes]) -> bytes:
-    """One frame."""
+    """Return one frame."""
     text = json.dumps(entries, separators=(",", ":"), check_circular=False).encode()
     body = b"".join((text, *blobs))
     lengths = _LENGTHS.pack(len(text), len(body) - len(text))
@@ -96,9 +96,12 @@ def encode(marker: bytes, entries: Sequence[Entry], blobs: Sequence[bytes]) -> b
 
 
 def scan(descriptor: int, marker: bytes, start: int) -> Iterator[Frame | Damage]:
-    """Everything in the file from `start` on, in order. The caller holds the lock, so nothing is being written."""
+    """Yield everything in the file from `start` on, in order.
+
+    The caller holds the lock, so nothing is being written.
+    """
     size = os.fstat(descriptor).st_size
-    # Buffered, because most frames are small; on a file object of its own, because buffers grow stale.
+    # Buffered, because most frames are small; a new file object each time, because buffers grow stale.
     with open(descriptor, "rb", buffering=_READ_AHEAD, closefd=False) as file:
         while start < size:
             file.seek(start)

@@ -1,6 +1,6 @@
 """The journal of one queue: read to its end, appended to, replaced by a snapshot of what it adds up to.
 
-Every method but `changed` wants the directory's lock.
+Every method except `changed` needs the directory's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _sync: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)
 
 
 class Journal:
-    """The file that is called `journal` in the directory, as far as it was read."""
+    """The file called `journal` in the directory, as far as it has been read."""
 
     def __init__(self, directory: QueueDirectory, *, sync: bool) -> None:
         self._directory = directory
@@ -42,23 +42,23 @@ class Journal:
         self._preamble = Preamble()
         self._compact_beyond = 0
         self.position = 0
-        """Where the next frame begins: all before was read or written here."""
+        """Where the next frame begins: everything before was read or written here."""
         self._unsynced = False
 
     @property
     def marker(self) -> bytes:
-        """What tells this journal from every other."""
+        """The bytes that tell this journal from every other."""
         return self._preamble.marker
 
     # Whether there is news
 
     def changed(self) -> bool:
-        """Whether somebody else wrote something; without the lock, a hint."""
+        """Tell whether somebody else wrote something; without the lock, this is a hint."""
         found = self._directory.stat(JOURNAL)
         return not self._is_open_file(found) or found.st_size != self.position
 
     def exists(self) -> bool:
-        """Whether there is a journal at all."""
+        """Tell whether there is a journal at all."""
         try:
             self._directory.stat(JOURNAL)
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class Journal:
         return True
 
     def is_current(self) -> bool:
-        """Whether the opened file is still the journal, and no shorter than it was read."""
+        """Tell whether the opened file is still the journal, and not shorter than what was read of it."""
         found = self._directory.stat(JOURNAL)
         return self._is_open_file(found) and found.st_size >= self.position
 
@@ -79,7 +79,7 @@ class Journal:
     # Opening
 
     def open(self, empty: Contents) -> None:
-        """The file is open, at its first frame; if there is none, or a foreign one in its place, it is made of `empty`.
+        """Open the file at its first frame. If it is missing, or foreign, a new one is made of `empty`.
 
         Raises:
             StorageError: a newer version wrote it.
@@ -99,14 +99,14 @@ class Journal:
             else:
                 self._preamble = preamble
         self.position = PREAMBLE_BYTES
-        # Whoever wrote it may have died before it was safe, and so may whoever gave it its name.
+        # Its writer may have died before it was on the disk, and the process that renamed it may have died as well.
         self._unsynced = True
         self._directory.synchronise()
 
     def follow(self) -> bool:
-        """The journal that replaced the opened one is open where its snapshot ends, if it was made of just this one.
+        """Open the journal that replaced the opened one, where its snapshot ends.
 
-        All of the opened one must have been read.
+        Returns False if it was not made of just this one. All of the opened one must have been read.
         """
         descriptor = self._directory.open(JOURNAL, os.O_RDWR)
         try:
@@ -140,24 +140,24 @@ class Journal:
     # Reading
 
     def news(self) -> Iterator[Frame | Damage]:
-        """What comes after `position`, which moves along; damage is passed over."""
+        """Yield what comes after `position`, which moves along; damage is skipped."""
         for found in scan(self._opened(), self._preamble.marker, self.position):
             self.position = found.end
             self._unsynced = True
             yield found
 
     def set_aside(self, damage: Damage, reason: str) -> None:
-        """A copy of the bytes is in quarantine."""
+        """Copy the damaged bytes to quarantine."""
         self._directory.keep_copy(self._opened(), damage.start, damage.end, reason)
 
     def cut(self, end: int) -> None:
-        """The journal ends at `end`."""
+        """Truncate the journal at `end`."""
         os.ftruncate(self._opened(), end)
         self.position = end
         self._unsynced = True
 
     def settle(self) -> None:
-        """What was read survives a crash of the machine: its writer may have died before it saw to that."""
+        """Make what was read survive a crash of the machine: its writer may have died before it did that."""
         if self._unsynced and self._sync:
             _sync(self._opened())
         self._unsynced = False
@@ -165,11 +165,11 @@ class Journal:
     # Writing
 
     def encode(self, entries: Sequence[Entry], blobs: Sequence[bytes]) -> bytes:
-        """A frame for this journal."""
+        """Return a frame for this journal."""
         return encode(self._preamble.marker, entries, blobs)
 
     def append(self, frames: Sequence[bytes]) -> None:
-        """The frames are in the journal, and on the disk; or, when this raises, none is."""
+        """Write the frames to the end of the journal, and to the disk; when this raises, none is in it."""
         descriptor, start = self._opened(), self.position
         try:
             self.position = _write(descriptor, b"".join(frames), start)
@@ -177,7 +177,7 @@ class Journal:
                 _sync(descriptor)
         except BaseException:
             self.position = start
-            # If even this fails, whoever locks next finds a torn end, or steps nobody was told of.
+            # If even this fails, the next to take the lock finds a torn end, or steps that nobody was told of.
             with suppress(OSError):
                 os.ftruncate(descriptor, start)
             raise
@@ -185,17 +185,17 @@ class Journal:
 
     @property
     def is_long(self) -> bool:
-        """Whether replacing it by a snapshot is worth while."""
+        """Whether the journal is long enough to be worth replacing by a snapshot."""
         return self.position > max(2 * self._preamble.snapshot_end + SLACK_BYTES, self._compact_beyond)
 
     def put_off(self) -> None:
-        """Replacing it failed: it may grow some more before that is tried again."""
+        """Let the journal grow some more before replacing it, which failed, is tried again."""
         self._compact_beyond = self.position + SLACK_BYTES
 
     def replace(self, contents: Contents, *, continues: bool) -> None:
-        """The journal is a new file that holds the contents; or, when this raises, it is what it was.
+        """Replace the journal by a new file with these contents; when this raises, the old one stays.
 
-        The old one stays what it was for those who have it open. With `continues` they may read it to its end and go on
+        Those who have the old one open still see it unchanged. With `continues` they may read it to its end and go on
         where the snapshot in the new one ends; otherwise they must read the new one from its beginning.
         """
         self._directory.remove(NEW_JOURNAL)
@@ -226,7 +226,7 @@ class Journal:
 
 
 def _write(descriptor: int, data: bytes, position: int) -> int:
-    """All of the data is in the file from `position` on; where it ends."""
+    """Write all of the data to the file from `position` on, and return where it ends."""
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, position)

@@ -1,4 +1,4 @@
-"""What a journal adds up to, and the frames that bring it forward."""
+"""The state that a journal adds up to, and the frames that bring it forward."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from workers.storage.file.table import Changes, FileTable
 from workers.storage.memory.steps import QueueSteps
 
 _SEEN_AGAIN: Final = timedelta(seconds=30)
-"""How old a worker's record grows before hearing of it again is worth a write."""
+"""How old a worker's record must be before another sign of it is written down."""
 
 _SNAPSHOT_JOBS: Final = 200
-"""Jobs in one frame of a snapshot."""
+"""How many jobs one frame of a snapshot holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What one step changed: to be written, and once it is, to be told."""
+class JournalStep:
+    """What one step changed: to be written, and then announced."""
 
     entries: list[Entry]
     blobs: list[bytes]
@@ -46,9 +46,9 @@ class Step:
 
 
 class FileState(QueueSteps):
-    """A queue whose every change can be taken as a frame, and brought about by one.
+    """A queue whose changes can all be written as a frame, and made by reading one.
 
-    What only a look at the clock did to a record (it expired) is a change too, which waits for the next frame: others
+    When a look at the clock alone changes a record (it expires), that change waits for the next frame: other processes
     see the same clock, so nothing depends on it.
     """
 
@@ -73,11 +73,11 @@ class FileState(QueueSteps):
 
     @property
     def changed(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether there is anything to write."""
         return bool(self._changes)
 
-    def step(self) -> Step:
-        """What has changed since `written` was last called."""
+    def step(self) -> JournalStep:
+        """Return what has changed since `written` was last called."""
         changes, events = self._changes, []
         entries: list[Entry] = []
         blobs: list[bytes] = []
@@ -90,10 +90,10 @@ class FileState(QueueSteps):
             entries.append(mark_entry(key, mark))
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
-        return Step(entries=entries, blobs=blobs, events=events, wake=changes.wake)
+        return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
 
     def written(self) -> None:
-        """What `step` returned is on its way into the journal."""
+        """Forget the changes that `step` returned: they are on their way into the journal."""
         for worker_id, at in self._changes.workers.items():
             self._note_written(worker_id, at)
         self._changes.clear()
@@ -110,7 +110,7 @@ class FileState(QueueSteps):
         blobs += its_blobs
 
     def snapshot(self) -> Iterator[tuple[list[Entry], list[bytes]]]:
-        """All there is, as the entries and blobs of the frames of a journal."""
+        """Yield the whole state, as the entries and blobs of the frames of a journal."""
         jobs, buried = self.table.everyone()
         workers = [worker_entry(worker_id, at) for worker_id, at in self.seen.items()]
         yield [queue_entry(self._name), pause_entry(self.paused), *workers], []
@@ -128,11 +128,11 @@ class FileState(QueueSteps):
 
     # Changes made elsewhere
 
-    def apply(self, changes: list[Change]) -> Step:
-        """The changes are part of the state; what is to be told of them.
+    def apply(self, changes: list[Change]) -> JournalStep:
+        """Apply the changes to the state, and return what is to be announced.
 
         Raises:
-            BadEntry: one speaks of a job nobody knows, or of another queue. Those before it are part of the state.
+            BadEntry: a change is about an unknown job, or another queue. Those before it have been applied.
         """
         events: list[tuple[JobEventKind, str]] = []
         for change in changes:
@@ -140,7 +140,7 @@ class FileState(QueueSteps):
             if isinstance(change, JobChanged | JobGone):
                 events += [(kind, change.id) for kind in change.events]
         wake, self._changes.wake = self._changes.wake, False
-        return Step(entries=[], blobs=[], events=events, wake=wake)
+        return JournalStep(entries=[], blobs=[], events=events, wake=wake)
 
     def _apply(self, change: Change) -> None:
         match change:

@@ -78,10 +78,10 @@ from workers.jobs import (
     WorkerInfo,
 )
 from workers.storage.base import Limits
-from workers.storage.file.lane import POLL, QUEUE_NUMBER, Lane, acquire, release
 from workers.storage.file.state import FileState
+from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
 from workers.storage.rules import refuse_transaction
-from workers.storage.subscribers import BufferedSubscription, Ears
+from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
 
 T = TypeVar("T")
 
@@ -90,7 +90,8 @@ class FileStorage:
     """One queue in a directory, which is made with mode 0700 when it is missing.
 
     Every acknowledged step is on the disk. With `fsync=False` it survives the death of any process, but a crash of the
-    machine may lose the last ones. All storages of one directory should agree on it. The event loop is never blocked.
+    machine may lose the last steps. All storages of one directory should agree on `fsync`. The event loop is never
+    blocked.
     """
 
     limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL)
@@ -104,7 +105,7 @@ class FileStorage:
         self._clock: Clock = clock or SystemClock()
         self._fsync = fsync
         self._users = 0
-        self._connected: Lane | None = None
+        self._connected: FileThread | None = None
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
 
@@ -116,28 +117,28 @@ class FileStorage:
         return self._name
 
     async def connect(self) -> None:
-        """See `Storage.connect`; the queue's journal was read.
+        """See `Storage.connect`; this reads the queue's journal.
 
         Raises:
             StorageError: the directory cannot be used, or a newer version wrote it.
         """
-        lane = acquire(self._root, self._name, sync=self._fsync)
+        thread = acquire(self._root, self._name, sync=self._fsync)
         try:
-            await asyncio.wrap_future(lane.read(lambda state: None))
+            await asyncio.wrap_future(thread.read(lambda state: None))
         except BaseException:
-            await release(lane)
+            await release(thread)
             raise
         self._users += 1
-        self._connected = lane
+        self._connected = thread
 
     async def disconnect(self) -> None:
-        lane = self._connected
-        if lane is None:
+        thread = self._connected
+        if thread is None:
             return
         self._users -= 1
         if not self._users:
             self._connected = None
-        await release(lane)
+        await release(thread)
 
     # Jobs
 
@@ -146,9 +147,9 @@ class FileStorage:
         return await self._write(lambda state, now: state.enqueue(jobs, now))
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
         wanted = dict(leases)
-        future = self._lane().write(lambda state: state.claim(worker_id, wanted, limit, self._clock.now()))
+        future = self._thread().write(lambda state: state.claim(worker_id, wanted, limit, self._clock.now()))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -160,16 +161,16 @@ class FileStorage:
             return
         released = [Released(claim=claim) for claim in future.result()]
         try:
-            self._lane().write(lambda state: state.settle(released, self._clock.now()))
+            self._thread().write(lambda state: state.settle(released, self._clock.now()))
         except WorkersError:
             return  # disconnected: the leases will run out
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
-        with self._lane().notices.listen(QUEUE_NUMBER) as ears, ears.bell() as bell:
+        with self._thread().subscribers.listen(QUEUE_NUMBER) as subscribers, subscribers.woken() as woken:
             while True:
-                bell.clear()
+                woken.clear()
                 until_due = await self._read(lambda state, now: state.claimable_in(names, now))
                 left = deadline - clock()
                 if until_due == timedelta(0) or left <= 0:
@@ -178,7 +179,7 @@ class FileStorage:
                     left = min(left, until_due.total_seconds())
                 try:
                     async with asyncio.timeout(left):
-                        await bell.wait()
+                        await woken.wait()
                 except TimeoutError:
                     continue
 
@@ -219,28 +220,28 @@ class FileStorage:
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
-        with self._ears() as ears, ears.broadcast.everything() as subscription:
+        with self._by_loop() as subscribers, subscribers.listening.everything() as subscription:
             await self._hear()
             yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        listening = self._lane().notices.listen(QUEUE_NUMBER, for_cancels=True)
-        with listening as ears, ears.broadcast.cancel_requests() as subscription:
+        listening = self._thread().subscribers.listen(QUEUE_NUMBER, for_cancels=True)
+        with listening as subscribers, subscribers.listening.cancel_requests() as subscription:
             await self._hear()
             yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        with self._ears() as ears, ears.broadcast.of_job(job_id) as subscription:
+        with self._by_loop() as subscribers, subscribers.listening.of_job(job_id) as subscription:
             await self._hear()
             yield subscription
 
-    def _ears(self) -> AbstractContextManager[Ears]:
-        return self._lane().notices.listen(QUEUE_NUMBER, subscribe=True)
+    def _by_loop(self) -> AbstractContextManager[LoopSubscribers]:
+        return self._thread().subscribers.listen(QUEUE_NUMBER, subscribe=True)
 
     async def _hear(self) -> None:
-        """The lane knows that somebody listens."""
+        """Let the thread know that somebody listens."""
         await self._read(lambda state, now: None)
 
     # Management
@@ -281,21 +282,21 @@ class FileStorage:
 
     # Running steps
 
-    def _lane(self) -> Lane:
+    def _thread(self) -> FileThread:
         if self._connected is None:
             raise StorageUnavailable(f"{self!r} is not connected; call `await storage.connect()` first")
         return self._connected
 
-    # The clock is asked under the lock: then what one process wrote never lies in another's future.
+    # The clock is read under the lock: so what one process wrote is never in the future of another.
     async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
-        return await asyncio.wrap_future(self._lane().read(lambda state: step(state, self._clock.now())))
+        return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 
     async def _write(self, step: Callable[[FileState, datetime], T]) -> T:
-        return await asyncio.wrap_future(self._lane().write(lambda state: step(state, self._clock.now())))
+        return await asyncio.wrap_future(self._thread().write(lambda state: step(state, self._clock.now())))
 
     def _wake(self) -> None:
         if self._connected is not None:
-            self._connected.notices.tell(QUEUE_NUMBER, (), wake=True)
+            self._connected.subscribers.tell(QUEUE_NUMBER, (), wake=True)
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:

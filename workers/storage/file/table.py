@@ -1,22 +1,22 @@
-"""The jobs of a journal in memory: what a step changed in them, and how others' changes come in."""
+"""The jobs of a journal in memory: it notes what a step changed in them, and takes in the changes of others."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 from workers.jobs import JobEventKind, JobState, NewJob
-from workers.storage.memory.jobs import Job, JobTable
-from workers.storage.memory.keys import Mark
+from workers.storage.memory.jobs import JobTable, StoredJob
+from workers.storage.memory.keys import KeyHolder
 
 
 class Changes:
-    """What has happened since it was last written down."""
+    """What has happened since changes were last written down."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, list[JobEventKind]] = {}
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
-        self.marks: dict[str, Mark | None] = {}
+        self.marks: dict[str, KeyHolder | None] = {}
         self.paused: bool | None = None
         self.wake = False
 
@@ -24,7 +24,7 @@ class Changes:
         return bool(self.jobs or self.workers or self.marks) or self.paused is not None
 
     def clear(self) -> None:
-        """It was written down."""
+        """Forget the changes: they were written down."""
         self.jobs.clear()
         self.added.clear()
         self.workers.clear()
@@ -40,7 +40,7 @@ class Changes:
 
 
 class FileTable(JobTable):
-    """A job table that notes which jobs changed, and takes in jobs as they were written elsewhere."""
+    """A job table that notes which jobs changed, and takes in jobs as other processes wrote them."""
 
     def __init__(self, changes: Changes) -> None:
         super().__init__(changes, changes.claimable)
@@ -50,49 +50,49 @@ class FileTable(JobTable):
         super().add(new, now, created_at=created_at)
         self._changes.added.add(new.id)
 
-    def continue_with(self, job: Job, new: NewJob, now: datetime) -> None:
+    def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         super().continue_with(job, new, now)
         self._changes.added.add(new.id)
 
-    def debounce(self, job: Job, new: NewJob, now: datetime) -> None:
+    def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         super().debounce(job, new, now)
         self._changes.added.add(job.new.id)
 
-    def mark(self, key: str, mark: Mark | None) -> None:
+    def mark(self, key: str, mark: KeyHolder | None) -> None:
         super().mark(key, mark)
         self._changes.marks[key] = mark
 
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
 
-    def get(self, job_id: str) -> Job | None:
-        """The job as it was last written or changed, whatever the time is."""
+    def get(self, job_id: str) -> StoredJob | None:
+        """Return the job as it was last written or changed, whatever the time is."""
         return self._jobs.get(job_id)
 
     def kept_until(self, job_id: str) -> datetime | None:
-        """When the record of the finished job expires."""
+        """Return when the record of the finished job expires."""
         key = self._expiring.key(job_id)
         return None if key is None else key[0]
 
     def buried_until(self, job_id: str) -> datetime | None:
-        """When the cancelled job's tombstone goes."""
+        """Return when the cancelled job's tombstone expires."""
         key = self._tombstones.key(job_id)
         return None if key is None else key[0]
 
-    def everyone(self) -> tuple[list[Job], list[str]]:
-        """All jobs, and the ids of all tombstones."""
+    def everyone(self) -> tuple[list[StoredJob], list[str]]:
+        """Return all jobs, and the ids of all tombstones."""
         return list(self._jobs.values()), self._tombstones.members()
 
-    def every_mark(self) -> list[tuple[str, Mark]]:
-        """Every deduplication key, and who has it."""
+    def every_mark(self) -> list[tuple[str, KeyHolder]]:
+        """Return every deduplication key, and who has it."""
         return list(self._marks.items())
 
-    def restore_mark(self, key: str, mark: Mark | None) -> None:
-        """The key is as it was written elsewhere."""
+    def restore_mark(self, key: str, mark: KeyHolder | None) -> None:
+        """Set the key as it was written elsewhere."""
         super().mark(key, mark)
 
-    def restore(self, job: Job, kept_until: datetime | None) -> None:
-        """The job is in the table as it is, instead of what was known of its id; nobody is told."""
+    def restore(self, job: StoredJob, kept_until: datetime | None) -> None:
+        """Put the job into the table as it is, replacing what was known of its id. Nobody is told."""
         job_id = job.new.id
         self.forget(job_id)
         self._jobs[job_id] = self.by_state[job.state][job_id] = job
@@ -105,12 +105,12 @@ class FileTable(JobTable):
             self._busy_keys.add(job.new.ordering_key)
 
     def bury(self, job_id: str, until: datetime) -> None:
-        """Nothing is left of the job but its tombstone."""
+        """Leave nothing of the job but its tombstone."""
         self.forget(job_id)
         self._tombstones.add((until,), job_id)
 
     def forget(self, job_id: str) -> None:
-        """Nothing is left of the job."""
+        """Leave nothing of the job."""
         self._tombstones.discard(job_id)
         job = self._jobs.pop(job_id, None)
         if job is None:

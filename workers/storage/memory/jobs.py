@@ -1,13 +1,13 @@
-"""The jobs of one in-memory queue, and where each of them stands.
+"""The jobs of one in-memory queue, and the line that each of them waits in.
 
 Theory of operation. Every change of state is one row of the transition table: `_step` asks `lifecycle.after` and files
-the job under its new state. A job that waits stands in exactly one line: `ready` (one per name, by priority and time),
-`delayed` (by due time), or `parked` (its ordering key is busy). Jobs that are due move from `delayed` to `ready` when
-somebody looks, so time needs no task of its own. All methods are synchronous: one call is one atomic step of the event
-loop.
+the job under its new state. A waiting job is in exactly one line: `ready` (one per name, by priority and time),
+`delayed` (by due time), or `parked` (its ordering key is busy). Due jobs move from `delayed` to `ready` when somebody
+looks, so the passing of time needs no task of its own. All methods are synchronous: one call is one atomic step of the
+event loop.
 
-An ordering key is busy while a job of it is processing. Its other jobs are parked as they come up in a claim; when the
-key is free again, the first of each name steps back into its ready line, and no other has to move.
+An ordering key is busy while a job with it is processing. Its other jobs are parked as they come up in a claim. When
+the key is free again, the first of each name returns to its ready line, and no other job has to move.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
 from workers.storage.base import ANY_NAME, TOMBSTONE
-from workers.storage.memory.keys import MarkTable
+from workers.storage.memory.keys import KeyTable
 from workers.storage.memory.line import Line, is_over
 from workers.storage.rules import bounded
 
@@ -29,14 +29,14 @@ Place: TypeAlias = tuple[int, datetime, int]
 
 
 class Publisher(Protocol):
-    """Who is told what happens to the jobs."""
+    """The receiver of what happens to the jobs."""
 
     def publish(self, kind: JobEventKind, job_id: str) -> None:
-        """It happened just now."""
+        """Announce what has just happened."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class StoredJob:
     """One generation of a job; `run_at` and `serial` are its place among jobs of one priority."""
 
     new: NewJob
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def waits(self) -> bool:
-        """Whether it could still be cancelled for good."""
+        """Whether the job could still be cancelled for good."""
         return self.state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
 
     @property
@@ -72,16 +72,16 @@ class Job:
         return (self.new.priority, self.run_at, self.serial)
 
 
-class JobTable(MarkTable):
-    """Jobs by id and by state, the lines they wait in, and the dates of what will expire.
+class JobTable(KeyTable):
+    """Jobs by id and by state, the lines they wait in, and the dates at which records expire.
 
-    `on_claimable` is called when a claim, or the time until one, may have changed.
+    `on_claimable` is called when a job, or the time until the next one, may have become claimable.
     """
 
     def __init__(self, publisher: Publisher, on_claimable: Callable[[], None]) -> None:
         super().__init__()
-        self.by_state: dict[JobState, dict[str, Job]] = {state: {} for state in JobState}
-        self._jobs: dict[str, Job] = {}
+        self.by_state: dict[JobState, dict[str, StoredJob]] = {state: {} for state in JobState}
+        self._jobs: dict[str, StoredJob] = {}
         self._publisher = publisher
         self.on_claimable = on_claimable
         self._next_serial = 0
@@ -94,8 +94,8 @@ class JobTable(MarkTable):
 
     # Reading
 
-    def find(self, job_id: str, now: datetime) -> Job | None:
-        """The job as it stands at `now`; None when it is unknown or expired."""
+    def find(self, job_id: str, now: datetime) -> StoredJob | None:
+        """Return the job as it stands at `now`, None when it is unknown or expired."""
         job = self._jobs.get(job_id)
         if job is None:
             return None
@@ -107,17 +107,17 @@ class JobTable(MarkTable):
         return job
 
     def has_tombstone(self, job_id: str, now: datetime) -> bool:
-        """Whether the job was cancelled within the last hour."""
+        """Tell whether the job was cancelled within the last hour."""
         until = self._tombstones.key(job_id)
         return until is not None and not is_over(until, now)
 
     def ready_what_is_due(self, now: datetime) -> None:
-        """Every scheduled or failing job that is due by `now` is ready."""
+        """Make every scheduled or failing job ready that is due by `now`."""
         while (head := self._delayed.head()) is not None and is_over(head[0], now):
             self._come_due(self._jobs[head[1]])
 
     def drop_expired(self, now: datetime) -> Iterator[str]:
-        """Ids of records and tombstones, and marks' keys, that are over at `now`, each gone before it is yielded."""
+        """Drop the records, tombstones and marks that are over at `now`, yielding each id or key once it is gone."""
         while (head := self._expiring.head()) is not None and is_over(head[0], now):
             self.expire(self._jobs[head[1]])
             yield head[1]
@@ -128,21 +128,21 @@ class JobTable(MarkTable):
         yield from self.free_what_is_over(now)
 
     def claimable(self, names: Collection[str]) -> bool:
-        """Whether a job for these names is ready (its ordering key may still turn out to be busy)."""
+        """Tell whether a job for these names is ready. Its ordering key may still turn out to be busy."""
         if ANY_NAME in names:
             return bool(self._ready)
         return any(name in self._ready for name in names)
 
     def next_due(self) -> datetime | None:
-        """When the first delayed job comes due."""
+        """Return when the first delayed job comes due."""
         head = self._delayed.head()
         return None if head is None else head[0][0]
 
     def changed(self, job_id: str) -> None:
-        """Called for every change that is no event, but for those that the passing of time alone makes."""
+        """Note a change that is no event, unless the passing of time alone made it."""
 
-    def debounce(self, job: Job, new: NewJob, now: datetime) -> None:
-        """The job that waits has the payload of `new`, and waits as long."""
+    def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        """Give the waiting job the payload of `new`, and let it wait as long as `new` would."""
         self._step_out(job)
         self._step(job, Step.DEBOUNCE)
         job.new = replace(job.new, payload=new.payload)
@@ -156,7 +156,7 @@ class JobTable(MarkTable):
     # Steps into the queue
 
     def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
-        """A new generation of the id is queued or scheduled; `new.id` is unknown or a failed job."""
+        """Queue or schedule a new generation of the id; `new.id` is unknown or a failed job."""
         old = self._jobs.get(new.id)
         state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
         assert state is not None
@@ -164,32 +164,34 @@ class JobTable(MarkTable):
             self._expiring.discard(new.id)
             del self.by_state[old.state][new.id]
         self._tombstones.discard(new.id)
-        job = Job(new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=self._next_serial)
+        job = StoredJob(
+            new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=self._next_serial
+        )
         self._next_serial += 1
         self._jobs[new.id] = self.by_state[state][new.id] = job
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)
 
-    def add_again(self, job: Job, now: datetime) -> None:
-        """The failed job is queued with fresh attempts."""
+    def add_again(self, job: StoredJob, now: datetime) -> None:
+        """Queue the failed job with fresh attempts."""
         again = replace(job.new, delay=timedelta(0), deduplication=None)  # a debounce would make it wait
         self.add(again, now, created_at=job.created_at)
 
-    def promote(self, job: Job, now: datetime) -> None:
-        """The scheduled or failing job is due now."""
+    def promote(self, job: StoredJob, now: datetime) -> None:
+        """Make the scheduled or failing job due now."""
         job.run_at = now
         self._come_due(job)
         self.changed(job.new.id)
 
-    def _come_due(self, job: Job) -> None:
+    def _come_due(self, job: StoredJob) -> None:
         self._delayed.discard(job.new.id)
         self._step(job, Step.COME_DUE)
         self._line_up(job)
 
     # Claiming
 
-    def take(self, names: Collection[str], limit: int) -> Iterator[Job]:
-        """Ready jobs in order, each processing as it is yielded; those whose ordering key is busy are parked."""
+    def take(self, names: Collection[str], limit: int) -> Iterator[StoredJob]:
+        """Yield ready jobs in order, each processing by then. Jobs whose ordering key is busy are parked."""
         heads = [(head, name) for name in self._wanted(names) if (head := self._ready[name].head()) is not None]
         heapq.heapify(heads)
         while heads and limit > 0:
@@ -211,7 +213,7 @@ class JobTable(MarkTable):
     def _wanted(self, names: Collection[str]) -> Collection[str]:
         return self._ready if ANY_NAME in names else [name for name in names if name in self._ready]
 
-    def _start(self, job: Job) -> Job:
+    def _start(self, job: StoredJob) -> StoredJob:
         self._step(job, Step.CLAIM)
         job.attempts += 1
         job.settled_by = None
@@ -223,18 +225,20 @@ class JobTable(MarkTable):
 
     # Steps out of processing
 
-    def complete(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
+    def complete(self, job: StoredJob, now: datetime, result: bytes, keep: Retention | None) -> None:
         job.result = result
         self._end_attempt(job, Step.COMPLETE)
         self._finish(job, now, job.new.keep_completed if keep is None else keep)
 
-    def fail(self, job: Job, now: datetime, error: ErrorInfo, keep: Retention | None, step: Step = Step.FAIL) -> None:
+    def fail(
+        self, job: StoredJob, now: datetime, error: ErrorInfo, keep: Retention | None, step: Step = Step.FAIL
+    ) -> None:
         job.last_error = error
         self._end_attempt(job, step)
         self._finish(job, now, job.new.keep_failed if keep is None else keep)
 
-    def continue_with(self, job: Job, new: NewJob, now: datetime) -> None:
-        """The attempt is over, and the job goes on as `new` behind those that wait."""
+    def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        """End the attempt and let the job go on as `new`, behind those that wait."""
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
         job.attempts = job.stalls = job.uncounted = 0
@@ -243,52 +247,52 @@ class JobTable(MarkTable):
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)
 
-    def complete_from_outside(self, job: Job, now: datetime, result: bytes, keep: Retention | None) -> None:
-        """The job that had not ended has, by nobody's attempt."""
+    def complete_from_outside(self, job: StoredJob, now: datetime, result: bytes, keep: Retention | None) -> None:
+        """Complete the unfinished job from outside of any attempt."""
         self._take(job, Step.COMPLETE_FROM_OUTSIDE)
         job.result, job.settled_by = result, None
         self._finish(job, now, job.new.keep_completed if keep is None else keep)
 
-    def retry_later(self, job: Job, error: ErrorInfo, due: datetime) -> None:
+    def retry_later(self, job: StoredJob, error: ErrorInfo, due: datetime) -> None:
         job.last_error = error
         self._end_attempt(job, Step.RETRY)
         job.run_at = due
         self._line_up(job)
         self._publisher.publish(JobEventKind.FAILING, job.new.id)
 
-    def requeue(self, job: Job, step: Step) -> None:
-        """The attempt is over by release or a lost lease; the job stands where it stood before."""
+    def requeue(self, job: StoredJob, step: Step) -> None:
+        """End the attempt, by release or a lost lease, and put the job back where it was."""
         self._end_attempt(job, step)
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, job.new.id)
 
-    def extend(self, job: Job, deadline: datetime) -> None:
-        """The lease of the job's claim ends at `deadline`."""
+    def extend(self, job: StoredJob, deadline: datetime) -> None:
+        """Let the lease of the job's claim end at `deadline`."""
         job.deadline = deadline
         self.changed(job.new.id)
 
-    def request_cancel(self, job: Job) -> None:
-        """The worker of the running job will learn that it is not wanted any more."""
+    def request_cancel(self, job: StoredJob) -> None:
+        """Record that the running job is to be cancelled, for its worker to learn."""
         job.cancel_requested = True
         self._publisher.publish(JobEventKind.CANCEL_REQUESTED, job.new.id)
 
-    def report(self, job: Job, progress: bytes) -> None:
-        """The running job has come this far."""
+    def report(self, job: StoredJob, progress: bytes) -> None:
+        """Store how far the running job has come."""
         job.progress = progress
         self._publisher.publish(JobEventKind.PROGRESS, job.new.id)
 
-    def _end_attempt(self, job: Job, step: Step) -> None:
+    def _end_attempt(self, job: StoredJob, step: Step) -> None:
         self._step(job, step)
         stalled = step in (Step.STALL, Step.EXHAUST)
         job.settled_by = None if stalled else job.token
-        # A request to cancel outlives a crash of the worker it was meant for, not the settling of the attempt.
+        # A request to cancel survives a crash of the worker it was meant for, but not the settlement of the attempt.
         job.cancel_requested = job.cancel_requested and stalled
         job.token = job.worker_id = job.deadline = None
         if job.new.ordering_key is not None:
             self._busy_keys.discard(job.new.ordering_key)
             self._unpark(job.new.ordering_key)
 
-    def _finish(self, job: Job, now: datetime, keep: Retention) -> None:
+    def _finish(self, job: StoredJob, now: datetime, keep: Retention) -> None:
         self.let_go(job.new.id)
         job.finished_at = now
         completed = job.state is JobState.COMPLETED
@@ -300,31 +304,31 @@ class JobTable(MarkTable):
 
     # Steps out of the table
 
-    def keep(self, job: Job, until: datetime) -> None:
-        """The finished job's record expires at `until`."""
+    def keep(self, job: StoredJob, until: datetime) -> None:
+        """Let the finished job's record expire at `until`."""
         self._expiring.add((until,), job.new.id)
         self.changed(job.new.id)
 
-    def expire(self, job: Job) -> None:
-        """The finished job's record is gone."""
+    def expire(self, job: StoredJob) -> None:
+        """Drop the finished job's record."""
         self._expiring.discard(job.new.id)
         self._step(job, Step.EXPIRE)
         self.changed(job.new.id)
 
-    def cancel(self, job: Job, now: datetime) -> None:
-        """The waiting job is gone; who waited for it is told, and can still read so for an hour."""
+    def cancel(self, job: StoredJob, now: datetime) -> None:
+        """Remove the waiting job and tell those who wait; they can still read for an hour that it was cancelled."""
         self.drop(job)
         self._tombstones.add((now + TOMBSTONE,), job.new.id)
         self._publisher.publish(JobEventKind.CANCELLED, job.new.id)
 
-    def drop(self, job: Job) -> None:
-        """The job that had not ended is gone without a trace."""
+    def drop(self, job: StoredJob) -> None:
+        """Remove the unfinished job without a trace."""
         self.let_go(job.new.id)
         self._take(job, Step.CANCEL if job.waits else Step.REMOVE)
         self.changed(job.new.id)
 
-    def _take(self, job: Job, step: Step) -> None:
-        """The job is out of its line, or its claim void, whose worker is told to look."""
+    def _take(self, job: StoredJob, step: Step) -> None:
+        """Take the job out of its line, or void its claim and tell its worker to look."""
         if job.state is JobState.PROCESSING:
             self._end_attempt(job, step)
             self._publisher.publish(JobEventKind.CANCEL_REQUESTED, job.new.id)
@@ -335,7 +339,7 @@ class JobTable(MarkTable):
         if job.new.ordering_key is not None:
             self._unpark(job.new.ordering_key)
 
-    def _step(self, job: Job, step: Step) -> None:
+    def _step(self, job: StoredJob, step: Step) -> None:
         target = after(job.state, step)
         del self.by_state[job.state][job.new.id]
         if target is None:
@@ -346,7 +350,7 @@ class JobTable(MarkTable):
 
     # Lines
 
-    def _line_up(self, job: Job) -> None:
+    def _line_up(self, job: StoredJob) -> None:
         if job.state is JobState.QUEUED:
             self._stand(job, self._ready)
             self.on_claimable()
@@ -355,13 +359,13 @@ class JobTable(MarkTable):
         if self.next_due() == job.run_at:
             self.on_claimable()
 
-    def _stand(self, job: Job, lines: dict[str, Line[Place]]) -> None:
+    def _stand(self, job: StoredJob, lines: dict[str, Line[Place]]) -> None:
         job.line = lines.get(job.new.name)
         if job.line is None:
             job.line = lines[job.new.name] = Line()
         job.line.add(job.place, job.new.id)
 
-    def _step_out(self, job: Job) -> None:
+    def _step_out(self, job: StoredJob) -> None:
         if job.line is None:
             return
         job.line.discard(job.new.id)
@@ -369,8 +373,8 @@ class JobTable(MarkTable):
             self._close(job, job.line)
         job.line = None
 
-    def _close(self, job: Job, line: Line[Place]) -> None:
-        """An empty line takes no memory, however many names and keys come and go."""
+    def _close(self, job: StoredJob, line: Line[Place]) -> None:
+        """Delete the line when it is empty, so that names and keys that come and go take no memory."""
         name, key = job.new.name, job.new.ordering_key
         if self._ready.get(name) is line:
             del self._ready[name]
@@ -380,7 +384,7 @@ class JobTable(MarkTable):
             if not lines:
                 del self._parked[key]
 
-    def _park(self, job: Job) -> None:
+    def _park(self, job: StoredJob) -> None:
         assert job.new.ordering_key is not None
         self._stand(job, self._parked.setdefault(job.new.ordering_key, {}))
 

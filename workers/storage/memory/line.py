@@ -1,4 +1,4 @@
-"""A line of ids in the order of their keys, from which any id may step out early."""
+"""A line of ids in the order of their keys, which any id may leave early."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SLACK: Final = 64
 
 
 class Line(Generic[Key]):
-    """A heap of `(key, id)` in which each id stands once.
+    """A heap of `(key, id)` in which each id occurs once.
 
-    Leaving early costs no search: the heap's entry stays behind, is skipped when it comes up, and the heap is rebuilt
+    Leaving early costs no search: the heap's entry stays behind and is skipped when it comes up. The heap is rebuilt
     when such entries outnumber the others.
     """
 
@@ -27,16 +27,16 @@ class Line(Generic[Key]):
         return len(self._present)
 
     def key(self, member: str) -> Key | None:
-        """Where `member` stands; None when it does not."""
+        """Return the key under which `member` is in the line, None when it is not."""
         entry = self._present.get(member)
         return None if entry is None else entry[0]
 
     def members(self) -> list[str]:
-        """Everyone who stands in the line, in no order."""
+        """Return every id in the line, in no order."""
         return list(self._present)
 
     def add(self, key: Key, member: str) -> None:
-        """`member` stands at `key`, and no longer where it stood before."""
+        """Put `member` at `key`, and remove it from where it was before."""
         entry = (key, member)
         self._present[member] = entry
         heapq.heappush(self._heap, entry)
@@ -44,19 +44,19 @@ class Line(Generic[Key]):
             self._rebuild()
 
     def discard(self, member: str) -> None:
-        """`member` is not in the line."""
+        """Remove `member` from the line, if it is there."""
         if self._present.pop(member, None) is not None and len(self._heap) > 2 * len(self._present) + _SLACK:
             self._rebuild()
 
     def head(self) -> Entry[Key] | None:
-        """The first entry, which stays; None when the line is empty."""
+        """Return the first entry without removing it, None when the line is empty."""
         heap = self._heap
         while heap and self._present.get(heap[0][1]) is not heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
     def pop(self) -> Entry[Key]:
-        """The first entry, which is gone from the line.
+        """Remove the first entry and return it.
 
         Raises:
             IndexError: the line is empty.
@@ -74,5 +74,5 @@ class Line(Generic[Key]):
 
 
 def is_over(until: tuple[datetime] | None, now: datetime) -> bool:
-    """Whether what stands in a line of dates has reached its own."""
+    """Tell whether an entry in a line of dates has reached its date."""
     return until is not None and until[0] <= now

@@ -1,7 +1,7 @@
 """Every verb of a queue whose jobs are in memory, as one synchronous step at a given time.
 
-`MemoryStorage` is these steps; `FileStorage` takes them on its copy of what the directory holds, and writes down what
-they changed.
+`MemoryStorage` consists of these steps. `FileStorage` takes them on its copy of what the directory holds, and writes
+down what they changed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from workers.jobs import (
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
-from workers.storage.memory.jobs import Job, JobTable
-from workers.storage.memory.keys import Mark
+from workers.storage.memory.jobs import JobTable, StoredJob
+from workers.storage.memory.keys import KeyHolder
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded,
@@ -70,14 +70,14 @@ class QueueSteps:
         self._tokens = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
 
     def see(self, worker_id: str, now: datetime | None) -> None:
-        """The worker was heard of at `now`; None forgets it."""
+        """Note that the worker was heard of at `now`; None forgets it."""
         if now is None:
             del self.seen[worker_id]
         else:
             self.seen[worker_id] = now
 
     def pause(self, paused: bool) -> None:
-        """Whether jobs are kept back from claims from now on."""
+        """Keep jobs back from claims from now on, or stop doing so."""
         self.paused = paused
         if not paused:
             self.table.on_claimable()
@@ -85,11 +85,11 @@ class QueueSteps:
     # Jobs
 
     def enqueue(self, jobs: Sequence[NewJob], now: datetime) -> list[EnqueueResult]:
-        groups: dict[str, Mark | None] = {}
+        groups: dict[str, KeyHolder | None] = {}
         return [self._enqueue(job, groups, now) for job in jobs]
 
-    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
-        """`groups` has the keys met in this call, and who had each before."""
+    def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
+        """Enqueue one job. `groups` has the keys met in this call, and who had each before."""
         job = self.table.find(new.id, now)
         if job is not None and job.state is JobState.COMPLETED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=job.state, result=job.result)
@@ -106,7 +106,7 @@ class QueueSteps:
         self.table.add(new, now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
 
-    def _deduplicated(self, new: NewJob, mark: Mark, mode: DeduplicationMode, now: datetime) -> EnqueueResult:
+    def _deduplicated(self, new: NewJob, mark: KeyHolder, mode: DeduplicationMode, now: datetime) -> EnqueueResult:
         job = self.table.find(mark.job_id, now)
         if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
             self.table.debounce(job, new, now)
@@ -121,7 +121,7 @@ class QueueSteps:
             return []
         return [self._grant(job, worker_id, leases, now) for job in self.table.take(leases, limit)]
 
-    def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
+    def _grant(self, job: StoredJob, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
         new = job.new
         lease = leases[new.name] if new.name in leases else leases[ANY_NAME]
         token = next(self._tokens)
@@ -144,7 +144,10 @@ class QueueSteps:
         )
 
     def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:
-        """How long until a claim for these names may succeed, 0 for now; None as long as nothing else happens."""
+        """Return how long until a claim for these names may succeed, 0 for now.
+
+        None: not before something else happens.
+        """
         self.table.ready_what_is_due(now)
         if self.paused:
             return None
@@ -193,7 +196,7 @@ class QueueSteps:
                 self.table.requeue(job, Step.RELEASE)
         return _APPLIED
 
-    def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
+    def _retry(self, job: StoredJob, settlement: Retried, now: datetime) -> None:
         counted, job.uncounted = count_retry(settlement, job.uncounted)
         if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
             self.table.fail(job, now, replace(settlement.error, exhausted=True), None)
@@ -351,26 +354,26 @@ class QueueSteps:
         self.table.ready_what_is_due(now)
         deque(self.table.drop_expired(now), maxlen=0)
 
-    def _found(self, ids: Sequence[str], now: datetime) -> tuple[Job, ...]:
+    def _found(self, ids: Sequence[str], now: datetime) -> tuple[StoredJob, ...]:
         return tuple(job for job_id in dict.fromkeys(ids) if (job := self.table.find(job_id, now)))
 
 
-def _mark(new: NewJob, deduplication: Deduplication, now: datetime) -> Mark:
+def _mark(new: NewJob, deduplication: Deduplication, now: datetime) -> KeyHolder:
     ttl = deduplication.ttl if deduplication.mode is DeduplicationMode.THROTTLE else None
-    return Mark(job_id=new.id, mode=deduplication.mode, until=None if ttl is None else now + new.delay + ttl)
+    return KeyHolder(job_id=new.id, mode=deduplication.mode, until=None if ttl is None else now + new.delay + ttl)
 
 
-def _serial(job: Job) -> int:
+def _serial(job: StoredJob) -> int:
     return job.serial
 
 
-def _why_lost(job: Job | None) -> LossReason:
+def _why_lost(job: StoredJob | None) -> LossReason:
     if job is None:
         return LossReason.NOT_FOUND
     return LossReason.COMPLETED if job.finished else LossReason.TAKEN
 
 
-def _status(job: Job) -> JobStatus:
+def _status(job: StoredJob) -> JobStatus:
     delayed = job.state in (JobState.SCHEDULED, JobState.FAILING)
     return JobStatus(
         id=job.new.id,

@@ -1,9 +1,9 @@
 """The reference storage: one process, no durability, every step taken from the transition table.
 
-Queues of one `MemorySpace` share a clock, and storages on the same space and name share a queue.
+Queues of one `MemorySpace` share a clock. Storages on the same space and name share a queue.
 
-For tests of your own handlers, for conformance, and for work that may vanish with the process. One event loop at a
-time; it is not thread-safe.
+For tests of your own handlers, for conformance, and for work that may be lost with the process. It serves one event
+loop at a time and is not thread-safe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workers.storage.base import Limits
 from workers.storage.memory.jobs import JobTable
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_transaction
-from workers.storage.subscribers import Broadcast, BufferedSubscription
+from workers.storage.subscribers import BufferedSubscription, Subscribers
 
 
 class MemoryStorage:
@@ -64,10 +64,10 @@ class MemoryStorage:
         return self._name
 
     async def connect(self) -> None:
-        """There is nothing to connect to; the space lives as long as something refers to it."""
+        """Do nothing: the space lives as long as something refers to it."""
 
     async def disconnect(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "MemoryStorage")
@@ -79,7 +79,7 @@ class MemoryStorage:
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
-        await asyncio.sleep(0)  # a caller that finds work every time must not starve the loop
+        await asyncio.sleep(0)  # a caller that always finds work must not starve the loop
         while (until_due := self._queue.claimable_in(names, self._now())) != timedelta(0):
             left = deadline - clock()
             if left <= 0:
@@ -157,17 +157,17 @@ class MemoryStorage:
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
-        with self._queue.broadcast.everything() as subscription:
+        with self._queue.listening.everything() as subscription:
             yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        with self._queue.broadcast.cancel_requests() as subscription:
+        with self._queue.listening.cancel_requests() as subscription:
             yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        with self._queue.broadcast.of_job(job_id) as subscription:
+        with self._queue.listening.of_job(job_id) as subscription:
             yield subscription
 
     def _now(self) -> datetime:
@@ -179,12 +179,12 @@ class MemoryStorage:
 
 
 class MemoryQueue(QueueSteps):
-    """One queue's jobs, and who waits for them."""
+    """One queue's jobs, and those who wait for them."""
 
     def __init__(self) -> None:
-        self.broadcast = Broadcast()
-        super().__init__(JobTable(self.broadcast, self.wake))
-        self._sleepers: dict[asyncio.Future[None], None] = {}  # who came first is woken first
+        self.listening = Subscribers()
+        super().__init__(JobTable(self.listening, self.wake))
+        self._sleepers: dict[asyncio.Future[None], None] = {}  # first come, first woken
 
     def wake(self) -> None:
         for sleeper in self._sleepers:
@@ -192,7 +192,7 @@ class MemoryQueue(QueueSteps):
                 sleeper.set_result(None)
 
     async def sleep(self, seconds: float | None) -> None:
-        """Return when woken, or after `seconds`."""
+        """Wait until woken, for at most `seconds`."""
         sleeper = asyncio.get_running_loop().create_future()
         self._sleepers[sleeper] = None
         try:
@@ -202,7 +202,7 @@ class MemoryQueue(QueueSteps):
 
 
 class MemorySpace:
-    """What a server is to other storages: the queues that several `MemoryStorage` objects share, and their clock."""
+    """The counterpart of a server: the queues that several `MemoryStorage` objects share, and their clock."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
@@ -211,7 +211,7 @@ class MemorySpace:
             self.clock.watch(self._wake)
 
     def queue(self, name: str) -> MemoryQueue:
-        """The queue of this name, made when it is first asked for."""
+        """Return the queue of this name, making it the first time."""
         return self._queues.setdefault(name, MemoryQueue())
 
     def _wake(self) -> None:

@@ -1,1 +1,1 @@
-"""What the storages on a Redis or Valkey server share, whatever the layout of their keys."""
+"""The common part of the storages on a Redis or Valkey server, whatever the layout of their keys."""

@@ -1,4 +1,4 @@
-"""Batches cut into what one script shall handle and one call shall carry."""
+"""Splitting of batches by jobs per script and bytes per call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 AT_ONCE: Final = 1_000
-"""Jobs that one script handles at most, during which the server serves nobody else."""
+"""At most so many jobs are handled by one script; the server serves nobody else meanwhile."""
 PORTION_BYTES: Final = 64 << 20
-"""Payloads or results that one call sends at most, unless it is a single one."""
+"""At most so many bytes of payloads or results are sent by one call, unless a single one is larger."""
 
 
 def portions(items: Sequence[T], size: Callable[[T], int] = lambda _: 0, at_once: int = AT_ONCE) -> Iterator[list[T]]:
-    """The items in order, as many at a time as one script shall handle and one call shall carry."""
+    """Split the items, in order, into portions for one script and one call each."""
     portion: list[T] = []
     carried = 0
     for item in items:
@@ -29,7 +29,7 @@ def portions(items: Sequence[T], size: Callable[[T], int] = lambda _: 0, at_once
 
 
 async def in_steps(step: Callable[[int], Awaitable[int]], limit: int = sys.maxsize) -> int:
-    """How many `step` has removed in all: it is told how many it may each time, until it finds fewer."""
+    """Call `step` with how many it may remove, until it removes fewer; return how many it removed in all."""
     removed = 0
     while removed < limit:
         some = min(limit - removed, AT_ONCE)

@@ -1,4 +1,4 @@
-"""Claims whose caller goes away."""
+"""Claims that are given back when their caller is cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ C = TypeVar("C", bound=Claim)
 async def claimed(
     claiming: Coroutine[object, object, list[C]], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
 ) -> list[C]:
-    """What `claiming` brings; if cancelled meanwhile, what it claimed is released."""
+    """Return what `claiming` brings; if this is cancelled meanwhile, what it claimed is released."""
     call = asyncio.ensure_future(claiming)
     try:
         return await asyncio.shield(call)

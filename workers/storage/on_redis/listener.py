@@ -1,8 +1,8 @@
-"""What is published on a Redis server, heard on one connection of its own.
+"""Listening to the channels of a Redis server, on one connection of its own.
 
 Theory of operation. The connection is made when somebody first wants to hear a channel, and stays until `close`. A
-channel counts as heard once the server has confirmed it on the connection in use. When the connection breaks it is made
-again. A line that went dead without a word is noticed by a ping without answer.
+channel counts as heard once the server has confirmed it on the connection in use. When the connection breaks, it is
+made again. A connection that died silently is noticed by an unanswered ping.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from typing import Final, Protocol
 
 from redis.asyncio.connection import AbstractConnection
 
+from workers.backoff import Backoff
 from workers.errors import StorageUnavailable, WorkersError
-from workers.storage.on_redis.server import Reply, Server, translated
+from workers.storage.on_redis.server import RedisServer, Reply, translated
 
 PING_SECONDS: Final = 10.0
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
-class Hearer(Protocol):
-    """Who is told what the listener hears; called in its event loop, must be quick and never raise."""
+class ChannelSubscriber(Protocol):
+    """Gets what the listener hears. It is called in the listener's event loop; it must be quick and never raise."""
 
     def confirmed(self, channel: bytes) -> None:
-        """What is published on the channel is heard from now on."""
+        """Note that what is published on the channel is heard from now on."""
 
     def heard(self, channel: bytes, body: bytes) -> bool:
-        """Somebody published this; False where the channel need not be heard any more."""
+        """Take what somebody published; return False if the channel need not be heard any more."""
 
-    def deafened(self) -> None:
-        """The connection broke: what was published since the last message is unknown."""
+    def connection_lost(self) -> None:
+        """Note that the connection broke: what was published since the last message is unknown."""
 
 
-class Listener:
-    """Hears channels of one server for one hearer."""
+class RedisListener:
+    """Listens to channels of one server for one subscriber."""
 
-    def __init__(self, server: Server, hearer: Hearer, name: str) -> None:
+    def __init__(self, server: RedisServer, subscriber: ChannelSubscriber, name: str) -> None:
         self._server = server
-        self._hearer = hearer
+        self._subscriber = subscriber
         self._name = name
         self._reader: asyncio.Task[None] | None = None
         self._connection: AbstractConnection | None = None
@@ -47,16 +48,16 @@ class Listener:
         self._heard: dict[bytes, asyncio.Event] = {}  # set while the server has confirmed the channel
         self._failure: asyncio.Future[WorkersError] | None = None  # done when the connection breaks, or cannot be made
         self._hurry = asyncio.Event()  # somebody waits for the connection
-        self._messages = 0  # that came, ever; counted by the reader, read by its watch
+        self._messages = 0  # how many came, ever; counted by the reader, read by its watch
 
     async def hear(self, *channels: bytes) -> None:
-        """What is published on the channels is heard from now on.
+        """Make sure that what is published on the channels is heard from now on.
 
         Raises:
             StorageUnavailable: the server does not answer.
         """
         failure = self._start()
-        missing = [heard for heard in (self._ear(channel) for channel in channels) if not heard.is_set()]
+        missing = [heard for heard in (self._confirmation(channel) for channel in channels) if not heard.is_set()]
         if not missing:
             return
         fresh = [channel for channel in channels if channel not in self._wanted]
@@ -75,17 +76,17 @@ class Listener:
             raise StorageUnavailable("the Redis server did not confirm a subscription") from cause
 
     async def close(self) -> None:
-        """Nothing is heard any more."""
+        """Stop listening."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    def _ear(self, channel: bytes) -> asyncio.Event:
+    def _confirmation(self, channel: bytes) -> asyncio.Event:
         return self._heard.setdefault(channel, asyncio.Event())
 
     def _start(self) -> asyncio.Future[WorkersError]:
-        """The reader runs, in this event loop; the failure it will meet next."""
+        """Start the reader in this event loop, unless it runs, and return the future of its next failure."""
         loop = asyncio.get_running_loop()
         if self._reader is None or self._reader.done() or self._reader.get_loop() is not loop:
             self._wanted, self._heard, self._connection = set(), {}, None
@@ -99,38 +100,37 @@ class Listener:
             await connection.send_packed_command(connection.pack_command(*command))
 
     async def _read(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 async with self._server.connection() as connection:
                     try:
                         await self._send(connection, "SUBSCRIBE", *self._wanted)
                         self._connection = connection
-                        pause = FIRST_PAUSE_SECONDS
+                        backoff.reset()
                         await self._listen(connection)
                     finally:
-                        # Still subscribed: it must not go back to the pool as one of the others.
+                        # It is still subscribed, so it must not go back to the pool.
                         self._connection = None
                         await connection.disconnect(nowait=True)
             except WorkersError as error:
                 self._fail(error)
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(backoff.pause()):
                     await self._hurry.wait()
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _fail(self, error: WorkersError) -> None:
-        """Nothing is heard, and everybody knows."""
+        """Mark every channel as unheard, and tell everybody why."""
         self._hurry.clear()
         for heard in self._heard.values():
             heard.clear()
         assert self._failure is not None
         self._failure.set_result(error)
         self._failure = asyncio.get_running_loop().create_future()
-        self._hearer.deafened()
+        self._subscriber.connection_lost()
 
     async def _listen(self, connection: AbstractConnection) -> None:
-        """Take what comes, until the connection breaks or a ping is not answered."""
+        """Take messages until the connection breaks or a ping is not answered."""
         watching = asyncio.create_task(self._watch(connection), name="redis-listener-watch")
         try:
             while True:
@@ -143,7 +143,7 @@ class Listener:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _watch(self, connection: AbstractConnection) -> None:
-        """Closes a line that has gone dead, which the reader would wait at for ever."""
+        """Close a connection that has gone dead, at which the reader would wait for ever."""
         while True:
             messages = self._messages
             await asyncio.sleep(PING_SECONDS)
@@ -159,9 +159,9 @@ class Listener:
     async def _take(self, connection: AbstractConnection, message: Reply) -> None:
         match message:
             case [b"subscribe", channel, _] if channel in self._wanted:
-                self._ear(channel).set()
-                self._hearer.confirmed(channel)
-            case [b"message", channel, body] if channel in self._wanted and not self._hearer.heard(channel, body):
+                self._confirmation(channel).set()
+                self._subscriber.confirmed(channel)
+            case [b"message", channel, body] if channel in self._wanted and not self._subscriber.heard(channel, body):
                 self._wanted.discard(channel)
                 self._heard.pop(channel).clear()
                 with suppress(WorkersError):

@@ -1,4 +1,4 @@
-"""How values travel between our scripts and us: packed, states and events by number, times in microseconds.
+"""Values as they travel between our scripts and us: packed, states and events by number, times in microseconds.
 
 `lua/states.lua` has the same numbers.
 """
@@ -24,7 +24,7 @@ STATES: Final[Mapping[int, JobState]] = {
     7: JobState.SCHEDULED,
 }
 CANCELLED: Final = 6
-"""The number of a tombstone, where a script tells how a job ended."""
+"""The number for a tombstone, where a script says how a job ended."""
 
 KINDS: Final[Mapping[int, JobEventKind]] = {
     1: JobEventKind.QUEUED,
@@ -36,7 +36,7 @@ KINDS: Final[Mapping[int, JobEventKind]] = {
     7: JobEventKind.CANCEL_REQUESTED,
     8: JobEventKind.PROGRESS,
 }
-"""What the numbers mean that scripts publish."""
+"""The meaning of the numbers that scripts publish."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = (datetime(9999, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -46,20 +46,20 @@ pack = msgpack.Packer(use_bin_type=False, unicode_errors="surrogatepass").pack
 
 
 def unpack(packed: bytes) -> Reply:
-    """What a script packed."""
+    """Unpack what a script packed."""
     return msgpack.unpackb(packed, raw=True, strict_map_key=False)
 
 
 def moment(microseconds: float) -> datetime:
-    """The time that so many microseconds after 1970 are; the nearest there is for what is none."""
+    """Return the time so many microseconds after 1970; a number out of range becomes the nearest time possible."""
     return _EPOCH + timedelta(microseconds=int(min(max(microseconds, 0), _LATEST)))
 
 
 def duration(value: timedelta) -> int:
-    """Microseconds of the bounded duration."""
+    """Return the bounded duration in microseconds."""
     return bounded(value) // _MICROSECOND
 
 
 def end_kind(code: Reply) -> JobEventKind:
-    """The event that tells of the end which a script names by its code."""
+    """Return the event that announces the end which a script names by its code."""
     return JobEventKind.CANCELLED if code == CANCELLED else JobEventKind(STATES[code])

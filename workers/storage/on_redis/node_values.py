@@ -1,6 +1,6 @@
 """Ids, payloads, errors and numbers as the queues of Node keep them, and back; pure.
 
-Everything read here may have been written by any producer: junk never raises, it reads as if it were not there.
+Any producer may have written what is read here: junk never raises, it reads as if it were not there.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from workers.jobs import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
 from workers.storage.rules import bounded
 
 ERROR_FIELD: Final = "workers:error"
-"""What `failedReason` cannot say: the error's type, and whether the attempts were used up."""
+"""Holds what `failedReason` cannot say: the error's type, and whether the attempts were used up."""
 
 DELAY_SCALE: Final = 0x1000
-"""Scores of the delayed set are milliseconds times this; the low bits keep the order within one millisecond."""
+"""Scores of the delayed set are milliseconds times this; the low bits give the order within one millisecond."""
 
 FOREVER: Final = MAX_DELAY
 MAX_NUMBER: Final = 2**53
-"""The largest number that JavaScript and Lua count exactly to."""
+"""The largest number up to which JavaScript and Lua count exactly."""
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z", re.ASCII)
@@ -35,14 +35,17 @@ _STACK_HEAD: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)", re.ASCII)
 
 
 def encode_id(job_id: str, reserved: Collection[str]) -> str:
-    """The id in Redis: itself if a UUID or a plain word that is no `reserved` name of a key, else `~` and base64url."""
+    """Return the id in Redis.
+
+    A UUID is unchanged, and so is a plain word that is not `reserved`; any other id is `~` and its base64url.
+    """
     if _UUID.match(job_id) or (_PLAIN_ID.match(job_id) and job_id not in reserved):
         return job_id
     return "~" + base64.urlsafe_b64encode(job_id.encode(errors="surrogateescape")).decode().rstrip("=")
 
 
 def decode_id(raw: str, reserved: Collection[str]) -> str:
-    """The id a job in Redis goes by; what `encode_id` did not make reads as it is."""
+    """Return the id that a job in Redis goes by; one that `encode_id` did not make reads as it is."""
     if not raw.startswith("~"):
         return raw
     try:
@@ -53,14 +56,14 @@ def decode_id(raw: str, reserved: Collection[str]) -> str:
 
 
 def encode_bytes(data: bytes) -> bytes:
-    """JSON text for `data`: byte for byte itself if it is JSON, else `{"$base64":"..."}`."""
+    """Return JSON text for `data`: `data` itself, byte for byte, if it is JSON, else `{"$base64":"..."}`."""
     if data.startswith(_WRAPPED) or not _is_json(data):
         return _WRAPPED + base64.b64encode(data) + b'"}'
     return data
 
 
 def decode_bytes(text: str) -> bytes:
-    """The bytes that `encode_bytes` took, or the JSON text of another producer."""
+    """Return the bytes that `encode_bytes` took, or the JSON text of another producer."""
     data = text.encode(errors="surrogateescape")
     if data.startswith(_WRAPPED) and data.endswith(b'"}'):
         try:
@@ -83,18 +86,21 @@ def _refuse(constant: str) -> None:
 
 
 def error_fields(error: ErrorInfo) -> dict[str, object]:
-    """Hash fields that go with a failure, beside `failedReason`."""
+    """Return the hash fields that go with a failure, beside `failedReason`."""
     return {"stacktrace": json.dumps([error.stack] if error.stack else []), ERROR_FIELD: error_facts(error)}
 
 
 def error_facts(error: ErrorInfo) -> str:
-    """What `ERROR_FIELD` holds."""
+    """Return the value of `ERROR_FIELD`."""
     known = {"type": error.type, "exhausted": error.exhausted, "of": _checksum(error.message)}
     return json.dumps(known, separators=(",", ":"))
 
 
 def decode_error(reason: str | None, stacktrace: str | None, known: str | None, *, exhausted: bool) -> ErrorInfo | None:
-    """The last failure. `known` counts only if it belongs to this `reason`: a Node worker may have failed since."""
+    """Return the last failure.
+
+    `known` counts only if it belongs to this `reason`, because a Node worker may have failed the job since.
+    """
     if reason is None:
         return None
     stack = last_text(stacktrace)
@@ -113,7 +119,7 @@ def _checksum(text: str) -> int:
 
 
 def last_text(stacktrace: str | None) -> str:
-    """The last stack of a JSON list of them, empty where there is none."""
+    """Return the last stack of a JSON list of them, empty if there is none."""
     try:
         stacks = json.loads(stacktrace or "[]")
     except (ValueError, RecursionError):
@@ -122,7 +128,7 @@ def last_text(stacktrace: str | None) -> str:
 
 
 def json_object(text: str | None) -> Mapping[str, object]:
-    """The JSON object in `text`, empty if there is none."""
+    """Return the JSON object in `text`, empty if there is none."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -131,7 +137,7 @@ def json_object(text: str | None) -> Mapping[str, object]:
 
 
 def number(value: object) -> float | None:
-    """A number from 0 to 2^53, given as a number or as text; else None."""
+    """Return a number from 0 to 2^53, given as a number or as text; else None."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:
@@ -144,12 +150,12 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int:
-    """A counter as the scripts keep them, 0 when missing."""
+    """Return a counter as the scripts keep it, 0 when missing."""
     return int(number(value) or 0)
 
 
 def to_ms(duration: timedelta) -> int:
-    """Milliseconds of the bounded duration."""
+    """Return the bounded duration in milliseconds."""
     return round(bounded(duration) / timedelta(milliseconds=1))
 
 
@@ -158,7 +164,7 @@ def from_ms(milliseconds: float) -> timedelta:
 
 
 def moment(milliseconds: float) -> datetime:
-    """A timestamp of BullMQ; one that is out of range reads as the start of 1970."""
+    """Return the time of a timestamp of BullMQ; one that is out of range reads as the start of 1970."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -166,8 +172,11 @@ def moment(milliseconds: float) -> datetime:
 
 
 def due_ms(score: object) -> int | None:
-    """When the member of the delayed set with this score, a number or its text, is due; None for no score."""
-    # Not `number`: the scale takes every date after 2039 beyond what counts exactly, which dates can do without.
+    """Return when the member of the delayed set with this score is due; None for no score.
+
+    A score is a number, or its text.
+    """
+    # Not `number`: by the scale, dates after 2039 exceed what counts exactly. A date need not be exact.
     if not isinstance(score, str | int | float):
         return None
     try:

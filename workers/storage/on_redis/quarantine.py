@@ -1,9 +1,10 @@
-"""What no worker can run, out of the way of all others: how every layout on a Redis server keeps it.
+"""The quarantine on a Redis server, for every layout: it keeps what no worker can run out of the way.
 
-Theory of operation. Whoever reaches the server writes what he likes. A script of the layout takes what it meets out of
-the lines, and writes it down in the hash `...quarantine`, in one step, so that exactly one process tells of it; what
-had a key of its own is renamed to `...quarantine:<id>`. A key in the place of one of the queue's is not touched: it
-may be anybody's, and is named until somebody asks for `repair`. `lua/quarantine.lua` is the other half.
+Theory of operation. Everybody who reaches the server can write what he likes. A script of the layout takes such a thing
+off the lines and notes it in the hash `...quarantine`, in one step, so that exactly one process reports it. If it has a
+key of its own, that is renamed to `...quarantine:<id>`. A key that takes the place of one of the queue's is not
+touched, because it may be anybody's; it is named until somebody asks for `repair`. `lua/quarantine.lua` is the other
+half.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 from workers.errors import StorageError
 from workers.jobs import EnqueueResult, EnqueueStatus, NewJob, Repaired, RepairOutcome, SetAside
 from workers.storage.on_redis.node_values import moment, whole
-from workers.storage.on_redis.server import Reply, Server
+from workers.storage.on_redis.server import RedisServer, Reply
 
 READ_AT_ONCE: Final = 1_000
 
@@ -25,38 +26,38 @@ READ_AT_ONCE: Final = 1_000
 class Quarantine(ABC):
     """What was set aside of one queue, under the key `key`."""
 
-    def __init__(self, server: Server, key: str) -> None:
+    def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server
         self._key = key
         self._news: list[SetAside] = []
 
     @abstractmethod
     def _name(self, raw: str) -> str:
-        """The id that a job in Redis goes by."""
+        """Return the id that a job in Redis goes by."""
 
     @abstractmethod
     async def _move_what_is_in_the_way(self) -> Sequence[Reply]:
-        """Keys in the place of the queue's own are in quarantine; `[name, why, ...]`."""
+        """Move keys in the place of the queue's own to quarantine, and return `[name, why, ...]`."""
 
     @abstractmethod
     async def _job(self, job_id: str, place: str) -> NewJob | None:
-        """What lies at the key `place` as a new job; None for what is none."""
+        """Return what is at the key `place` as a new job; None if it is no job."""
 
     @abstractmethod
     async def _enqueue(self, job: NewJob) -> EnqueueResult: ...
 
     def heed(self, told: Sequence[Reply]) -> None:
-        """Remember what a script set aside just now: `[raw id, why, ...]`."""
+        """Remember what a script has just set aside: `[raw id, why, ...]`."""
         at = datetime.now(UTC)
         self._news += [SetAside(id=self._name(raw), reason=why, at=at) for raw, why in _pairs(told)]
 
     def news(self) -> list[SetAside]:
-        """What was set aside here since this was last asked."""
+        """Return what was set aside here since the last call."""
         news, self._news = self._news, []
         return news
 
     async def entries(self) -> list[SetAside]:
-        """Everything in quarantine, the oldest first."""
+        """Return everything in quarantine, oldest first."""
         return sorted((await self._entries()).values(), key=lambda entry: entry.at)
 
     async def repair(self, *, drop: bool) -> list[Repaired]:
@@ -70,7 +71,7 @@ class Quarantine(ABC):
         return moved + [await self._repair(raw, entry, drop=drop) for raw, entry in entries if entry.id not in names]
 
     async def _entries(self) -> dict[str, SetAside]:
-        """By their ids in Redis."""
+        """Return everything in quarantine, by its id in Redis."""
         found: dict[str, str] = {}
         cursor = "0"
         while True:
@@ -85,7 +86,7 @@ class Quarantine(ABC):
     def _entry(self, raw: str, written: str) -> SetAside:
         try:
             reason, at_ms, _ = json.loads(written)
-        except (ValueError, TypeError):  # somebody else's
+        except (ValueError, TypeError):  # not written by us
             reason, at_ms = "", 0
         return SetAside(id=self._name(raw), reason=str(reason), at=moment(whole(at_ms)))
 
@@ -104,7 +105,7 @@ class Quarantine(ABC):
         return Repaired(id=entry.id, reason=reason, outcome=outcome)
 
     async def _fields(self, place: str, *names: str) -> dict[str, bytes]:
-        """Those fields of the hash that lies there; none where it is no hash."""
+        """Return these fields of the hash at `place`; none if it is no hash."""
         [values] = await self._server.run([("HMGET", place, *names)])
         if isinstance(values, StorageError):
             return {}
@@ -117,7 +118,7 @@ class Quarantine(ABC):
 
 
 def text(value: Reply) -> str:
-    """The reply as text, whatever it is made of, and whichever bytes another program wrote."""
+    """Return the reply as text, whatever it is made of, and whichever bytes another program wrote."""
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Lua scripts, each put together from files in `lua` folders."""
+"""Lua scripts, each assembled from files in `lua` folders."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script's text, and the SHA-1 it is called by."""
+    """A script's text, and the SHA-1 it is called by."""
 
     text: str = field(repr=False)
     sha: str
 
     @classmethod
     def of(cls, text: str) -> Script:
-        """The script with this text."""
+        """Make the script with this text."""
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def assembled(package: str, *parts: str) -> Script:
-    """Join what every script begins with, and the `parts` for `package`, in this order, into one script."""
+    """Join what every script begins with and the `parts` for `package`, in this order, into one script."""
     return Script.of(joined(package, "batched", "states", "foreign", *parts))
 
 
 def joined(package: str, *parts: str) -> str:
-    """The text of these files, one after the other: those of `package`, and from here what it has not."""
+    """Return the text of these files, one after the other: those of `package`, or from here those that it lacks."""
     own, shared = files(package) / "lua", files(__package__) / "lua"
     paths = [own / f"{part}.lua" for part in parts]
     return "\n".join((path if path.is_file() else shared / path.name).read_text() for path in paths) + "\n"

@@ -1,13 +1,13 @@
 """A Redis or Valkey server under queues: connections, batches, scripts, errors.
 
 Theory of operation. Queues on one target share one connection pool, opened by the first `open` in an event loop and
-closed by the last `close`. A client that is passed in lends its settings only: its own connections stay untouched, and
-its retry policy is left out, because redis-py repeats a batch blindly when a reply is lost, and repeating a claim would
-strand the jobs it claimed. Reads have no socket timeout, so that one pool serves blocking commands too; every call is
-bounded from outside instead, and a connection with an unread reply is thrown away by redis-py.
+closed by the last `close`. A client that is passed in lends only its settings, and its own connections stay untouched.
+Its retry policy is not used: redis-py blindly repeats a batch when a reply is lost, and a repeated claim would strand
+the jobs it claimed. Reads have no socket timeout, so that one pool serves blocking commands too. Instead every call is
+bounded from outside, and redis-py discards a connection with an unread reply.
 
 Scripts are called by hash. A server that lost them (restart, `SCRIPT FLUSH`, failover) answers NOSCRIPT for the calls
-in question and has done nothing for them: they are loaded, and exactly those calls repeated.
+in question and has done nothing for them. Then the scripts are loaded, and exactly those calls are repeated.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageUna
 from workers.homes import Home, keep_inherited
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
-Reply: TypeAlias = Any  # what a script or command answers; each caller knows its own shape
+Reply: TypeAlias = Any  # the answer of a script or command; each caller knows its shape
 
 ROUNDS: Final = 10
-"""Tries of an optimistic transaction, and of a call whose scripts get lost again."""
+"""How often an optimistic transaction is tried, and a call whose scripts get lost again."""
 BLOCKING_SLACK_SECONDS: Final = 5.0
-"""How much later than asked the answer of a blocking command may come."""
+"""How much later than asked a blocking command may answer."""
 
 CALLS_AT_ONCE: Final = 64
-"""Calls under way on one pool; more wait their turn, so that a burst costs time and not a connection each."""
+"""At most so many calls are under way on one pool; more wait, so that a burst costs time, not connections."""
 CONNECTIONS: Final = 2**31
-"""Of the pool itself: redis-py's 100 would run out by waits and subscriptions, which take no turn."""
+"""The pool's own limit: redis-py's 100 would be used up by waits and subscriptions, which take no turn."""
 
 _UNAVAILABLE: Final = (
     exceptions.ConnectionError,
@@ -55,15 +55,15 @@ _UNAVAILABLE: Final = (
 )
 _REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 DAMAGED: Final = "DAMAGED"
-"""The code of errors by which scripts of ours name a key that is not what it has to be."""
+"""The error code by which our scripts name a key of the wrong kind."""
 _BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE"})
 
 
 def translate(error: BaseException) -> WorkersError:
-    """The error of ours that a server's or connection's error means."""
+    """Return the error of ours that a server's or connection's error means."""
     if isinstance(error, _REFUSED):
         return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
-    # redis-py has no types for these, and leaves the protocol's error code in front of the message.
+    # redis-py has no types for these errors, and leaves the protocol's error code in front of the message.
     code, _, rest = str(error).partition(" ")
     if isinstance(error, _UNAVAILABLE) or code in _BUSY_CODES:
         return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")
@@ -74,14 +74,14 @@ def translate(error: BaseException) -> WorkersError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Errors of redis-py leave the block as `StorageUnavailable` or `StorageError`."""
+    """Translate errors of redis-py that leave the block into `StorageUnavailable` or `StorageError`."""
     try:
         yield
     except (exceptions.RedisError, OSError) as error:
         raise translate(error) from error
 
 
-class Script(Protocol):
+class LoadableScript(Protocol):
     """A Lua script, and the SHA-1 it is called by."""
 
     @property
@@ -91,7 +91,7 @@ class Script(Protocol):
 
 
 class _Pool:
-    """Connections that several queues share, and how many of them do."""
+    """Connections that several queues share, and the number of those queues."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.client = Redis(connection_pool=pool)
@@ -103,11 +103,11 @@ class _Pool:
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
 
 
-class Server:
+class RedisServer:
     """Runs commands on the server at `target`; `timeout` bounds each call. Replies are `text`, or else bytes."""
 
     def __init__(
-        self, target: str | Redis, timeout: timedelta, *, scripts: Callable[[], Sequence[Script]], text: bool
+        self, target: str | Redis, timeout: timedelta, *, scripts: Callable[[], Sequence[LoadableScript]], text: bool
     ) -> None:
         check_target(target)
         self._target = target
@@ -118,7 +118,7 @@ class Server:
         self._pool: _Pool | None = None
 
     async def open(self) -> None:
-        """The server answers and knows the scripts. Counted: each call wants one `close`."""
+        """Make sure that the server answers and knows the scripts. Counted: each call needs one `close`."""
         if self._pool is not None and self._pool.home.is_gone:
             self.forget()
         if self._pool is None:
@@ -133,7 +133,7 @@ class Server:
             raise
 
     def forget(self) -> None:
-        """The event loop ended without a `close`, and its connections with it."""
+        """Forget the event loop, which ended without a `close`, and its connections with it."""
         if self._pool is not None and self._pool.home.is_inherited:
             keep_inherited(self._pool)
         self._pool, self._users = None, 0
@@ -154,7 +154,7 @@ class Server:
         return self._users == 1
 
     async def close(self) -> None:
-        """One use less; connections nobody uses any more are closed."""
+        """Give up one use; connections that nobody uses any more are closed."""
         if self._pool is None:
             return
         pool = self._pool
@@ -168,9 +168,9 @@ class Server:
 
     def _make_pool(self) -> ConnectionPool:
         settings = {
-            "protocol": 2,  # one shape of replies, whatever the server and the client's default
+            "protocol": 2,  # so replies have one shape, whatever the server and the client's default
             "decode_responses": self._text,
-            "encoding_errors": "surrogateescape",  # other producers' bytes survive the way through text
+            "encoding_errors": "surrogateescape",  # bytes of other producers survive the conversion to text
             "retry": Retry(NoBackoff(), 0),
             "retry_on_error": [],
             "retry_on_timeout": False,
@@ -181,12 +181,12 @@ class Server:
         if isinstance(self._target, str):
             return ConnectionPool.from_url(self._target, **settings)
         lent = self._target.connection_pool
-        # Maintenance notifications exist in RESP 3 alone; redis-py sets up handlers for them unasked.
+        # Maintenance notifications exist only in RESP 3, but redis-py sets up handlers for them unasked.
         kept = {name: value for name, value in lent.connection_kwargs.items() if "maint_notifications" not in name}
         return ConnectionPool(lent.connection_class, **{**kept, **settings})
 
     async def run(self, commands: Sequence[Command]) -> list[Reply]:
-        """Every command has run, in one round trip, each for itself; one that failed answers a `StorageError`.
+        """Run every command, in one round trip, each for itself; one that failed answers a `StorageError`.
 
         Raises:
             StorageUnavailable: some may have run, some may not.
@@ -202,28 +202,28 @@ class Server:
                 replies[at] = reply
         return [checked(reply) for reply in replies]
 
-    async def call(self, script: Script, *arguments: str | bytes | int) -> Reply:
-        """The answer of one script, the first argument being its key.
+    async def call(self, script: LoadableScript, *arguments: str | bytes | int) -> Reply:
+        """Run a script and return its answer; the first argument is its key.
 
         Raises:
-            StorageUnavailable: it may have run.
-            StorageError: it failed.
+            StorageUnavailable: the script may have run.
+            StorageError: the script failed.
         """
         pool = self._opened()
         async with self._bounded(), pool.turn, self.connection() as connection:
             try:
                 return await _one(connection, ("EVALSHA", script.sha, 1, *arguments))
-            except exceptions.NoScriptError:  # nothing has run, and EVAL makes it known again
+            except exceptions.NoScriptError:  # nothing has run, and EVAL loads the script again
                 return await _one(connection, ("EVAL", script.text, 1, *arguments))
 
     async def run_blocking(self, command: Command, seconds: float) -> Reply:
-        """The answer of a command that blocks up to `seconds` and changes nothing."""
+        """Run a command that blocks up to `seconds` and changes nothing, and return its answer."""
         async with self._bounded(seconds + BLOCKING_SLACK_SECONDS), self.connection() as connection:
             return await ask(connection, command)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AbstractConnection]:
-        """A connection of one's own; errors are translated, and close it."""
+        """Borrow a connection for this context alone; errors are translated, and close it."""
         pool = self._opened().client.connection_pool
         with translated():
             async with asyncio.timeout(self._timeout):
@@ -276,12 +276,12 @@ class Server:
 
 
 def parse_url(url: str) -> tuple[str, str | None]:
-    """The server's URL as redis-py takes it, and the queue named by `?queue=`."""
+    """Return the server's URL as redis-py takes it, and the queue named by `?queue=`."""
     return take_parameter(url, "queue")
 
 
 def take_parameter(url: str, name: str) -> tuple[str, str | None]:
-    """The URL without that parameter, and its value, None where it is not there."""
+    """Return the URL without that parameter, and its value, None if it is not there."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     value = query.pop(name, None)
@@ -305,7 +305,7 @@ def check_target(target: str | Redis) -> None:
 
 
 async def ask(connection: AbstractConnection, command: Command) -> Reply:
-    """The answer of one command, on a connection of one's own."""
+    """Run one command on this connection, which the caller has borrowed, and return the answer."""
     return good((await read_replies(connection, [command]))[0])
 
 
@@ -315,9 +315,9 @@ async def _one(connection: AbstractConnection, command: Command) -> Reply:
 
 
 def packed(command: Command) -> bytes:
-    """The command as it goes over the wire; redis-py's own packing takes several times as long.
+    """Return the command as it goes over the wire; redis-py's own packing takes several times as long.
 
-    Text may hold bytes of other producers, as surrogates.
+    Text may contain bytes of other producers, as surrogates.
     """
     parts = [b"*%d\r\n" % len(command)]
     for value in command:
@@ -327,7 +327,10 @@ def packed(command: Command) -> bytes:
 
 
 async def read_replies(connection: AbstractConnection | None, commands: Sequence[Command]) -> list[Reply]:
-    """One round trip outside redis-py's pipelines, which are slow, and cannot batch between WATCH and MULTI."""
+    """Run the commands in one round trip.
+
+    redis-py's pipelines are slow, and cannot batch between WATCH and MULTI.
+    """
     assert connection is not None
     if not commands:
         return []
@@ -342,7 +345,10 @@ async def read_replies(connection: AbstractConnection | None, commands: Sequence
 
 
 def checked(reply: Reply) -> Reply:
-    """The reply, an error as a `StorageError` in its place; one that is the whole server's is raised."""
+    """Return the reply.
+
+    An error becomes a `StorageError` in its place; one that concerns the whole server is raised.
+    """
     if not isinstance(reply, exceptions.RedisError):
         return reply
     ours = translate(reply)

@@ -1,4 +1,4 @@
-"""What storages share whose every transition is a script on a Redis or Valkey server."""
+"""The common part of storages whose every transition is a script on a Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from workers.storage.rules import refuse_transaction
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from workers.storage.on_redis.notices import QueueNotices
-    from workers.storage.on_redis.server import Reply, Server
+    from workers.storage.on_redis.server import RedisServer, Reply
+    from workers.storage.on_redis.subscribers import ChannelSubscribers
     from workers.storage.subscribers import BufferedSubscription
 
 RESULTS_AT_ONCE: Final = 100
-"""Results that are read in one step when many are asked for at the same time."""
+"""At most so many results are read in one step when many are asked for at the same time."""
 CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
 
 CANCEL_REQUESTED: Final = 6
@@ -34,35 +34,35 @@ OUTCOMES: Final[Mapping[int, SettleOutcome]] = {
     4: SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND),
     5: SettleOutcome(status=SettleStatus.ERROR, detail=CORRUPT),
 }
-"""What the codes mean that scripts answer a settlement or renewal with."""
+"""The meaning of the codes that scripts return for a settlement or renewal."""
 
 
 class ScriptedStorage(ABC):
-    """One queue: the verbs that are the same whatever the layout of its keys."""
+    """One queue: the methods that are the same whatever the layout of its keys."""
 
     ids_at_once: int = AT_ONCE
-    """Jobs that one script of an operator's handles at most."""
+    """At most so many jobs are handled by one script of an operator."""
 
-    def __init__(self, name: str, server: Server, notices: QueueNotices) -> None:
+    def __init__(self, name: str, server: RedisServer, subscribers: ChannelSubscribers) -> None:
         self._name = name
         self._server = server
-        self._notices = notices
+        self._subscribers = subscribers
 
     @abstractmethod
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
-        """What the script of this layout answers."""
+        """Run the script of this layout and return its answer."""
 
     @abstractmethod
     async def _look(self, names: Collection[str]) -> float | None:
-        """None when a claim for these names may succeed, else the seconds for which to trust in being woken."""
+        """Return None when a claim for these names may succeed, else for how many seconds to rely on being woken."""
 
     @abstractmethod
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
-        """The jobs as scripts take several."""
+        """Pack the ids of several jobs as scripts take them."""
 
     @abstractmethod
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
-        """The job's id in Redis, the token and the lease, as scripts take them."""
+        """Return the job's id in Redis, the token and the lease, as scripts take them."""
 
     @property
     def queue(self) -> str:
@@ -73,26 +73,26 @@ class ScriptedStorage(ABC):
 
     async def disconnect(self) -> None:
         if self._server.in_last_use:
-            await self._notices.close()
+            await self._subscribers.close()
         await self._server.close()
 
     def forget_loop(self) -> None:
-        self._notices.forget()
+        self._subscribers.forget()
         self._server.forget()
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
-        with self._notices.bell(names) as bell:
-            while not bell.is_set():
-                await self._notices.hear_wake_ups()
+        with self._subscribers.woken(names) as woken:
+            while not woken.is_set():
+                await self._subscribers.hear_wake_ups()
                 trusted = await self._look(names)
                 left = deadline - clock()
                 if trusted is None or left <= 0:
                     return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left, trusted)):
-                        await bell.wait()
+                        await woken.wait()
 
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         lost: dict[str, LossReason] = {}
@@ -110,17 +110,17 @@ class ScriptedStorage(ABC):
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(None) as subscription:
+        async with self._subscribers.subscribe(None) as subscription:
             yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.cancel_requests() as subscription:
+        async with self._subscribers.cancel_requests() as subscription:
             yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        async with self._notices.subscribe(job_id) as subscription:
+        async with self._subscribers.subscribe(job_id) as subscription:
             yield subscription
 
     async def pause(self) -> None:
@@ -153,7 +153,7 @@ class ScriptedStorage(ABC):
 
 
 def cancel_result(code: Reply) -> CancelResult:
-    """What a cancel came to, from the state that its script found the job in."""
+    """Return the result of a cancel, from the state that its script found the job in."""
     if code not in STATES:
         return CancelResult.NOT_FOUND
     ended = STATES[code] in (JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)

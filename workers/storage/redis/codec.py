@@ -1,7 +1,7 @@
-"""How the values of this package look in Redis; `lua/queue.lua` has the same formats.
+"""Values of this package as Redis holds them; `lua/queue.lua` has the same formats.
 
-Times and durations are whole microseconds. A record that is written in parts keeps its variable parts at the end, each
-behind its length.
+Times and durations are whole microseconds. A record that is written in parts has its variable parts at the end, each
+preceded by its length.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _MODES: Final = {DeduplicationMode.SIMPLE: 1, DeduplicationMode.THROTTLE: 2, Ded
 
 _PLAIN_RECORD: Final = 1
 _LINKED_RECORD: Final = 2
-"""Of a later link of a chain; the number of the link is behind the record's head."""
+"""The record of a later link of a chain; the number of the link follows the record's head."""
 
 CORRUPT: Final = ErrorInfo(
     type="CorruptRecord", message="what Redis has in place of the job is no record of this queue; remove it"
 )
 UNREADABLE: Final = "unreadable"
-"""The name of a job whose record does not tell it."""
+"""The name of a job whose record cannot be read."""
 KEPT_UNREAD: Final = timedelta(hours=1)
 
 SECRET_BYTES: Final = 12
@@ -71,7 +71,7 @@ _PLAIN, _EXHAUSTED, _STALLED = b"\0", b"\1", b"\2"
 
 @lru_cache(256)
 def encode_retention(value: Retention) -> int:
-    """Microseconds, 0 for `DROP`."""
+    """Return the retention in microseconds, 0 for `DROP`."""
     return 0 if value is DROP else duration(value) or 1
 
 
@@ -86,7 +86,7 @@ def _decoded_lease(microseconds: int) -> timedelta:
 
 
 def encode_job(job: NewJob) -> Packed:
-    """The job as `add.lua` takes it."""
+    """Return the job as `add.lua` takes it."""
     name, key = job.name.encode(), (job.ordering_key or "").encode()
     rest = b"".join(
         (
@@ -119,11 +119,11 @@ def _encode_backoff(policy: RetryPolicy | None) -> bytes:
 
 
 def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
-    """What `add.lua` answers for the job."""
+    """Return the result that `add.lua` answers for the job."""
     if found == 0:
         return EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)
     state, *result = found
-    if len(result) > 1:  # it is another job that has the deduplication key
+    if len(result) > 1:  # another job has the deduplication key
         existing = STATES.get(state)
         return EnqueueResult(id=text_of(result[1]), status=EnqueueStatus.DUPLICATE, existing_state=existing)
     if STATES[state] is JobState.COMPLETED:
@@ -131,7 +131,7 @@ def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
     return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=STATES[state])
 
 
-class Record(NamedTuple):
+class RedisRecord(NamedTuple):
     """A job's record, up to what was sent of it."""
 
     place: int
@@ -146,8 +146,8 @@ class Record(NamedTuple):
     finish: int
 
 
-def decode_record(record: bytes) -> Record:
-    """The head of the record."""
+def decode_record(record: bytes) -> RedisRecord:
+    """Decode the head of the record."""
     version, place, created, priority, max_attempts, keep_completed, keep_failed = _HEAD.unpack_from(record)
     at = _HEAD.size
     finish = at + 2 + _LENGTH.unpack_from(record, at)[0]
@@ -159,17 +159,17 @@ def decode_record(record: bytes) -> Record:
     if version == _LINKED_RECORD:
         chain_index = _LINK.unpack_from(record, finish)[0]
         finish += _LINK.size
-    return Record(
+    return RedisRecord(
         place, created, priority, max_attempts, keep_completed, keep_failed, name, ordering_key, chain_index, finish
     )
 
 
 def decode_new_job(job_id: str, packed: bytes) -> NewJob:
-    """The job as it was enqueued, without its delay and its deduplication key.
+    """Return the job as it was enqueued, without its delay and its deduplication key.
 
     Raises:
-        ValueError: it is none that anybody could enqueue.
-        struct.error: it breaks off.
+        ValueError: it is no job that anybody could enqueue.
+        struct.error: the record breaks off.
     """
     record = decode_record(packed)
     backoff, payload = _decode_body(packed, record.finish)
@@ -188,7 +188,7 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
 
 
 def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Iterator[Claim]:
-    """The claims in what `claim.lua` answers."""
+    """Yield the claims in what `claim.lua` answers."""
     start = secret.hex()
     for at in range(0, len(answer), 4):
         job_id, packed, attempt, lease = answer[at : at + 4]
@@ -202,7 +202,7 @@ def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Ite
         )
         try:
             yield _decoded_claim(claim, packed)
-        except (ValueError, OverflowError, struct.error):  # what scripts do not read of it is not ours
+        except (ValueError, OverflowError, struct.error):  # the part that scripts do not read is not ours
             yield claim(
                 name=UNREADABLE,
                 payload=b"",
@@ -246,17 +246,17 @@ def _decoded_name(name: bytes) -> str:
 
 
 def bytes_of(text: str) -> bytes:
-    """An id or a name as Redis has it."""
+    """Return an id or a name as Redis has it."""
     return text.encode(errors="surrogateescape")
 
 
 def text_of(raw: bytes) -> str:
-    """The id or the name that Redis has so, whichever bytes another program wrote."""
+    """Return the id or name for its bytes in Redis, whichever bytes another program wrote."""
     return raw.decode(errors="surrogateescape")
 
 
 def token_of(claim: Claim) -> bytes:
-    """The token as Redis has it; nobody's for one that was not made here."""
+    """Return the token as Redis has it; for a token that was not made here, one that matches none."""
     try:
         token = bytes.fromhex(claim.token)
     except ValueError:
@@ -265,7 +265,7 @@ def token_of(claim: Claim) -> bytes:
 
 
 def encode_settlement(settlement: Settlement) -> Packed:
-    """The settlement as `settle.lua` takes it."""
+    """Return the settlement as `settle.lua` takes it."""
     claim = settlement.claim
     head = (bytes_of(claim.job_id), token_of(claim))
     match settlement:
@@ -275,7 +275,7 @@ def encode_settlement(settlement: Settlement) -> Packed:
             return end if settlement.then is None else (*end, encode_job(settlement.then))
         case Retried():
             delay, error = duration(settlement.delay), encode_error(settlement.error)
-            return (*head, 2, delay, error, settlement.counted, settlement.postponed)
+            return (*head, 2, delay, error, settlement.counted, settlement.snoozed)
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 3, encode_retention(keep), encode_error(settlement.error))
@@ -286,14 +286,14 @@ def encode_settlement(settlement: Settlement) -> Packed:
 
 
 def encode_error(error: ErrorInfo) -> bytes:
-    """The error behind a byte that tells what kind it is, so that a script can mark it as the last attempt's."""
+    """Encode the error after a byte for its kind, so that a script can mark it as the last attempt's."""
     texts = (error.type, error.message[:MESSAGE_CHARACTERS], error.stack[-STACK_CHARACTERS:])
     packed: bytes = pack(texts)
     return (_EXHAUSTED if error.exhausted else _PLAIN) + packed
 
 
 def decode_error(packed: bytes) -> ErrorInfo | None:
-    """The error, None for nothing."""
+    """Decode the error, None for an empty value."""
     if not packed:
         return None
     try:
@@ -317,10 +317,10 @@ def _decoded_error(packed: bytes) -> ErrorInfo:
 
 
 def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
-    """The status in what `show.lua` makes of a job.
+    """Return the status in what `show.lua` makes of a job.
 
     Raises:
-        StorageError: it is in a state this version does not know.
+        StorageError: the job is in a state that this version does not know.
     """
     code, head, run = found
     if code not in STATES:

@@ -1,4 +1,4 @@
-"""Reading a Redis queue, and clearing away its records, in bounded steps."""
+"""Reading of a Redis queue, and removal of its records, in bounded steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.messages import duration, moment, pack, unpack
 from workers.storage.on_redis.server import Reply
 from workers.storage.redis.codec import bytes_of, decode_status, text_of
-from workers.storage.redis.scripts import QueueScripts
+from workers.storage.redis.scripts import RedisScripts
 from workers.storage.rules import foreign_cursor, read_cursor
 
 Part: TypeAlias = tuple[str, str]
@@ -25,10 +25,10 @@ PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
     JobState.COMPLETED: (("completed", "later"),),
     JobState.FAILED: (("failed", "later"),),
 }
-"""Where the jobs of a state stand; scores are times, and of those of finished jobs `due` has expired."""
+"""The sets that hold the jobs of a state. Scores are times; a finished job that is `due` has expired."""
 
 
-async def status(lua: QueueScripts, ids: Sequence[str]) -> list[JobStatus | None]:
+async def status(lua: RedisScripts, ids: Sequence[str]) -> list[JobStatus | None]:
     """See `Storage.status`."""
     found: list[JobStatus | None] = []
     for some in portions(ids):
@@ -37,15 +37,15 @@ async def status(lua: QueueScripts, ids: Sequence[str]) -> list[JobStatus | None
     return found
 
 
-async def ends(lua: QueueScripts, ids: Sequence[bytes]) -> list[Reply]:
-    """How each job ended: state, error and result, packed as they are; 0 for one that has not, or is unknown."""
+async def ends(lua: RedisScripts, ids: Sequence[bytes]) -> list[Reply]:
+    """Return how each job ended: state, error and result, packed as they are; 0 for one that has not, or is unknown."""
     found: list[Reply] = []
-    while len(found) < len(ids):  # an answer breaks off where it gets too large
+    while len(found) < len(ids):  # an answer breaks off when it gets too large
         found += unpack(await lua.run("result", pack(ids[len(found) : len(found) + AT_ONCE])))
     return found
 
 
-async def workers(lua: QueueScripts) -> list[WorkerInfo]:
+async def workers(lua: RedisScripts) -> list[WorkerInfo]:
     """See `Storage.workers`."""
     answer = iter(unpack(await lua.run("workers")))
     return [
@@ -54,7 +54,7 @@ async def workers(lua: QueueScripts) -> list[WorkerInfo]:
     ]
 
 
-async def page(lua: QueueScripts, state: JobState, cursor: str | None, limit: int) -> Page:
+async def page(lua: RedisScripts, state: JobState, cursor: str | None, limit: int) -> Page:
     """See `Storage.list`. The cursor is the part of the state, and where in it the last page ended."""
     at, behind = _decode_cursor(cursor)
     jobs: list[JobStatus] = []
@@ -68,8 +68,8 @@ async def page(lua: QueueScripts, state: JobState, cursor: str | None, limit: in
     return Page(jobs=tuple(jobs), cursor=_encode_cursor(at, behind) if more else None)
 
 
-async def _has_more(lua: QueueScripts, state: JobState, at: int, behind: tuple[bytes, ...]) -> bool:
-    """Whether anything stands in the parts from here on, so that a full page can be the last."""
+async def _has_more(lua: RedisScripts, state: JobState, at: int, behind: tuple[bytes, ...]) -> bool:
+    """Tell whether there is anything in the parts from here on, because a full page can be the last."""
     if behind:
         return True
     for line, part in PARTS[state][at:]:
@@ -92,8 +92,8 @@ def _decode_cursor(cursor: str | None) -> tuple[int, tuple[bytes, ...]]:
         raise foreign_cursor(cursor) from None
 
 
-async def clean(lua: QueueScripts, state: JobState, older_than: timedelta, limit: int) -> int:
-    """See `Storage.clean`. Records stand by when they expire, so the young among them are passed over."""
+async def clean(lua: RedisScripts, state: JobState, older_than: timedelta, limit: int) -> int:
+    """See `Storage.clean`. Records are ordered by their expiry, so the young among them are skipped."""
     removed = passed = 0
     while removed < limit:
         wanted = ("clean", state.value, passed, AT_ONCE, limit - removed, duration(older_than))

@@ -1,7 +1,7 @@
-"""Jobs with damaged records, and keys in the place of the queue's own, out of the way of all others.
+"""The quarantine of a Redis queue: jobs with damaged records, and keys that take the place of the queue's own.
 
-A job whose record cannot be read fails, so that who waits for it hears of it; what was there lies in quarantine. It is
-queued again where only what had become of the job was damaged, and not what it was enqueued with.
+A job whose record cannot be read fails, so that those who wait for it learn of it; its remains are kept in quarantine.
+It can be queued again if only its run was damaged, and not what it was enqueued with.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from workers.storage.on_redis.messages import unpack
 from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import Reply
 from workers.storage.redis.codec import decode_new_job
-from workers.storage.redis.scripts import QueueScripts
+from workers.storage.redis.scripts import RedisScripts
 
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
 
 
-class Quarantine(quarantine.Quarantine):
+class RedisQuarantine(quarantine.Quarantine):
     """What was set aside of one queue."""
 
-    def __init__(self, lua: QueueScripts, enqueue: Enqueue) -> None:
+    def __init__(self, lua: RedisScripts, enqueue: Enqueue) -> None:
         super().__init__(lua.server, text(lua.base) + ":quarantine")
         self._lua = lua
         self._enqueue_all = enqueue

@@ -15,12 +15,12 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:quarantine`, `:quarantine:<id>` | hash | what was set aside, by id, and what was there |
 | `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |
 
-Each transition is one Lua script, so it happens whole or not at all, and a batch is one round trip. A waiting job
-stands in exactly one of the sets, in order of name, priority and place; claims read the first of each name wanted, so
-that their cost does not grow with the backlog. It grows with the number of different names that have jobs ready.
+Each transition is one Lua script, so it happens as a whole or not at all, and a batch is one round trip. A waiting job
+is in exactly one of the sets, in order of name, priority and place. Claims read the first of each name wanted, so their
+cost does not grow with the backlog. It grows with the number of different names that have jobs ready.
 
-A waiter that finds nothing notes its names in `:sleepers` in the same script. Whoever makes a job of that name
-claimable takes the note away and publishes a wake-up: one message wakes all, and busy workers cause none.
+A waiter that finds nothing notes its names in `:sleepers` in the same script. A script that makes a job of such a name
+claimable removes the note and publishes a wake-up. So one message wakes all waiters, and busy workers cause none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from typing import Final
 
 from redis.asyncio import Redis
 
+from workers.batching import Batcher
 from workers.checks import check_text
-from workers.gathering import Gathering
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -60,12 +60,12 @@ from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.messages import CANCELLED, STATES, duration, pack, unpack
-from workers.storage.on_redis.server import Reply, Server, parse_url
+from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.redis import codec, inspect
-from workers.storage.redis.notices import Notices
-from workers.storage.redis.quarantine import Quarantine
-from workers.storage.redis.scripts import QueueScripts, loaded_scripts
+from workers.storage.redis.quarantine import RedisQuarantine
+from workers.storage.redis.scripts import RedisScripts, loaded_scripts
+from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded_count,
@@ -80,17 +80,18 @@ from workers.storage.rules import (
 DEFAULT_QUEUE: Final = "default"
 
 LOOK_SECONDS: Final = 10.0
-"""How long a waiter trusts that it would be woken, should somebody have emptied the database meanwhile."""
+"""How long a waiter relies on being woken; somebody may have emptied the database meanwhile."""
 
 
 class RedisStorage(ScriptedStorage):
     """One queue on a Redis (6.2 or newer) or Valkey server.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client, whose settings are used and whose connections
-    are left alone. A URL may name the queue by `?queue=`, where the argument does not. Storages with other prefixes
-    share nothing. `timeout` bounds each call to the server; past it the verb raises `StorageUnavailable`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client. A client's settings are used, and its
+    connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence. Storages with
+    different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the method raises
+    `StorageUnavailable`.
 
-    Of a job that a server forgot in a failover nobody knows; how much survives is for the server's settings to say.
+    A job that a server forgot in a failover is lost; how much survives depends on the server's settings.
 
     Raises:
         StorageError: a target that is no Redis URL.
@@ -110,11 +111,11 @@ class RedisStorage(ScriptedStorage):
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        server = Server(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = QueueScripts(server, prefix, queue)
-        super().__init__(queue, server, Notices(self._lua))
-        self._quarantine = Quarantine(self._lua, self.enqueue)
-        self._results = Gathering(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
+        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
+        self._lua = RedisScripts(server, prefix, queue)
+        super().__init__(queue, server, RedisSubscribers(self._lua))
+        self._quarantine = RedisQuarantine(self._lua, self.enqueue)
+        self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"
@@ -126,7 +127,7 @@ class RedisStorage(ScriptedStorage):
         due = await self._lua.run("look", *(name.encode() for name in names))
         if due is None:
             return None
-        seconds = float(due) / 1e6  # of what somebody else has put into line it may be infinite
+        seconds = float(due) / 1e6  # infinite for some scores that another program may write
         return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
 
     def _packed_ids(self, ids: Sequence[str]) -> bytes:
@@ -141,7 +142,7 @@ class RedisStorage(ScriptedStorage):
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions.
 
-        One with several jobs of one deduplication key goes as a whole, which no group of jobs could do without.
+        A batch with several jobs of one deduplication key is sent as a whole, because those jobs are one group.
         """
         refuse_transaction(connection, "RedisStorage")
         for job in jobs:
@@ -156,7 +157,10 @@ class RedisStorage(ScriptedStorage):
         return results
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released. At most 1 000 at once."""
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
+
+        At most 1 000 jobs at once.
+        """
         check_claim(worker_id, leases)
         if not leases or limit < 1:
             return []

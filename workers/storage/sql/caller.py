@@ -1,9 +1,10 @@
-"""The transactions a step can join: the caller's own, or that of a session made for a handler; announced at the commit.
+"""The transactions that a step can join: the caller's own, or that of a session made for a handler.
 
 Theory of operation. The statements run on the caller's connection, so they commit or vanish with its other writes.
-Waiters of this process are woken by the session's commit; for a bare connection, which tells nobody after it committed,
-by the database's watcher, at most 50 ms later, or by `when_committed`. On SQLite the transaction holds the only write
-lock from then on: a step of ours from the same task could only wait for itself, so that is refused at once.
+Their effects are announced after the commit. When a session commits, it wakes the waiters of this process. A bare
+connection tells nobody after its commit, so there the database's watcher wakes them, at most 50 ms later, or
+`when_committed` does. On SQLite the transaction holds the only write lock from then on: another step of ours from the
+same task could only wait for itself, so it is refused at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from workers.storage.sql.errors import translate
 
 T = TypeVar("T")
 Caller: TypeAlias = Session | Connection
-"""Whose transaction a step joins; of an asynchronous one what is inside of it."""
+"""What a step joins; of an asynchronous session or connection, the synchronous one inside it."""
 
 SLOW_TRANSACTION: Final = timedelta(seconds=1)
 
@@ -38,19 +39,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class Callers:
-    """The callers' transactions on one database file that hold jobs of ours."""
+    """The callers' transactions on one database file that have jobs of ours in them."""
 
     def __init__(self, path: str, database: str) -> None:
         self._path = path
         self._database = database
-        # Written and read by each task for itself.
+        # Each task writes and reads only its own entry.
         self._open: WeakKeyDictionary[asyncio.Task[object], RootTransaction] = WeakKeyDictionary()
 
     def refuse_nested(self) -> None:
-        """Nothing happens unless the running task holds such a transaction open.
+        """Raise if the running task holds such a transaction open.
 
         Raises:
-            TransactionError: it does.
+            TransactionError: it holds one.
         """
         task = _running_task()
         transaction = self._open.get(task) if task is not None else None
@@ -64,7 +65,7 @@ class Callers:
         del self._open[task]
 
     def join(self, caller: Caller, work: Callable[[Connection], T], committed: Callable[[], None]) -> T:
-        """`work` is done in the caller's transaction; `committed` is called when a session commits it.
+        """Do `work` in the caller's transaction. When a session commits it, `committed` is called.
 
         Raises:
             StorageError: it belongs to another database.
@@ -101,7 +102,7 @@ class Callers:
 
 
 async def run_on(connection: object, work: Callable[[Caller], T], database: str) -> T:
-    """`work` was done on the caller's `connection`, as SQLAlchemy's synchronous code sees it.
+    """Do `work` on the caller's `connection`, as SQLAlchemy's synchronous code sees it.
 
     Raises:
         TypeError: it is not an SQLAlchemy connection or session.
@@ -116,7 +117,7 @@ async def run_on(connection: object, work: Callable[[Caller], T], database: str)
 
 @contextmanager
 def translated(database: str) -> Iterator[None]:
-    """Errors of the database leave the block as ours."""
+    """Translate database errors that leave the block into ours."""
     try:
         yield
     except DBAPIError as error:
@@ -126,7 +127,7 @@ def translated(database: str) -> Iterator[None]:
 
 
 def checked(connection: object) -> Caller:
-    """The connection or session, which must be a synchronous one.
+    """Return the connection or session, which must be a synchronous one.
 
     Raises:
         TypeError: it is not.
@@ -137,12 +138,12 @@ def checked(connection: object) -> Caller:
 
 
 def connection_of(caller: Caller) -> Connection:
-    """The connection of the caller's transaction."""
+    """Return the connection of the caller's transaction."""
     return caller.connection() if isinstance(caller, Session) else caller
 
 
 def real_path(path: str) -> str:
-    """One spelling for each file."""
+    """Return the one spelling of the file's path."""
     return str(Path(path).resolve())
 
 
@@ -154,13 +155,13 @@ def _running_task() -> asyncio.Task[object] | None:
 
 
 def when_committed(connection: object, tell: Callable[[], None]) -> None:
-    """`tell` is called in this loop when a bare connection has committed its open transaction; at once without one.
+    """Call `tell` in this loop when a bare connection has committed its open transaction, or at once if it has none.
 
     Raises:
         TypeError: `connection` is not an SQLAlchemy connection or session.
     """
     if isinstance(connection, (AsyncSession, Session)):
-        return  # is listened to from its first job on
+        return  # a session is listened to from its first job on
     if not isinstance(connection, (Connection, AsyncConnection)):
         raise _no_connection(connection)
     sync = connection.sync_connection if isinstance(connection, AsyncConnection) else connection
@@ -173,10 +174,10 @@ def when_committed(connection: object, tell: Callable[[], None]) -> None:
     def look(times: int) -> None:
         if not transaction.is_active:
             tell()
-        elif times:  # a commit that takes longer is left to the watcher
+        elif times:  # the watcher notices a commit that takes longer
             loop.call_later(_COMMITS_IN, look, times - 1)
 
-    # There is no event after a commit, only this one right before.
+    # SQLAlchemy has no event after a commit, only this one right before.
     event.listen(sync, "commit", lambda _: loop.call_soon_threadsafe(look, _LOOKS), once=True)
 
 
@@ -186,8 +187,8 @@ def _no_connection(connection: object) -> TypeError:
     )
 
 
-# What to do when a session has committed a transaction. A session is listened to once, for good: listeners cannot be
-# taken off while they run.
+# What to call when a session has committed a transaction. A session gets its listeners once and keeps them, because
+# listeners cannot be removed while they run.
 _pending: WeakKeyDictionary[Session, tuple[RootTransaction, set[Callable[[], None]]]] = WeakKeyDictionary()
 _listened: WeakSet[Session] = WeakSet()
 
@@ -219,7 +220,7 @@ def _on_rollback(session: Session) -> None:
 
 
 class Sessions:
-    """Of the engine `given`, which stays open, or of one that is made when first needed."""
+    """Sessions of the engine `given`, which stays open, or else of an engine made when first needed."""
 
     def __init__(self, given: AsyncEngine | None, make: Callable[[], AsyncEngine]) -> None:
         self._given = given
@@ -228,16 +229,16 @@ class Sessions:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AsyncSession]:
-        """A session that has done nothing yet, and is closed at the end."""
+        """Open a session that has done nothing yet; it is closed at the end."""
         engine = self._given or self._own
         if engine is None:
             engine = self._own = self._make()
-        # Nothing expires: what the handler has loaded can be read after the block too.
+        # No object expires at the commit: what the handler has loaded can still be read after the block.
         async with AsyncSession(engine, expire_on_commit=False) as session:
             yield session
 
     async def dispose(self) -> None:
-        """The connections made here are closed."""
+        """Close the connections that were made here."""
         own, self._own = self._own, None
         if own is not None:
             await own.dispose()

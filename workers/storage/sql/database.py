@@ -1,4 +1,4 @@
-"""What `SqlStorage` asks of a database: the steps of a queue, run somewhere else than in the event loop."""
+"""The interface of `SqlStorage` to a database: the steps of a queue, run elsewhere than in the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
 from workers.storage.sql.caller import Caller
 from workers.storage.sql.rows import Transaction
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
@@ -21,21 +21,21 @@ Begin: TypeAlias = Callable[[Connection], Transaction]
 
 
 class Database(Protocol):
-    """One database as this process uses it, shared by all storages on it; every future is done in some thread."""
+    """One database as this process uses it, shared by all storages on it; some thread resolves every future."""
 
-    notices: Notices
+    subscribers: DatabaseSubscribers
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]: ...
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """As `change_with`."""
+        """Enqueue; see `change_with`."""
 
     def claim(
         self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int
     ) -> Future[list[Claim]]: ...
 
     def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
-        """The time until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
+        """Return how long until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
 
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]: ...
 
@@ -44,20 +44,20 @@ class Database(Protocol):
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]
     ) -> list[SettleOutcome]:
-        """As `change_with`."""
+        """Settle; see `change_with`."""
 
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]: ...
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
 
     def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        """`work` only reads; each statement sees what was committed before it."""
+        """Run `work`, which only reads; each statement sees what was committed before it."""
 
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        """`work` in a transaction of its own, rolled back when it raises; its events are announced."""
+        """Run `work` in a transaction of its own, rolled back when it raises, and announce its events."""
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
-        """What `work` does is part of the caller's transaction, and announced when that has committed.
+        """Run `work` as part of the caller's transaction, and announce its events when that has committed.
 
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
@@ -65,29 +65,29 @@ class Database(Protocol):
         """
 
     def change_on(self, caller: Caller, begin: Begin, work: Callable[[Transaction], T]) -> T:
-        """As `change_with`, on a synchronous connection or session, in the calling thread."""
+        """Run `work` on a synchronous connection or session, in the calling thread; see `change_with`."""
 
     def enqueue_on(self, caller: Caller, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """As `change_on`."""
+        """Enqueue; see `change_on`."""
 
     def refuse_nested(self) -> None:
-        """Nothing happens unless a change would wait for a transaction that the running task itself holds open.
+        """Raise if a change would wait for a transaction that the running task itself holds open.
 
         Raises:
-            TransactionError: it would.
+            TransactionError: it would wait for itself.
         """
 
     def look_now(self) -> None:
-        """Who waits or listens hears at once of what was committed behind our back, by a caller's connection."""
+        """Tell those who wait or listen at once what a caller's connection has committed."""
 
     def hear(self) -> None:
-        """From now on waiters are told of what other processes commit, and look again once that is so."""
+        """Tell waiters, from now on, what other processes commit; once that works, they look again."""
 
     async def subscribe(self, begin: Begin, queue: int) -> None:
-        """Every event of the queue that is committed from now on reaches `notices`."""
+        """Let every event of the queue that is committed from now on reach `subscribers`."""
 
-    async def hear_cancels(self) -> None:
-        """Every request to cancel a running job that is committed from now on reaches `notices`."""
+    async def listen_for_cancels(self) -> None:
+        """Let every request to cancel a running job that is committed from now on reach `subscribers`."""
 
     async def release(self) -> None:
-        """One user less; with the last one its threads and connections are gone."""
+        """Count one user less; with the last one its threads end and its connections are closed."""

@@ -1,4 +1,4 @@
-"""What an enqueue answers, decided in Python before anything is written."""
+"""The answer to an enqueue, decided in Python before anything is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN = expanding(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What an enqueue will answer if its `new` jobs are inserted, and what is in their way or was found on it."""
+    """The answer to an enqueue, which holds if its `new` jobs are inserted, and the rows that must go before."""
 
     results: list[EnqueueResult]
     new: list[NewJob]
@@ -30,7 +30,7 @@ class Decision:
 
 
 def decide(transaction: Transaction, jobs: Sequence[NewJob]) -> Decision:
-    """Nothing is written, but that the new jobs' deduplication keys are theirs to have."""
+    """Decide without writing, except that the free deduplication keys of new jobs are reserved."""
     keys = Keys(transaction, jobs)
     found, stale = _known(transaction, jobs)
     results, new = [], []
@@ -48,7 +48,7 @@ def decide(transaction: Transaction, jobs: Sequence[NewJob]) -> Decision:
 
 
 def _known(transaction: Transaction, jobs: Sequence[NewJob]) -> tuple[dict[str, EnqueueResult], dict[str, int]]:
-    """What to say of the ids that exist, and the rows that a new generation replaces."""
+    """Return the answers for the ids that exist, and the rows that a new generation replaces."""
     found: dict[str, EnqueueResult] = {}
     stale: dict[str, int] = {}
     for batch in batches([transaction.encode(job.id) for job in jobs]):

@@ -1,7 +1,7 @@
-"""What the steps of both databases share as a job leaves its worker or the queue.
+"""Steps that both databases share as a job leaves its worker or the queue.
 
-A job that leaves lets the first held job of its ordering key go (`sqlite.claim` says how they come to be held), and a
-claim that holds its job no more is told why.
+A job that leaves frees the first held job of its ordering key (`sqlite.claim` says how jobs come to be held). A claim
+that no longer holds its job is told why.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SETTLED_BY = expanding(
 
 
 def delete(transaction: Transaction, seqs: Sequence[int]) -> None:
-    """The jobs are gone without a trace."""
+    """Delete the jobs without a trace."""
     for batch in batches(seqs):
         transaction.connection.execute(_DELETE, {"seqs": list(batch)})
         transaction.connection.execute(_DELETE_PAYLOADS, {"seqs": list(batch)})
 
 
 def unhold(transaction: Transaction, keys: Iterable[str | None]) -> None:
-    """Of each key the first held job of every name is ready."""
+    """Make the first held job of every name ready, for each of the keys."""
     distinct = {key for key in keys if key is not None}
     if not distinct:
         return
@@ -57,7 +57,7 @@ def unhold(transaction: Transaction, keys: Iterable[str | None]) -> None:
 
 
 def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReason]:
-    """Why a claim that does not hold its job any more lost it, by job id."""
+    """Return, by job id, why a claim no longer holds its job."""
     reasons = dict.fromkeys(ids, LossReason.NOT_FOUND)
     for batch in batches([transaction.encode(job_id) for job_id in reasons]):
         rows = transaction.connection.execute(_STATES, {"queue": transaction.queue, "ids": list(batch)})
@@ -71,7 +71,7 @@ def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReas
 
 
 def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[str, SettleOutcome]:
-    """What to say, by token, of claims whose token leads to no job of theirs."""
+    """Return, by token, the outcomes of claims whose token leads to no job of theirs."""
     before = _continued(transaction, claims)
     reasons = why_lost(transaction, [claim.job_id for claim in claims if claim.token not in before])
     return {
@@ -83,7 +83,7 @@ def outcomes_by_id(transaction: Transaction, claims: Sequence[Claim]) -> dict[st
 
 
 def _continued(transaction: Transaction, claims: Sequence[Claim]) -> set[str]:
-    """The tokens that settled their job as one which goes on: since then it stands under another number."""
+    """Return the tokens that settled their job as one that goes on: since then its row has another number."""
     settled_by: dict[str, bytes] = {}
     for batch in batches([transaction.encode(claim.job_id) for claim in claims]):
         rows = transaction.connection.execute(_SETTLED_BY, {"queue": transaction.queue, "ids": list(batch)})

@@ -1,4 +1,4 @@
-"""Database errors as ours: mapped by SQLite's result codes and PostgreSQL's SQLSTATE, never by their text."""
+"""Translation of database errors, by SQLite's result codes and PostgreSQL's SQLSTATE, never by their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.errors import StorageError, StorageUnavailable, WorkersError
 
 _LOCKED = "is locked by another connection; keep transactions short and pass `connection=` inside your own"
 
-# Both kinds keep their SQLAlchemy error as the cause. Primary codes: https://www.sqlite.org/rescode.html
+# The translated error keeps the SQLAlchemy error as its cause. Primary codes: https://www.sqlite.org/rescode.html
 _UNAVAILABLE: Final[dict[int, str]] = {
     sqlite3.SQLITE_BUSY: _LOCKED,
     sqlite3.SQLITE_LOCKED: _LOCKED,
@@ -38,7 +38,7 @@ _STALE = "was written to since the caller's transaction first read; roll that ba
 _UNAVAILABLE_STATES: Final[dict[str, str]] = {
     "08": "cannot be reached",
     "40": "undid the step for another one that ran at the same time",
-    # A deduplication key, taken since the snapshot of a caller's transaction above READ COMMITTED.
+    # A deduplication key was taken after the snapshot of a caller's transaction above READ COMMITTED.
     "23505": "undid the step for another one that ran at the same time",
     "53": "is short of memory, disk or connections",
     "57": "is shutting down, starting up or cancelled the step",
@@ -62,8 +62,8 @@ def is_busy(error: DBAPIError) -> bool:
 
 
 def translate(error: DBAPIError, database: str) -> WorkersError:
-    """What `error` means for a caller; `database` is named in it."""
-    # A caller's engine may show bound values in its errors, and ours are payloads.
+    """Return the error that `error` means for a caller; its message names `database`."""
+    # A caller's engine may quote bound values in its errors, and ours are payloads.
     error.hide_parameters = True
     if _is_postgres(error):
         return _translate_postgres(error, database)
@@ -99,7 +99,7 @@ def _translate_postgres(error: DBAPIError, database: str) -> WorkersError:
 
 
 def _shorten(error: DBAPIError) -> None:
-    """The error says in one line what is wrong: the lines after it (DETAIL, CONTEXT) may quote a payload."""
+    """Cut the error to its first line: the lines after it (DETAIL, CONTEXT) may quote a payload."""
     if error.orig is not None:
         whole = str(error.orig)
         first_line = whole.partition("\n")[0]

@@ -1,8 +1,8 @@
-"""Jobs in a caller's transaction from plain code: without an event loop, and without being connected.
+"""Enqueues in a caller's transaction from plain code: without an event loop, and without being connected.
 
-Theory of operation. Everything runs on the caller's connection and in the caller's thread, the registration of the
-queue included: a connection of our own would wait for the lock that the caller holds. So the queue's number is taken
-from there as well, and remembered unless the transaction that finds it is the one that gave it, which may be undone.
+Theory of operation. Everything runs on the caller's connection and in the caller's thread, even the registration of the
+queue: a connection of our own would wait for the lock that the caller holds. So the queue's number is read there as
+well. It is remembered, unless the same transaction assigned it, because that may be rolled back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) ON CONFLICT 
 
 
 def find_queue(connection: Connection, name: str) -> int:
-    """The queue's number, 0 if it has none yet.
+    """Return the queue's number, 0 if it has none yet.
 
     Raises:
         StorageError: the tables are not there, or of another version.
@@ -35,15 +35,15 @@ def find_queue(connection: Connection, name: str) -> int:
 
 
 def add_queue(connection: Connection, name: str) -> int:
-    """The number of the queue, which has one now."""
+    """Give the queue a number if it has none, and return it."""
     connection.execute(_ADD_QUEUE, _named(connection, name))
     return find_queue(connection, name)
 
 
 class Joined:
-    """One queue as callers' transactions reach it; safe from any thread, and after a fork.
+    """One queue as callers' transactions reach it; safe to use from any thread, and after a fork.
 
-    The database is held from the first use to `release`, for what it tells waiters of this process.
+    The database is held from the first use to `release`, because it tells the waiters of this process.
     """
 
     def __init__(self, name: str, acquire: Callable[[], Database], clock: Callable[[Connection], int]) -> None:
@@ -51,7 +51,7 @@ class Joined:
         self._acquire = acquire
         self._clock = clock
         self._lock = ForkLock()
-        self._held: tuple[int, Database] | None = None  # of which process
+        self._held: tuple[int, Database] | None = None  # with the process that holds it
         self._id = 0
         self._adding: WeakSet[RootTransaction] = WeakSet()
 
@@ -60,7 +60,7 @@ class Joined:
         return self._database().enqueue_on(caller, self._begin, jobs)
 
     async def release(self) -> None:
-        """Nothing is held any more."""
+        """Release the database, if it is held."""
         held, self._held = self._held, None
         if held is not None:
             await held[1].release()

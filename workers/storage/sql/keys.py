@@ -1,14 +1,15 @@
-"""Which job has a deduplication key, and what an enqueue does about it.
+"""Deduplication keys: which job has one, and what an enqueue does about it.
 
-Theory of operation. By `simple` and `debounce` the key stands in the row of its job, and is that job's as long as
-`expires_at` is NULL: whatever ends the job, or deletes the row, frees the key in the same statement, and jobs without
-keys pay for nothing. A claim takes a debounced key off the row, and the retry of a failed job any. By `throttle` the
-key outlives its job, in `workers_marks`.
+Theory of operation. By `simple` and `debounce` the key is in the row of its job, and belongs to the job as long as
+`expires_at` is NULL. Whatever ends the job, or deletes the row, frees the key in the same statement, and jobs without
+keys cost nothing extra. A claim removes a debounced key from the row, and the retry of a failed job removes any key. By
+`throttle` the key outlives its job, in `workers_marks`.
 
-On PostgreSQL, where producers run side by side, who finds keys free inserts marks of his own for them that are over
-already (`until` is 0), sorted and before he locks anything else, and looks again: whoever wants one of them too waits
-until that transaction has ended. They are gone before it commits. Who finds a key taken locks nothing, but for a job
-that he debounces. The unique index on the keys is there for callers' transactions, which may look at an old snapshot.
+On PostgreSQL producers run side by side. A transaction that finds keys free inserts placeholder marks for them (`until`
+is 0, so they are over already), sorted and before it locks anything else, and reads again. Another producer of the same
+key blocks on the placeholder until that transaction has ended. The placeholders are deleted before it commits. A
+transaction that finds a key taken locks nothing, except a job that it debounces. The unique index on the keys is there
+for callers' transactions, which may read an old snapshot.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _HAD = expanding(
     " FROM workers_jobs WHERE queue = :queue AND deduplication_key IN :keys AND expires_at IS NULL",
     "keys",
 )
-# +until: the index on the times is not the one to look into; on PostgreSQL other spellings have the same effect.
+# `+until` keeps SQLite's planner from the index on the times; on PostgreSQL other spellings have the same effect.
 _THROTTLED = expanding(
     "SELECT m.key AS key, j.seq AS seq, m.job_id AS id, 'throttle' AS mode, j.state AS state, j.run_at AS run_at,"
     " j.ordering_key AS ordering_key FROM workers_marks m LEFT JOIN workers_jobs j ON j.queue = m.queue"
@@ -59,7 +60,7 @@ _LET_GO_POSTGRES = text(
     " AND until IS NOT DISTINCT FROM 0"
 )
 
-# Under a new number, by which it stands behind everything that is there.
+# The new number puts it behind everything that is there.
 _DEBOUNCE = text("UPDATE workers_jobs SET seq = :next, state = 'scheduled', run_at = :run_at WHERE seq = :seq")
 _DEBOUNCE_PAYLOAD = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
 _DEBOUNCE_POSTGRES = text(
@@ -76,7 +77,7 @@ _FORGET = expanding("DELETE FROM workers_marks WHERE queue = :queue AND key IN :
 
 @dataclass(slots=True, kw_only=True)
 class _Mark:
-    """Who had a key before the call; `state` None: the job is gone, the key is throttled."""
+    """The job that had a key before the call; with `state` None the job is gone, and the key is throttled."""
 
     job_id: str
     mode: str
@@ -86,9 +87,9 @@ class _Mark:
 
 
 class Keys:
-    """The deduplication keys of one call: who has each, and which of the call's jobs are to take one.
+    """The deduplication keys of one call: which job has each, and which of the call's jobs are to take one.
 
-    On PostgreSQL the free ones are the transaction's own as soon as this is made, until `write`.
+    On PostgreSQL the transaction holds the free ones from the construction of this object until `write`.
     """
 
     def __init__(self, transaction: Transaction, jobs: Sequence[NewJob]) -> None:
@@ -131,9 +132,11 @@ class Keys:
     def duplicate(
         self, job: NewJob, deduplication: Deduplication, found: dict[str, EnqueueResult]
     ) -> EnqueueResult | None:
-        """What to say of a job whose key another has; None: the job is to be inserted, with its group.
+        """Return the answer for a job whose key another job has.
 
-        `found` is what is said of the ids that exist by now. A throttled job that has ended may begin anew in this
+        None: the job is to be inserted, with its group.
+
+        `found` has the answers for the ids that exist by now. A throttled job that has ended may begin anew in this
         very call, and a debounced one may be named in it.
         """
         key = self._transaction.encode(deduplication.key)
@@ -151,9 +154,11 @@ class Keys:
         return _duplicate(mark.job_id, state)
 
     def write(self, inserted: Collection[str]) -> None:
-        """The first of each group among the inserted ids has the key; debounced jobs wait anew, for the last payload.
+        """Give each key to the first inserted job of its group.
 
-        On PostgreSQL somebody else may have inserted an id first.
+        Debounced jobs wait anew, with the last payload.
+
+        On PostgreSQL another transaction may have inserted an id first.
         """
         firsts = {key: next((job for job in group if job.id in inserted), None) for key, group in self._groups.items()}
         self._give({key: job for key, job in firsts.items() if job is not None})
@@ -199,7 +204,7 @@ class Keys:
             self._transaction.connection.execute(_DEBOUNCE, numbered)
             self._transaction.connection.execute(_DEBOUNCE_PAYLOAD, numbered)
         unhold(self._transaction, [self._marks[key].ordering_key for key in self._debounced])
-        self._transaction.wake = True  # it may be due earlier than it was
+        self._transaction.wake = True  # it may be due earlier than before
 
 
 def _duplicate(job_id: str, state: JobState | None) -> EnqueueResult:
@@ -211,7 +216,7 @@ def _is_debounce(deduplication: Deduplication) -> bool:
 
 
 def sweep_marks(transaction: Transaction, limit: int) -> int:
-    """Up to `limit` throttled keys whose time is over have left nothing behind; returns how many."""
+    """Delete up to `limit` throttled keys whose time is over; return how many."""
     place = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
     over = transaction.connection.execute(_OVER[transaction.dialect], place).scalars().all()
     for batch in batches(over):

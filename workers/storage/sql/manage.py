@@ -1,4 +1,4 @@
-"""What an operator does to jobs: cancel, retry, remove, promote, drain, clean, pause."""
+"""The operator's steps: cancel, retry, remove, complete, promote, drain, clean, pause."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _AGAIN = expanding(
 )
 _PROMOTE = expanding("UPDATE workers_jobs SET state = 'ready', run_at = :now WHERE seq IN :seqs", "seqs")
 _LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
-# The last term of each is always true, but makes the planner choose the right index.
+# The last term of each condition is always true, but makes the planner choose the right index.
 _OF_QUEUE = "SELECT seq, ordering_key FROM workers_jobs WHERE queue = :queue"
 _WAITING: Final = [
     locking(_OF_QUEUE + condition + " AND seq <= :last LIMIT :limit", SKIP)
@@ -76,7 +76,7 @@ _KEEP = text("UPDATE workers_jobs SET expires_at = :expires_at WHERE seq = :seq"
 
 
 def _find(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
-    """The visible jobs among `ids`."""
+    """Return the visible jobs among `ids`."""
     found: list[RowMapping] = []
     for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
         place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
@@ -85,9 +85,9 @@ def _find(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
 
 
 def _find_to_end(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
-    """As `_find`; of running jobs the ordering keys are locked too, before the rows, as everywhere.
+    """Find jobs to end them. Of running ones the ordering keys are locked too, before the rows, as everywhere.
 
-    A row has the key it began with: a job that goes on under another one has another number.
+    A row keeps the key it began with: a job that goes on under another key has another number.
     """
     if transaction.dialect == "sqlite":
         return _find(transaction, ids)
@@ -158,7 +158,7 @@ def complete(transaction: Transaction, job_id: str, result: bytes, keep: Retenti
 
 
 def _tell_workers(transaction: Transaction, ended: Sequence[RowMapping]) -> None:
-    """Who runs one of these jobs will look, and find that it is not his any more."""
+    """Tell the workers of these jobs to look, so that they notice the loss."""
     running = [transaction.decode(row["id"]) for row in ended if row["state"] == RowState.PROCESSING]
     transaction.announce(JobEventKind.CANCEL_REQUESTED, running)
 
@@ -183,12 +183,12 @@ def promote(transaction: Transaction, ids: Sequence[str]) -> int:
 
 
 def last_seq(transaction: Transaction) -> int:
-    """The newest job's number: what comes later was enqueued later."""
+    """Return the newest job's number: jobs enqueued later have higher ones."""
     return int(transaction.connection.execute(_LAST).scalar_one())
 
 
 def drain(transaction: Transaction, *, last: int, limit: int) -> int:
-    """Up to `limit` waiting jobs numbered up to `last` are gone; 0 when none is left."""
+    """Remove up to `limit` waiting jobs numbered up to `last`, and return how many; 0 when none is left."""
     place = {"queue": transaction.queue, "last": last, "limit": limit}
     for statement in _WAITING:
         waiting = transaction.connection.execute(statement[transaction.dialect], place).all()
@@ -210,13 +210,13 @@ def clean(transaction: Transaction, state: JobState, older_than: timedelta, limi
 
 
 def set_paused(transaction: Transaction, paused: bool) -> None:
-    """Whether claims find nothing."""
+    """Let claims find nothing, or let them find jobs again."""
     transaction.connection.execute(_PAUSE, {"queue": transaction.queue, "paused": int(paused)})
     transaction.wake = not paused
 
 
 def is_paused(transaction: Transaction) -> bool:
-    """Whether claims find nothing."""
+    """Tell whether claims find nothing."""
     return bool(transaction.connection.execute(_IS_PAUSED, {"queue": transaction.queue}).scalar())
 
 

@@ -1,4 +1,4 @@
-"""What can be read about jobs and workers, and how records that outlived their retention go."""
+"""Reading of jobs and workers, and the removal of records whose retention is over."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _OUTCOME = text(
     " FROM workers_jobs WHERE queue = :queue AND id = :id AND expires_at > :now"
 )
 
-# Each condition holds that of the partial index which is to serve it, and narrows a column of it, though it narrows
-# nothing: without that the planner prefers the unique index on queue and id.
+# Each condition contains that of the partial index that is to serve it, and a term on one of the index's columns. The
+# term is always true, but without it the planner prefers the unique index on queue and id.
 _DELAYED_STATES = "state IN ('scheduled', 'failing')"
 _READY = "state = 'ready' AND priority >= 0"
 _HELD = "state = 'held' AND ordering_key >= ''"
@@ -58,7 +58,7 @@ _CONDITIONS: Final = {
 }
 
 
-# One statement, so that a job on its way from one state to another is seen in one of them.
+# One statement, so that a job that changes its state meanwhile is counted exactly once.
 _COUNTS = text(
     " UNION ALL ".join(
         f"SELECT '{state.value}' AS state, count(*) AS jobs FROM workers_jobs WHERE queue = :queue AND {condition}"  # noqa: S608 - our own text
@@ -172,7 +172,7 @@ def workers(transaction: Transaction) -> list[WorkerInfo]:
 
 
 def sweep(transaction: Transaction, limit: int) -> int:
-    """See `Storage.sweep`. Events that no process wants any more go too, uncounted."""
+    """See `Storage.sweep`. Events that no process needs any more are removed too, uncounted."""
     connection, place = transaction.connection, {"queue": transaction.queue, "now": transaction.now}
     left = limit
     for state in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):

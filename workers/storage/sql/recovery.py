@@ -1,4 +1,4 @@
-"""What becomes of jobs whose lease ran out, on both databases."""
+"""Recovery of jobs whose lease ran out, on both databases."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
 
 
 def _stalled_rows(transaction: Transaction, expired: Sequence[Row[Any]]) -> list[Row[Any]]:
-    """The expired jobs, theirs being the ordering keys; the rows are locked after these, as everywhere."""
+    """Lock and return the rows of expired jobs. Their ordering keys are locked before the rows, as everywhere."""
     seqs = [row.seq for row in expired]
     if transaction.dialect == "postgresql" and any(row.ordering_key is not None for row in expired):
         transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": seqs})

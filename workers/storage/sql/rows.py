@@ -1,4 +1,4 @@
-"""How job values look in a row: times, retentions, errors, tokens; and one transaction with what it will announce."""
+"""Job values as columns hold them: times, retentions, errors, tokens; and a transaction with what it will announce."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workers.storage.rules import bounded
 T = TypeVar("T")
 
 BATCH: Final = 500
-"""Values bound to one statement; SQLite's least limit is far above."""
+"""At most so many values are bound to one statement; SQLite's lowest limit is far above."""
 
 _LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class RowState(StrEnum):
-    """The `state` column."""
+    """The values of the `state` column."""
 
     READY = "ready"
     HELD = "held"
@@ -60,11 +60,11 @@ class Transaction:
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
     wake: bool = False
     lasting: bool = False
-    """Whether it is a caller's, who commits when he likes: by then others may subscribe than do now."""
+    """Whether it is a caller's, who commits at any time: by then, more may have subscribed than now."""
 
     @cached_property
     def now(self) -> int:
-        """The time of the whole transaction, read when first needed: PostgreSQL's clock is a query away."""
+        """The time of the whole transaction, read when first needed, because PostgreSQL's clock costs a query."""
         return self.clock(self.connection)
 
     @cached_property
@@ -72,11 +72,11 @@ class Transaction:
         return self.connection.dialect.name
 
     def encode(self, text: str) -> str:
-        """The text as this database holds it."""
+        """Return the text as this database holds it."""
         return encode_text(text) if self.dialect == "postgresql" else text
 
     def decode(self, text: str) -> str:
-        """What `encode` was given."""
+        """Return the text that `encode` was given."""
         return decode_text(text) if self.dialect == "postgresql" else text
 
     def announce(self, kind: JobEventKind, ids: Iterable[str]) -> None:
@@ -84,7 +84,10 @@ class Transaction:
 
 
 def next_seq(transaction: Transaction) -> int:
-    """The number of SQLite's next row; given here, not by it, because a batched INSERT cannot tell it."""
+    """Return the number of SQLite's next row.
+
+    It is assigned here, because SQLite cannot report those of a batched INSERT.
+    """
     return int(transaction.connection.execute(_LAST).scalar_one()) + 1
 
 
@@ -93,7 +96,7 @@ def milliseconds(moment: datetime) -> int:
 
 
 def moment(value: int) -> datetime:
-    """The time; the first one for a value that is none, which only somebody else can have written."""
+    """Return the time that the value stands for; 1970 for a value that only somebody else can have written."""
     try:
         return _EPOCH + value * _MILLISECOND
     except (TypeError, OverflowError):
@@ -105,7 +108,7 @@ def optional_moment(value: int | None) -> datetime | None:
 
 
 def duration(value: timedelta) -> int:
-    """Milliseconds of the bounded duration, rounded up so that nothing is early."""
+    """Return the milliseconds of the bounded duration, rounded up so that nothing happens early."""
     return -(-bounded(value) // _MILLISECOND)
 
 
@@ -118,7 +121,7 @@ def decode_retention(value: int | None) -> Retention:
 
 
 def encode_error(error: ErrorInfo) -> str:
-    # ASCII JSON also holds what UTF-8 cannot: a message with a lone surrogate, as of an undecodable file name.
+    # ASCII JSON can hold what UTF-8 cannot: a lone surrogate, as in a message with an undecodable file name.
     return json.dumps(
         [error.type, error.message[:MESSAGE_CHARACTERS], error.stack[-STACK_CHARACTERS:], error.exhausted]
     )
@@ -143,7 +146,7 @@ def encode_backoff(policy: RetryPolicy | None) -> str | None:
 
 
 def decode_backoff(value: str | None) -> RetryPolicy | None:
-    """The job's own policy; one that somebody else made unreadable is none, so that the job still runs."""
+    """Return the job's own policy; None if somebody made it unreadable, so that the job still runs."""
     if value is None:
         return None
     try:
@@ -156,29 +159,29 @@ def decode_backoff(value: str | None) -> RetryPolicy | None:
 
 
 def missing_payload(payload: bytes | None) -> ErrorInfo | None:
-    """Why a job without a payload may not run: what it was for is gone."""
+    """Return why a job may not run whose payload is gone; None if it is there."""
     if payload is not None:
         return None
     return ErrorInfo(type="CorruptRecord", message="its payload is missing from workers_payloads; enqueue it again")
 
 
 def encode_text(text: str) -> str:
-    """A text without NUL, which PostgreSQL's lacks; different texts stay different."""
+    """Return the text without NUL, which PostgreSQL's type lacks; different texts stay different."""
     return text.replace("\x01", "\x01\x02").replace("\x00", "\x01\x01") if "\x00" in text or "\x01" in text else text
 
 
 def decode_text(text: str) -> str:
-    """What `encode_text` was given."""
+    """Return the text that `encode_text` was given."""
     return text.replace("\x01\x01", "\x00").replace("\x01\x02", "\x01") if "\x01" in text else text
 
 
 def encode_token(seq: int, secret: bytes) -> str:
-    """The row number finds the job without a search, the random part fences."""
+    """Make a token. The row number finds the job without a search; the random part fences."""
     return f"{seq:x}.{secret.hex()}"
 
 
 def decode_token(token: str) -> tuple[int, bytes]:
-    """The row number and the random part; (-1, b"") for a token no claim of ours ever had."""
+    """Return the row number and the random part; (-1, b"") for a token that no claim of ours ever had."""
     seq, _, secret = token.partition(".")
     try:
         value = int(seq, 16)
@@ -188,28 +191,34 @@ def decode_token(token: str) -> tuple[int, bytes]:
 
 
 def public_state(state: str, run_at: int, now: int) -> JobState:
-    """The state as others see it: a delayed job that is due counts as queued although no step moved it yet."""
+    """Return the state as others see it.
+
+    A delayed job that is due counts as queued, although no step has moved it yet.
+    """
     if state in (RowState.READY, RowState.HELD) or (state in DELAYED and run_at <= now):
         return JobState.QUEUED
     return JobState(state)
 
 
 def expanding(statement: str, name: str) -> TextClause:
-    """A statement whose parameter `name` is a list."""
+    """Make a statement whose parameter `name` is a list."""
     return text(statement).bindparams(bindparam(name, expanding=True))
 
 
 def locking(statement: str, lock: str, *, lists: str | None = None) -> Mapping[str, TextClause]:
-    """The statement by dialect: on PostgreSQL, where writers run side by side, it locks the rows it finds."""
+    """Make the statement for each dialect.
+
+    On PostgreSQL, where writers run side by side, it locks the rows it finds.
+    """
     make = (lambda whole: expanding(whole, lists)) if lists else text
     return {"sqlite": make(statement), "postgresql": make(f"{statement} FOR UPDATE{lock}")}
 
 
 WAIT: Final = ""
-"""For `locking`: rows that somebody else holds are waited for."""
+"""For `locking`: wait for rows that another transaction has locked."""
 
 SKIP: Final = " SKIP LOCKED"
-"""For `locking`: rows that somebody else holds are passed over."""
+"""For `locking`: skip rows that another transaction has locked."""
 
 
 def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -1,7 +1,7 @@
-"""The `workers_*` tables, and how a database comes to have them.
+"""The `workers_*` tables, and the migration of a database to them.
 
 Theory of operation. Queues share the tables and are told apart by a small integer. A job's row is small and changes
-often; its payload lies in `workers_payloads` and is written once, then replaced by the result when the job completes.
+often. Its payload is in `workers_payloads` and is written once, then replaced by the result when the job completes.
 `state` is finer than the public state: `held` is a queued job whose ordering key is busy, `cancelled` a tombstone.
 
 Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
@@ -38,7 +38,7 @@ VERSION: Final = 4
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = ("postgres/steps.sql", "postgres/keys.sql")
-# A function cannot be replaced by one with other arguments or columns.
+# PostgreSQL cannot replace a function by one with other arguments or columns.
 _DROP_FUNCTIONS: Final = text(
     "DO $$ DECLARE v_one regprocedure; BEGIN FOR v_one IN SELECT p.oid FROM pg_proc p"
     " WHERE pronamespace = current_schema()::regnamespace AND proname IN ('workers_claim', 'workers_enqueue',"
@@ -48,7 +48,7 @@ _BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
 _ONLY_SQLITE: Final = frozenset({"workers_events"})
 _IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
 
-# An SQLite row id must be declared INTEGER; it has 64 bits all the same.
+# An SQLite row id must be declared INTEGER; it still has 64 bits.
 _Sequence = BigInteger().with_variant(Integer(), "sqlite")
 
 
@@ -88,7 +88,7 @@ Table(
     Column("keep_failed", BigInteger),
     Column("ordering_key", Text),
     Column("backoff", Text),
-    # The token of the last claim outlives it, so that a repeated settle is recognised; recovery clears it.
+    # The token outlives its claim, so that a repeated settle is recognised; recovery clears it.
     Column("token", LargeBinary),
     Column("worker", Text),
     Column("lease_until", BigInteger),
@@ -97,7 +97,7 @@ Table(
     Column("error", Text),
     Column("progress", LargeBinary),
     Column("chain_index", Integer, nullable=False, server_default="0"),
-    # By simple and debounce: the key is this job's until the job has ended, or something takes it off the row.
+    # By simple and debounce: the key belongs to this job until the job has ended, or something removes it from the row.
     Column("deduplication_key", Text),
     Column("deduplication_mode", Text),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
@@ -129,7 +129,7 @@ Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# Keys by throttle, which are taken whatever becomes of their job.
+# Keys by throttle, which stay taken whatever becomes of their job.
 Table(
     "workers_marks",
     metadata,
@@ -165,13 +165,13 @@ Table(
     Column("kind", Text, nullable=False),
     Column("job_id", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
-    # Never reuses a number, even when all events were swept: readers remember how far they came.
+    # Numbers are never reused, even when all events were swept: readers remember how far they have read.
     sqlite_autoincrement=True,
 )
 
 
 def migrate(connection: Connection) -> None:
-    """The `workers_*` tables are at this version within the connection's transaction, which must be a writing one.
+    """Bring the `workers_*` tables to this version, in the connection's transaction, which must be a writing one.
 
     Raises:
         StorageError: a newer version of this package made them.
@@ -192,10 +192,10 @@ def migrate(connection: Connection) -> None:
 
 
 def check(connection: Connection) -> None:
-    """Nothing is changed; the tables are there, at this version, and whole.
+    """Check that the tables are there, at this version, and whole. Nothing is changed.
 
     Raises:
-        StorageError: they are missing, older or newer, or somebody dropped some, or columns of them.
+        StorageError: they are missing, older or newer, or some of them or of their columns were dropped.
     """
     found = _version(connection)
     if found > VERSION:
@@ -212,7 +212,7 @@ def check(connection: Connection) -> None:
 
 
 def _lacking(connection: Connection) -> list[str]:
-    """`table`, or `table.column`, that this version has and the database has not."""
+    """Return each `table` or `table.column` of this version that the database lacks."""
     tables = _tables(connection)
     found = inspect(connection).get_multi_columns(filter_names=[table.name for table in tables])
     columns = {name: {column["name"] for column in each} for (_, name), each in found.items()}
@@ -231,7 +231,7 @@ def _tables(connection: Connection) -> list[Table]:
 
 
 def _create(connection: Connection) -> None:
-    # Not create_all: it makes a table's indexes in a random order, and between equals SQLite's planner goes by that.
+    # Not create_all: it makes a table's indexes in random order, by which SQLite's planner chooses between equal ones.
     for table in _tables(connection):
         _create_table(connection, table)
 
@@ -259,15 +259,15 @@ def _upgrade(connection: Connection, found: int) -> None:
 
 
 def _create_functions(connection: Connection) -> None:
-    """The functions are there, also where they had been dropped."""
-    # By the driver itself: many statements at once, and percent signs that are no parameters.
+    """Create the functions, or restore those that were dropped."""
+    # By the driver itself, because there are many statements at once, with percent signs that are no parameters.
     with closing(connection.connection.cursor()) as cursor:
         for name in _FUNCTIONS:
             cursor.execute(resources.files(__package__).joinpath(name).read_text())
 
 
 def _with_seq(index: Index) -> Index:
-    """The index with the row's number at its end, where equal times have to stay in order."""
+    """Add the row's number to the end of the index, where equal times have to stay in order."""
     if index.name not in _IN_CLAIM_ORDER:
         return index
     table = index.table

@@ -54,19 +54,19 @@ _POSTGRES_CLOCK = text("SELECT workers_now()")
 class SqlStorage:
     """One queue in the `workers_*` tables of an SQLite file or a PostgreSQL database, which `migrate` makes.
 
-    `target` is a URL (`sqlite:///jobs.db`, `postgresql://user@host/name`) or an engine, of which only the URL is used:
-    the storage opens connections of its own, shared by all storages of this process on that database; on PostgreSQL at
-    most six of them. Only sessions for handlers (`job.transaction()`) are made of the engine, if it is an asyncio one;
-    otherwise of one that this object makes when first needed, with one connection on SQLite and up to ten on
-    PostgreSQL. A step waits `busy_timeout` for other connections' transactions, then raises `StorageUnavailable`;
-    the event loop is never blocked. On SQLite a commit survives the death of the process, and a crash of the operating
-    system may lose the last ones; on PostgreSQL it is as safe as that server's settings make it.
+    `target` is a URL (`sqlite:///jobs.db`, `postgresql://user@host/name`) or an engine, of which only the URL is used.
+    The storage opens connections of its own, shared by all storages of this process on that database; on PostgreSQL at
+    most six. Only sessions for handlers (`job.transaction()`) come from the engine, if it is an asyncio one. Otherwise
+    they come from an engine that this object makes when first needed, with one connection on SQLite and up to ten on
+    PostgreSQL. A step waits `busy_timeout` for other connections' transactions, then raises `StorageUnavailable`; the
+    event loop is never blocked. On SQLite a commit survives the death of the process, but a crash of the operating
+    system may lose the last ones. On PostgreSQL it is as safe as that server's settings make it.
 
     `connection=...` is an SQLAlchemy `Connection`, `Session` or their asyncio forms, on the same database. A
     synchronous one is used in the calling thread. On SQLite, while that transaction is open, every other writing verb
     in the same task raises `TransactionError`.
 
-    `clock` replaces the machine's on SQLite; PostgreSQL goes by its own.
+    `clock` replaces the machine's on SQLite; PostgreSQL uses its own.
 
     Raises:
         StorageError: the URL is malformed, or names no SQLite file.
@@ -108,7 +108,9 @@ class SqlStorage:
         return self._name
 
     async def migrate(self) -> None:
-        """The database has the tables this version needs; from any older version, and by any number at once.
+        """Bring the database to the tables of this version, from any older one.
+
+        This makes the SQLite file, but no PostgreSQL database.
 
         Makes the SQLite file, but no PostgreSQL database.
 
@@ -154,9 +156,9 @@ class SqlStorage:
         return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
 
     def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
-        """As `enqueue` in the transaction of `connection`, a synchronous one, in the calling thread.
+        """Enqueue in the transaction of `connection`, a synchronous one, in the calling thread; see `enqueue`.
 
-        It need not be connected, and opens nothing that could wait for what the caller's transaction holds.
+        The storage need not be connected, and opens nothing that could wait for locks of the caller's transaction.
 
         Raises:
             TypeError: `connection` is not an SQLAlchemy `Connection` or `Session`.
@@ -165,7 +167,7 @@ class SqlStorage:
         return self._joined.enqueue(checked(connection), jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if cancelled meanwhile, what it claimed is released."""
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
         check_claim(worker_id, leases)
         future = self._writable().claim(self._transaction, worker_id, dict(leases), bounded_count(limit))
         try:
@@ -187,10 +189,10 @@ class SqlStorage:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout.total_seconds()
         database = self._database()
-        with database.notices.listen(self._id) as ears, ears.bell() as bell:
+        with database.subscribers.listen(self._id) as subscribers, subscribers.woken() as woken:
             database.hear()
             while True:
-                bell.clear()
+                woken.clear()
                 until_due = await asyncio.wrap_future(database.claimable_in(self._transaction, names))
                 left = deadline - clock()
                 if until_due is not None and not isinstance(self._clock, ManualClock):
@@ -199,7 +201,7 @@ class SqlStorage:
                     return
                 try:
                     async with asyncio.timeout(left):
-                        await bell.wait()
+                        await woken.wait()
                 except TimeoutError:
                     continue
 
@@ -247,27 +249,27 @@ class SqlStorage:
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
-        with database.notices.listen(self._id, subscribe=True) as ears:
+        with database.subscribers.listen(self._id, subscribe=True) as subscribers:
             await database.subscribe(self._transaction, self._id)
-            with ears.broadcast.everything() as subscription:
+            with subscribers.listening.everything() as subscription:
                 yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
         with (
-            database.notices.listen(self._id, for_cancels=True) as ears,
-            ears.broadcast.cancel_requests() as subscription,
+            database.subscribers.listen(self._id, for_cancels=True) as subscribers,
+            subscribers.listening.cancel_requests() as subscription,
         ):
-            await database.hear_cancels()
+            await database.listen_for_cancels()
             yield subscription
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
-        with database.notices.listen(self._id, subscribe=True) as ears:
+        with database.subscribers.listen(self._id, subscribe=True) as subscribers:
             await database.subscribe(self._transaction, self._id)
-            with ears.broadcast.of_job(job_id) as subscription:
+            with subscribers.listening.of_job(job_id) as subscription:
                 yield subscription
 
     # Management
@@ -313,7 +315,7 @@ class SqlStorage:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncSession]:
-        """A session in a transaction on this database; what it has not committed by the end of the block never was.
+        """Open a session in a transaction on this database; what it has not committed by the end is undone.
 
         On SQLite it holds the write lock from its beginning.
 
@@ -328,11 +330,11 @@ class SqlStorage:
 
     @asynccontextmanager
     async def with_notify(self, connection: object) -> AsyncIterator[None]:
-        """Waiters and subscribers of this process hear of the block's jobs as soon as `connection` has committed them.
+        """Tell waiters and subscribers of this process of the block's jobs as soon as `connection` has committed them.
 
-        Nobody ever hears of them before the commit. A session tells of it by itself, and so does PostgreSQL; a bare
-        connection on SQLite does not, and without this its jobs are noticed up to 50 ms later. The transaction may end
-        in the block or after it. A block that raises tells nothing.
+        Nobody ever hears of them before the commit. A session announces its commit by itself, and so does PostgreSQL; a
+        bare connection on SQLite does not, and without this its jobs are noticed up to 50 ms later. The transaction may
+        end in the block or after it. A block that raises announces nothing.
 
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
@@ -371,7 +373,7 @@ class SqlStorage:
 
     def _wake(self) -> None:
         if self._connected is not None:
-            self._connected.notices.tell(self._id, (), wake=True)
+            self._connected.subscribers.tell(self._id, (), wake=True)
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:

@@ -1,4 +1,4 @@
-"""Which database a URL or an engine names."""
+"""The database that a URL or an engine names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.storage.sql.sqlite.database import SqliteTarget
 
 
 class Target(Protocol):
-    """Which database a storage is on, before anybody connects."""
+    """The database that a storage is on, before anybody connects."""
 
     @property
     def limits(self) -> Limits: ...
@@ -27,20 +27,20 @@ class Target(Protocol):
         """Its URL without user, password and options."""
 
     def acquire(self) -> Database:
-        """This process's database, with one user more; each must `release` it."""
+        """Return this process's database, counting one more user; each must `release` it."""
 
     def async_engine(self) -> AsyncEngine:
-        """A new engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
+        """Make an engine on the database, to be disposed of; on SQLite its transactions begin with the write lock."""
 
     def adopt(self, engine: AsyncEngine) -> AsyncEngine:
-        """The caller's engine, whose sessions may be cancelled at any moment from now on."""
+        """Return the caller's engine, prepared for sessions that may be cancelled at any moment."""
 
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
-        """`make_tables` has run, in one transaction and nowhere else at the same time; blocks."""
+        """Run `make_tables` in one transaction, and nowhere else at the same time; blocks."""
 
 
 def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedelta) -> Target:
-    """The database that a URL, or an engine's, names.
+    """Return the database that a URL names, or the URL of an engine.
 
     Raises:
         StorageError: the URL is malformed, or names no SQLite file.

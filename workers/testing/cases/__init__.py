@@ -1,4 +1,4 @@
-"""The cases, one module per verb or concern."""
+"""The conformance cases, one module per verb or concern."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULES: Final = (
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Every case of the suite, in the order of the verbs."""
+    """Return every case of the suite, in the order of the verbs."""
     for module in MODULES:
         import_module(f"{__name__}.{module}")
     return tuple(REGISTRY)

@@ -1,4 +1,4 @@
-"""How attempts are counted."""
+"""The counting of attempts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def a_release_gives_the_attempt_back(harness: Harness) -> None:
 
 @case(guarantees=(4,))
 async def uncounted_retries_are_capped(harness: Harness) -> None:
-    """100 uncounted retries in a row give their attempts back, the next one counts, and then 100 more are free."""
+    """100 uncounted retries in a row give their attempts back, the next one counts, and then another 100 are free."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=3))
     for _ in range(UNCOUNTED_RETRIES + 1):
@@ -76,7 +76,7 @@ async def uncounted_retries_are_capped(harness: Harness) -> None:
 
 @case(guarantees=(4,))
 async def a_capped_retry_can_be_the_last(harness: Harness) -> None:
-    """The uncounted retry that counts after all fails the job when it was the last attempt."""
+    """An uncounted retry that counts after all fails the job if it was the last attempt."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=1))
     for _ in range(UNCOUNTED_RETRIES):
@@ -91,7 +91,7 @@ async def a_capped_retry_can_be_the_last(harness: Harness) -> None:
 
 @case(guarantees=(4,))
 async def a_counted_retry_starts_the_row_anew(harness: Harness) -> None:
-    """A counted retry in between means that 100 more uncounted ones are free."""
+    """After a counted retry, 100 more uncounted ones are free."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=5))
     for _ in range(60):
@@ -104,14 +104,14 @@ async def a_counted_retry_starts_the_row_anew(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def postponing_never_counts(harness: Harness) -> None:
-    """A postponed job was not tried: it may be put off more than 100 times in a row."""
+async def snoozing_never_counts(harness: Harness) -> None:
+    """A snoozed job was not tried, so it may be snoozed more than 100 times in a row."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=1))
     for _ in range(UNCOUNTED_RETRIES + 5):
         held = await claim_one(storage)
         assert held.attempt == 1
-        await apply(storage, _postponed(held))
+        await apply(storage, _snoozed(held))
     assert (await status(storage, "job")).attempt == 0
 
 
@@ -122,12 +122,12 @@ async def postponing_does_not_start_the_row_anew(harness: Harness) -> None:
     await enqueue(storage, job("job", max_attempts=3))
     for number in range(UNCOUNTED_RETRIES + 1):
         if number == UNCOUNTED_RETRIES // 2:
-            await apply(storage, _postponed(await claim_one(storage)))
+            await apply(storage, _snoozed(await claim_one(storage)))
         held = await claim_one(storage)
         assert held.attempt == 1
         await apply(storage, retried(held, counted=False))
     assert (await claim_one(storage)).attempt == 2
 
 
-def _postponed(held: Claim) -> Retried:
-    return Retried(claim=held, delay=timedelta(0), error=ERROR, counted=False, postponed=True)
+def _snoozed(held: Claim) -> Retried:
+    return Retried(claim=held, delay=timedelta(0), error=ERROR, counted=False, snoozed=True)

@@ -1,4 +1,4 @@
-"""What no caller should ask for: refused at the call or answered with nothing, and the queue is as it was."""
+"""Input that no caller should give: refused at the call or answered with nothing, and the queue stays as it was."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ IMPOSSIBLE_DURATIONS: Final = (timedelta(0), timedelta(seconds=-1), timedelta.mi
 
 
 async def _refused(call: Awaitable[object], *errors: type[Exception]) -> None:
-    """The call raised one of the errors, and nothing else."""
+    """Check that the call raises one of these errors, and no other."""
     try:
         answer = await call
     except errors:
@@ -46,7 +46,7 @@ async def _refused(call: Awaitable[object], *errors: type[Exception]) -> None:
 
 
 async def _unknown(call: Awaitable[object], nothing: object) -> None:
-    """The call found nothing, or refused to look."""
+    """Check that the call finds nothing, or refuses to look."""
     try:
         answer = await call
     except ValueError:
@@ -56,7 +56,7 @@ async def _unknown(call: Awaitable[object], nothing: object) -> None:
 
 @case(guarantees=(9, 24))
 async def impossible_names_are_refused(harness: Harness) -> None:
-    """Queues, workers and names that are empty, longer than 512 bytes or no Unicode are a `ValueError` at the call."""
+    """Queues, workers and jobs whose name is empty, over 512 bytes or no Unicode are a `ValueError` at the call."""
     storage = await harness.open()
     await enqueue(storage, job("there"))
     for text in IMPOSSIBLE_TEXTS:
@@ -68,7 +68,7 @@ async def impossible_names_are_refused(harness: Harness) -> None:
 
 @case(guarantees=(9, 24))
 async def impossible_ids_are_unknown(harness: Harness) -> None:
-    """Every verb that looks a job up finds none by an id that no job can have, or refuses it with a `ValueError`."""
+    """Every verb that looks a job up finds none by an id that no job can have, or raises `ValueError`."""
     storage = await harness.open()
     await enqueue(storage, job("there"))
     for text in IMPOSSIBLE_TEXTS:
@@ -82,7 +82,7 @@ async def impossible_ids_are_unknown(harness: Harness) -> None:
 
 @case(guarantees=(4, 24))
 async def impossible_leases_are_refused(harness: Harness) -> None:
-    """A lease that is over as it begins, or never, is a `ValueError` and touches no job; the shortest one works."""
+    """A lease that ends as it begins, or never, is a `ValueError` and touches no job; the shortest lease works."""
     storage = await harness.open()
     await enqueue(storage, job("there"))
     for lease in IMPOSSIBLE_DURATIONS:
@@ -95,7 +95,7 @@ async def impossible_leases_are_refused(harness: Harness) -> None:
 
 @case(guarantees=(16, 18, 24))
 async def the_farthest_times_are_kept(harness: Harness) -> None:
-    """The longest delay, leases and retentions of 100 years work; a retry may ask for any time, before and beyond."""
+    """The longest delay, and leases and retentions of 100 years, work; a retry may ask for any time at all."""
     storage = await harness.open()
     await enqueue(storage, job("scheduled", delay=harness.limits.longest_delay), job("there", keep=MAX_DELAY))
     held = await claim_one(storage, lease=MAX_DELAY)
@@ -116,7 +116,7 @@ async def the_farthest_times_are_kept(harness: Harness) -> None:
 
 @case(guarantees=(19, 24))
 async def any_time_may_be_waited(harness: Harness) -> None:
-    """With a job to claim a wait ends at once, whatever its timeout; without one a timeout below zero ends it."""
+    """A wait ends at once if there is a job to claim, whatever its timeout, and also if its timeout is below zero."""
     storage = await harness.open()
     await storage.wait(["*"], timeout=timedelta.min)
     await enqueue(storage, job("there"))
@@ -126,7 +126,7 @@ async def any_time_may_be_waited(harness: Harness) -> None:
 
 @case(guarantees=(22, 24))
 async def any_age_may_be_cleaned(harness: Harness) -> None:
-    """Nothing ended longer ago than for ever, everything longer ago than some time to come."""
+    """Cleaning by the longest age removes nothing; cleaning by a negative age removes everything."""
     storage = await harness.open()
     await enqueue(storage, job("done"))
     await apply(storage, completed(await claim_one(storage)))
@@ -137,7 +137,7 @@ async def any_age_may_be_cleaned(harness: Harness) -> None:
 
 @case(guarantees=(24,), needs=(RESULT_TTL_UPDATES,))
 async def impossible_retentions_are_refused(harness: Harness) -> None:
-    """A result's time cannot be set to nothing, to less, or to for ever: a `ValueError`, and it lasts as before."""
+    """Setting a result's time to zero, to less, or to for ever raises `ValueError`, and the result lasts as before."""
     storage = await harness.open()
     await enqueue(storage, job("done"))
     await apply(storage, completed(await claim_one(storage)))
@@ -148,7 +148,7 @@ async def impossible_retentions_are_refused(harness: Harness) -> None:
 
 @case(guarantees=(17, 24))
 async def any_number_is_a_limit(harness: Harness) -> None:
-    """A limit of zero or less asks for nothing, one beyond every number of the server for everything."""
+    """A limit of zero or less asks for nothing, and one beyond every number of the server asks for everything."""
     storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(4)))
     await apply(storage, completed(await claim_one(storage)))
@@ -172,7 +172,7 @@ async def any_number_is_a_limit(harness: Harness) -> None:
 
 @case(guarantees=(21, 24))
 async def a_foreign_cursor_is_refused(harness: Harness) -> None:
-    """A page that no listing led to is a `StorageError`: nobody takes it for the first, or for the last."""
+    """A cursor that no listing gave raises `StorageError`; it is not taken for the first page, nor for the last."""
     storage = await harness.open()
     await enqueue(storage, job())
     for cursor in ("", "garbage", "-5", "\x00", "é", "٣", ":", "9" * 30):
@@ -181,7 +181,7 @@ async def a_foreign_cursor_is_refused(harness: Harness) -> None:
 
 @case(guarantees=(23, 24))
 async def nothing_may_be_asked_for(harness: Harness) -> None:
-    """Empty batches, no names and no leases are answered with as much, at once or at the timeout."""
+    """Empty batches, no names and no leases get an empty answer, at once or at the timeout."""
     storage = await harness.open()
     await enqueue(storage, job("there"))
     assert await storage.enqueue([]) == []
@@ -195,7 +195,7 @@ async def nothing_may_be_asked_for(harness: Harness) -> None:
 
 @case(guarantees=(21, 24))
 async def any_text_is_an_error(harness: Harness) -> None:
-    """What a handler's exception said is read as it was: NUL, emoji, escapes, or nothing at all."""
+    """The message of a handler's exception is read back unchanged: NUL, emoji, escapes, or nothing at all."""
     storage = await harness.open()
     error = ErrorInfo(type="Ünï\x00Error", message="\x00 👩‍🚀 \x1b[0m \u2028 '\"\\ %s {}", stack="\r\n\x00\t")
     await enqueue(storage, job("strange"), job("silent"))

@@ -1,4 +1,4 @@
-"""What `cancel` promises."""
+"""The promises of `cancel`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def a_delayed_job_stays_cancelled_when_due(harness: Harness) -> None:
 
 @case(guarantees=(7, 22))
 async def there_may_be_nothing_to_cancel(harness: Harness) -> None:
-    """Cancelling tells apart unknown, completed, failed and already cancelled jobs, and changes none of them."""
+    """Cancelling distinguishes unknown, completed, failed and already cancelled jobs, and changes none of them."""
     storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"), job("gone"))
     done, bad = await claim(storage, 2)
@@ -122,7 +122,7 @@ async def a_flood_of_requests_loses_none_in_silence(harness: Harness) -> None:
 
 @case(guarantees=(7,))
 async def a_request_outlives_a_crash(harness: Harness) -> None:
-    """A request that the worker could not follow, because it died, is reported to the one that takes over."""
+    """A request that a worker could not act on, because it died, is reported to the worker that takes over."""
     storage = await harness.open()
     await enqueue(storage, job("job"))
     held = await claim_one(storage, lease=harness.moment)
@@ -136,7 +136,7 @@ async def a_request_outlives_a_crash(harness: Harness) -> None:
 
 @case(guarantees=(7,))
 async def a_request_ends_with_the_attempt(harness: Harness) -> None:
-    """An attempt that was given back or is to be repeated took its request along: the next one knows of none."""
+    """A request ends with its attempt: the next attempt of a released or retried job is not asked to cancel."""
     storage = await harness.open()
     await enqueue(storage, job("job"))
     for end in (released, retried):
@@ -165,7 +165,7 @@ async def a_cancelled_id_starts_a_new_generation(harness: Harness) -> None:
 
 @case(guarantees=(7,))
 async def cancel_and_claim_never_both_win(harness: Harness) -> None:
-    """Cancels and claims of 60 jobs race on two clients: each job runs or is cancelled, and the canceller knows."""
+    """When cancels and claims of 60 jobs race, each job runs or is cancelled, and the canceller knows which."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     names = [f"job-{number}" for number in range(60)]

@@ -1,4 +1,4 @@
-"""What continuing a job promises, and ending it from outside."""
+"""The promises of continuing a job, and of ending it from outside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TAKEN = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
 
 @case(guarantees=(6,))
 async def a_continued_job_goes_on_as_its_next_link(harness: Harness) -> None:
-    """Under its id and date, with the next link's name and payload and fresh attempts; then it ends as any job."""
+    """A continued job keeps id and date, gets its next link's content and fresh attempts, and ends like any job."""
     storage = await harness.open()
     await enqueue(storage, job("chain", name="first", payload=b"1"))
     await apply(storage, retried(await claim_one(storage)))
@@ -76,7 +76,7 @@ async def a_continued_job_goes_on_as_its_next_link(harness: Harness) -> None:
 
 @case(guarantees=(3, 6))
 async def continuing_again_changes_nothing(harness: Harness) -> None:
-    """The same settlement again says so; once the next link runs, nothing of the old claim has any effect."""
+    """A repeated continuation changes nothing and says so; once the next link runs, the old claim has no effect."""
     storage = await harness.open()
     await enqueue(storage, job("chain"))
     first = await claim_one(storage)
@@ -94,7 +94,7 @@ async def continuing_again_changes_nothing(harness: Harness) -> None:
 
 @case(guarantees=(3, 6))
 async def a_late_continuation_continues_nothing(harness: Harness) -> None:
-    """Whose lease was lost cannot replace the job that somebody else has now."""
+    """A continuation whose lease was lost must not replace the job that another worker holds."""
     storage = await harness.open()
     await enqueue(storage, job("chain", payload=b"1"))
     (old,) = await crash(harness, storage)
@@ -105,7 +105,7 @@ async def a_late_continuation_continues_nothing(harness: Harness) -> None:
 
 @case(guarantees=(6, 16))
 async def a_continuation_can_wait(harness: Harness) -> None:
-    """With a delay the next link is scheduled, wakes a worker when it is due, and is cancelled as any job."""
+    """A continuation with a delay is scheduled, wakes a worker when it is due, and can be cancelled like any job."""
     storage = await harness.open()
     await enqueue(storage, job("later"), job("never"))
     for held in await claim(storage, 2):
@@ -135,7 +135,7 @@ async def a_continuation_wakes_waiting_workers(harness: Harness) -> None:
 
 @case(guarantees=(15,))
 async def a_continuation_stands_behind_those_who_wait(harness: Harness) -> None:
-    """A long chain does not keep the others waiting."""
+    """A continuation queues behind the jobs that wait already, so a long chain does not delay them."""
     storage = await harness.open()
     await enqueue(storage, job("chain"), job("other"))
     await apply(storage, continued(await claim_one(storage)))
@@ -144,7 +144,7 @@ async def a_continuation_stands_behind_those_who_wait(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(PRIORITY_ORDER,))
 async def a_continuation_has_a_priority_of_its_own(harness: Harness) -> None:
-    """The next link stands where its own priority puts it."""
+    """The next link of a chain is claimed by its own priority."""
     storage = await harness.open()
     await enqueue(storage, job("up", priority=5), job("middle", priority=5), job("down", priority=5))
     for held in await claim(storage, 3):
@@ -157,7 +157,7 @@ async def a_continuation_has_a_priority_of_its_own(harness: Harness) -> None:
 
 @case(guarantees=(17,), needs=(NAME_FILTER,))
 async def a_continuation_is_claimed_by_its_own_name(harness: Harness) -> None:
-    """Workers of the first link's name do not get the second link, those of its own do."""
+    """Workers of the first link's name do not get the second link, but those of its own name do."""
     storage = await harness.open()
     await enqueue(storage, job("chain", name="first"))
     await apply(storage, continued(await claim_one(storage), name="second"))
@@ -167,7 +167,7 @@ async def a_continuation_is_claimed_by_its_own_name(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def a_continuation_changes_ordering_keys(harness: Harness) -> None:
-    """The old key is free at once, the new one is respected."""
+    """A continuation frees the old ordering key at once and respects the new one."""
     storage = await harness.open()
     await enqueue(storage, job("chain", ordering_key="a"), job("next of a", ordering_key="a"))
     first = await claim_one(storage)
@@ -182,7 +182,7 @@ async def a_continuation_changes_ordering_keys(harness: Harness) -> None:
 
 @case(guarantees=(5,))
 async def a_continued_job_is_recovered_as_its_link(harness: Harness) -> None:
-    """A crash in the second link repeats the second link, and counts its own attempts."""
+    """A crash in the second link repeats the second link, and counts as an attempt of that link."""
     storage = await harness.open()
     await enqueue(storage, job("chain", max_attempts=5))
     await apply(storage, continued(await claim_one(storage), payload=b"2"))
@@ -194,7 +194,7 @@ async def a_continued_job_is_recovered_as_its_link(harness: Harness) -> None:
 
 @case(guarantees=(2,))
 async def a_chain_is_one_id(harness: Harness) -> None:
-    """While it goes on its id is a duplicate; it ends with its last link's retention."""
+    """While a chain goes on, its id is a duplicate; it ends with its last link's retention."""
     storage = await harness.open()
     await enqueue(storage, job("chain"))
     await apply(storage, continued(await claim_one(storage), keep=DROP))
@@ -209,7 +209,7 @@ async def a_chain_is_one_id(harness: Harness) -> None:
 
 @case(guarantees=(2, 6))
 async def a_link_may_fail_without_a_record(harness: Harness) -> None:
-    """With a link that fails with `DROP` the whole chain is gone, and its id may begin another."""
+    """When a link fails with `DROP`, the whole chain is gone, and its id may begin another."""
     storage = await harness.open()
     await enqueue(storage, job("chain"))
     await apply(storage, continued(await claim_one(storage), payload=b"2"))
@@ -222,7 +222,7 @@ async def a_link_may_fail_without_a_record(harness: Harness) -> None:
 
 @case(guarantees=(20,))
 async def a_chains_waiters_hear_its_end(harness: Harness) -> None:
-    """A continuation is no end: subscribers hear that the job is queued again, and then of its completion."""
+    """A continuation is no end: subscribers hear that the job is queued again, and later that it has completed."""
     storage = await harness.open()
     await enqueue(storage, job("chain"))
     first = await claim_one(storage)
@@ -235,7 +235,7 @@ async def a_chains_waiters_hear_its_end(harness: Harness) -> None:
 
 @case(guarantees=(6,))
 async def a_continuation_broken_off_can_be_repeated(harness: Harness) -> None:
-    """Broken off at any moment it did all of it or nothing, and the same again makes it all."""
+    """A continuation broken off at any moment was done as a whole or not at all, and repeating it completes it."""
     storage = await harness.open()
     for number in range(16):
         await enqueue(storage, job(f"chain-{number}", payload=b"1"))
@@ -253,7 +253,7 @@ async def a_continuation_broken_off_can_be_repeated(harness: Harness) -> None:
 
 @case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
-    """Whatever it was doing: its result is there, waiters are told, and nobody runs it any more."""
+    """A job may be completed from outside at any time: waiters are told its result, and nobody runs it any more."""
     storage = await harness.open()
     await enqueue(storage, job("failing"))
     retry = retried(await claim_one(storage), HOUR)
@@ -276,7 +276,7 @@ async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
 
 @case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Harness) -> None:
-    """The worker is told to look, and learns that the job is completed; what it settles has no effect."""
+    """The worker of a job completed from outside is told to look and learns of it; its settlement has no effect."""
     storage = await harness.open()
     await enqueue(storage, job("running"))
     held = await claim_one(storage)
@@ -292,7 +292,7 @@ async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Ha
 
 @case(guarantees=(22,), needs=(OUTSIDE_ENDINGS,))
 async def what_has_ended_is_not_completed_again(harness: Harness) -> None:
-    """Completed and failed jobs stay what they are, and of unknown ones nothing is made up."""
+    """Completing from outside leaves completed and failed jobs as they are, and creates no unknown ones."""
     storage = await harness.open()
     await enqueue(storage, job("good"))
     await apply(storage, completed(await claim_one(storage), b"1"))
@@ -308,7 +308,7 @@ async def what_has_ended_is_not_completed_again(harness: Harness) -> None:
 
 @case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
 async def of_two_endings_one_wins(harness: Harness) -> None:
-    """Completed by its worker and by others at once, a job has one result, and all but one are told."""
+    """A job completed by its worker and by others at once has one result, and all but one of them are told so."""
     storage = await harness.open()
     clients = [await harness.open(storage.queue) for _ in range(3)]
     for number in range(10):
@@ -328,7 +328,7 @@ async def of_two_endings_one_wins(harness: Harness) -> None:
 
 @case(guarantees=(6, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_completion_from_outside_has_a_retention(harness: Harness) -> None:
-    """The job's own, or the one given; with none the record is gone at once."""
+    """A job completed from outside is kept for its own retention, or the one given; with `DROP` not at all."""
     storage = await harness.open()
     await enqueue(storage, job("own", keep=DROP), job("given"))
     await storage.complete("own", b"1")
@@ -338,7 +338,7 @@ async def a_completion_from_outside_has_a_retention(harness: Harness) -> None:
 
 @case(guarantees=(15, 22), needs=(OUTSIDE_ENDINGS, ORDERING_KEYS))
 async def an_ending_from_outside_frees_the_ordering_key(harness: Harness) -> None:
-    """The next job of the key is claimable, whether the first was running or waiting."""
+    """An ending from outside frees the ordering key for the next job, whether the first was running or waiting."""
     storage = await harness.open()
     await enqueue(storage, *(job(str(number), ordering_key="key") for number in range(4)))
     assert ids(await claim(storage, 5)) == ["0"]
@@ -351,7 +351,7 @@ async def an_ending_from_outside_frees_the_ordering_key(harness: Harness) -> Non
 
 @case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
 async def a_running_job_can_be_removed(harness: Harness) -> None:
-    """Only when asked for: then nothing is left, its worker is told to look, and its id is free."""
+    """A running job is removed only on request: nothing is left, its worker is told to look, and its id is free."""
     storage = await harness.open()
     await enqueue(storage, job("running"), job("waiting", delay=HOUR))
     held = await claim_one(storage)

@@ -1,4 +1,4 @@
-"""What `claim` promises."""
+"""The promises of `claim`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.testing.steps import (
 
 @case(guarantees=(17, 21))
 async def a_claim_carries_the_job(harness: Harness) -> None:
-    """A claim says all about the job that a worker needs, and the job reads as processing by that worker."""
+    """A claim carries everything about the job that a worker needs, and the job reads as processing by that worker."""
     storage = await harness.open()
     new = job(payload=b'{"to":"all"}', max_attempts=7, priority=4)
     await enqueue(storage, new)
@@ -40,14 +40,14 @@ async def a_claim_carries_the_job(harness: Harness) -> None:
 
 @case(guarantees=(17,))
 async def an_empty_queue_gives_nothing(harness: Harness) -> None:
-    """A claim on an empty queue is an empty list, at once."""
+    """A claim on an empty queue returns an empty list, at once."""
     storage = await harness.open()
     assert await claim(storage, 10) == []
 
 
 @case(guarantees=(17,))
 async def a_claim_never_exceeds_its_limit(harness: Harness) -> None:
-    """A claim brings as many jobs as there are, and no more than its limit."""
+    """A claim returns as many jobs as there are, but no more than its limit."""
     storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(7)))
     assert [len(await claim(storage, 5)) for _ in range(3)] == [5, 2, 0]
@@ -55,7 +55,7 @@ async def a_claim_never_exceeds_its_limit(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def concurrent_claimers_never_share_a_job(harness: Harness) -> None:
-    """Ten workers on two clients claim 200 jobs at the same time: every job once, every token its own."""
+    """Of 200 jobs that ten workers on two clients claim at once, each is claimed once, with a token of its own."""
     storages = [await harness.open()]
     storages.append(await harness.open(storages[0].queue))
     await enqueue(storages[0], *(job(f"job-{number}") for number in range(200)))
@@ -73,7 +73,7 @@ async def concurrent_claimers_never_share_a_job(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def a_claimed_job_is_not_claimed_again(harness: Harness) -> None:
-    """While a job is processing nobody else gets it, the same worker included."""
+    """While a job is processing nobody else gets it, not even the same worker."""
     storage = await harness.open()
     await enqueue(storage, job("mine"))
     held = await claim_one(storage)
@@ -84,7 +84,7 @@ async def a_claimed_job_is_not_claimed_again(harness: Harness) -> None:
 
 @case(guarantees=(17,), needs=(NAME_FILTER,))
 async def only_the_names_asked_for_are_claimed(harness: Harness) -> None:
-    """A claim brings only jobs of the names in `leases`, each with its own lease; the others stay queued."""
+    """A claim returns only jobs of the names in `leases`, each with its own lease; the others stay queued."""
     storage = await harness.open()
     await enqueue(storage, job("a", name="alpha"), job("b", name="beta"), job("c", name="gamma"))
     held = await storage.claim("worker", leases={"alpha": LEASE, "gamma": 2 * LEASE}, limit=10)
@@ -94,7 +94,7 @@ async def only_the_names_asked_for_are_claimed(harness: Harness) -> None:
 
 @case(guarantees=(17,))
 async def the_catch_all_covers_every_other_name(harness: Harness) -> None:
-    """Under `"*"` every name not listed is claimed with that lease; a listed name has its own."""
+    """Under `"*"` every name that is not listed is claimed with that lease; a listed name has its own."""
     storage = await harness.open()
     await enqueue(storage, job("a", name="alpha"), job("b", name="beta"))
     held = await storage.claim("worker", leases={"alpha": 2 * LEASE, "*": LEASE}, limit=10)
@@ -103,7 +103,7 @@ async def the_catch_all_covers_every_other_name(harness: Harness) -> None:
 
 @case(guarantees=(17,), needs=(NAME_FILTER,))
 async def another_names_backlog_hides_nothing(harness: Harness) -> None:
-    """A backlog of 300 jobs nobody asked for does not keep the wanted one from being claimed."""
+    """A backlog of 300 jobs of other names does not keep the wanted job from being claimed."""
     storage = await harness.open()
     await enqueue(storage, *(job(name="other") for _ in range(300)), job("wanted", name="mine"))
     assert ids(await storage.claim("worker", leases={"mine": LEASE}, limit=10)) == ["wanted"]
@@ -111,7 +111,7 @@ async def another_names_backlog_hides_nothing(harness: Harness) -> None:
 
 @case(guarantees=(22,))
 async def a_paused_queue_gives_nothing(harness: Harness) -> None:
-    """While paused nothing is claimed, by any client; running jobs go on, and resuming brings the rest."""
+    """No client can claim from a paused queue; running jobs go on, and the rest can be claimed after `resume`."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await enqueue(storage, job("running"), job("waiting"))

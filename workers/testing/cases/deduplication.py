@@ -1,4 +1,4 @@
-"""What `enqueue` promises of deduplication keys."""
+"""The promises of `enqueue` about deduplication keys."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _duplicate(job_id: str, existing_state: JobState | None) -> EnqueueResult:
 
 
 async def _try(storage: Storage, deduplication: Deduplication, payload: bytes = b"{}") -> EnqueueResult:
-    """What one more enqueue of a new job with the key did."""
+    """Enqueue one more new job with the key, and return what happened."""
     return (await storage.enqueue([job(payload=payload, deduplication=deduplication)]))[0]
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_key_is_taken_while_its_job_has_not_finished(harness: Harness) -> None:
-    """By `simple` another enqueue is told the job that has the key, be it scheduled, queued, running or failing."""
+    """By `simple` another enqueue is told the job that has the key: scheduled, queued, running or failing."""
     storage = await harness.open()
     await enqueue(storage, job("first", delay=HOUR, deduplication=_simple()))
     assert await _try(storage, _simple()) == _duplicate("first", JobState.SCHEDULED)
@@ -90,7 +90,7 @@ async def _is_free_after(harness: Harness, ending: Callable[[Storage], Awaitable
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def every_end_frees_a_key(harness: Harness) -> None:
-    """By `simple` the key is free once its job completed, failed or vanished, was cancelled, removed or drained."""
+    """By `simple` the key is free once its job completed, failed or vanished, or was cancelled, removed or drained."""
 
     async def complete(storage: Storage) -> None:
         await apply(storage, completed(await claim_one(storage)))
@@ -145,7 +145,7 @@ async def a_chain_keeps_its_key(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def release_recovery_and_retry_leave_keys_alone(harness: Harness) -> None:
-    """A released or recovered job has its key still; a failed one that is retried does not get it back."""
+    """A released or recovered job keeps its key; a failed job that is retried does not get it back."""
     storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_simple()))
     await apply(storage, released(await claim_one(storage)))
@@ -160,7 +160,7 @@ async def release_recovery_and_retry_leave_keys_alone(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_hundred_producers_of_a_key_insert_one_job(harness: Harness) -> None:
-    """Of 100 concurrent producers of one key on four clients exactly one inserts its job; the others learn its id."""
+    """Of 100 concurrent producers of one key on four clients, exactly one inserts its job; the others learn its id."""
     first = await harness.open()
     storages = [first, *[await harness.open(first.queue) for _ in range(3)]]
     for number, mode in enumerate(MODES):
@@ -174,7 +174,7 @@ async def a_hundred_producers_of_a_key_insert_one_job(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_throttled_key_is_taken_for_its_time(harness: Harness) -> None:
-    """By `throttle` the key is taken whatever becomes of its job, and free when its time from the due time is over."""
+    """By `throttle` the key is taken for a time from when its job is due, whatever becomes of the job."""
     storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_throttle(4 * harness.moment), keep=HOUR))
     await apply(storage, dropped(await claim_one(storage)))
@@ -189,7 +189,7 @@ async def a_throttled_key_is_taken_for_its_time(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_debounced_job_runs_with_the_last_payload(harness: Harness) -> None:
-    """By `debounce` each enqueue replaces the payload of the job that waits; once claimed, the next is a new job."""
+    """By `debounce` each enqueue replaces the waiting job's payload; once that is claimed, the next is a new job."""
     storage = await harness.open()
     await enqueue(storage, job("first", payload=b"1", priority=3, deduplication=_debounce(harness.moment)))
     assert await state(storage, "first") is JobState.SCHEDULED
@@ -206,7 +206,7 @@ async def a_debounced_job_runs_with_the_last_payload(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_debounce_starts_the_wait_anew(harness: Harness) -> None:
-    """A debounced job that is due, or was made so, waits for the time of the last enqueue, and runs once."""
+    """A debounced job that is due, or was promoted, waits again for the time of the last enqueue, and runs once."""
     storage = await harness.open()
     await enqueue(storage, job("first", ordering_key="o", deduplication=_debounce(harness.moment)))
     await harness.advance(harness.moment)
@@ -225,7 +225,7 @@ async def a_debounce_starts_the_wait_anew(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_failed_debounced_job_is_retried_at_once(harness: Harness) -> None:
-    """An operator's retry of a job that had waited for its debounce does not wait again, and takes no key."""
+    """When an operator retries a failed job that was debounced, it does not wait again, and takes no key."""
     storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_debounce()))
     await storage.promote(["first"])
@@ -238,7 +238,7 @@ async def a_failed_debounced_job_is_retried_at_once(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_debounced_key_is_free_when_its_job_is_gone(harness: Harness) -> None:
-    """A debounced job that was cancelled, removed or drained has its key no longer."""
+    """A debounced job that was cancelled, removed or drained no longer has its key."""
     storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_debounce()))
     await storage.cancel("first")
@@ -263,7 +263,7 @@ async def the_mode_of_the_one_that_has_the_key_decides(harness: Harness) -> None
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def jobs_of_one_call_with_one_key_are_a_group(harness: Harness) -> None:
-    """A group is inserted or told the first of those that were, as a whole; other jobs of the call are on their own."""
+    """A group is inserted as a whole, or told which job has its key; other jobs of the call are independent of it."""
     storage = await harness.open()
     for mode in MODES:
         await enqueue(
@@ -295,7 +295,7 @@ async def jobs_of_one_call_with_one_key_are_a_group(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def a_large_group_is_one(harness: Harness) -> None:
-    """A group of 1 100 jobs is inserted whole, and answered whole."""
+    """A group of 1 100 jobs is inserted as a whole, and answered as a whole."""
     storage = await harness.open()
     names = [f"job-{number:04}" for number in range(1_100)]
     await enqueue(storage, *(job(name, deduplication=_simple()) for name in names))
@@ -317,7 +317,7 @@ async def the_first_of_a_group_has_the_key(harness: Harness) -> None:
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
 async def an_id_that_exists_takes_no_key(harness: Harness) -> None:
-    """An id is looked at before the key: one that exists is answered as without a key, and the key stays free."""
+    """An id is checked before the key: one that exists is answered as without a key, and the key stays free."""
     storage = await harness.open()
     await enqueue(storage, job("there"), job("done"))
     await apply(storage, completed(await claim_one(storage), b"1"), completed(await claim_one(storage), b"2"))
@@ -330,7 +330,7 @@ async def an_id_that_exists_takes_no_key(harness: Harness) -> None:
 
 @case(guarantees=(9,), needs=(DEDUPLICATION,))
 async def a_key_is_any_text(harness: Harness) -> None:
-    """Keys of any text up to 512 bytes are told apart, and are the queue's own."""
+    """Keys of any text up to 512 bytes are distinct, and each queue has its own."""
     storage, other = await harness.open(), await harness.open()
     keys = ["x" * MAX_ID_BYTES, "x", "a:b", "../a", "a/b", "line\nbreak", "nul\0", "\0", "😀", "ключ", "*", "{k}", " "]
     for number, key in enumerate(keys):
@@ -342,7 +342,7 @@ async def a_key_is_any_text(harness: Harness) -> None:
 
 @case(guarantees=(12,), needs=(DEDUPLICATION, MEASURES))
 async def keys_are_swept(harness: Harness) -> None:
-    """Nothing is left of a key whose time is over and of one whose job has gone."""
+    """After a sweep nothing is left of a key whose time is over, nor of one whose job has gone."""
     storage = await harness.open()
     many = 200
     before = await harness.entries(storage)
@@ -355,12 +355,12 @@ async def keys_are_swept(harness: Harness) -> None:
     while found := await storage.sweep(50):
         swept += found
     assert swept == many
-    assert await harness.entries(storage) < before + many  # some slack of any heap is no growth
+    assert await harness.entries(storage) < before + many  # a heap may keep some slack: that is no growth
 
 
 @case(guarantees=(1, 2), needs=(DEDUPLICATION,))
 async def keys_are_seen_by_later_clients(harness: Harness) -> None:
-    """A client that comes later, when the first has gone, finds the keys as they are."""
+    """A client that connects after the first has gone finds the keys as they were."""
     first = await harness.open()
     await enqueue(first, job("a", deduplication=_simple("a")), job("b", deduplication=_throttle(key="b")))
     await enqueue(first, job("c", payload=b"1", deduplication=_debounce(key="c")))

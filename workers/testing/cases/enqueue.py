@@ -1,4 +1,4 @@
-"""What `enqueue` promises."""
+"""The promises of `enqueue`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workers.testing.steps import (
 
 @case(guarantees=(1,))
 async def acknowledged_jobs_are_seen_by_every_client(harness: Harness) -> None:
-    """A job whose enqueue was acknowledged is there for another client, even when the first one has gone."""
+    """Another client sees a job whose enqueue was acknowledged, even when the first client has gone."""
     producer = await harness.open()
     worker = await harness.open(producer.queue)
     new = job(payload=b"seen")
@@ -58,7 +58,7 @@ async def a_batch_answers_in_order(harness: Harness) -> None:
 
 @case(guarantees=(2, 23))
 async def the_first_of_a_batch_wins(harness: Harness) -> None:
-    """An id that stands twice in one batch is inserted once, as it stood first."""
+    """An id that occurs twice in one batch is inserted once, as it occurred first."""
     storage = await harness.open()
     results = await storage.enqueue([job("twice", payload=b"first"), job("twice", payload=b"second")])
     assert [result.status for result in results] == [EnqueueStatus.QUEUED, EnqueueStatus.DUPLICATE]
@@ -67,7 +67,7 @@ async def the_first_of_a_batch_wins(harness: Harness) -> None:
 
 @case(guarantees=(2, 23))
 async def a_large_batch_is_enqueued_whole(harness: Harness) -> None:
-    """A batch of 1 100 jobs is 1 100 jobs in every verb that takes one."""
+    """A batch of 1 100 jobs is 1 100 jobs for every verb that takes a batch."""
     storage = await harness.open()
     jobs = [job(f"job-{number:04}") for number in range(1_100)]
     names = [new.id for new in jobs]
@@ -84,7 +84,7 @@ async def a_large_batch_is_enqueued_whole(harness: Harness) -> None:
 
 @case(guarantees=(2,))
 async def an_unfinished_id_is_a_duplicate(harness: Harness) -> None:
-    """The id of a scheduled, queued, processing or failing job is not inserted again, and its state is told."""
+    """The id of a scheduled, queued, processing or failing job is not inserted again; its state is reported."""
     storage = await harness.open()
 
     async def again(new_id: str) -> tuple[EnqueueStatus, JobState | None]:
@@ -103,7 +103,7 @@ async def an_unfinished_id_is_a_duplicate(harness: Harness) -> None:
 
 @case(guarantees=(2,))
 async def a_completed_id_answers_with_its_result(harness: Harness) -> None:
-    """The id of a completed job is not run again; its stored result comes with the answer."""
+    """A job whose id has completed is not run again; its stored result comes with the answer."""
     storage = await harness.open()
     await enqueue(storage, job("done"))
     await apply(storage, completed(await claim_one(storage), b'{"sum":3}'))
@@ -116,7 +116,7 @@ async def a_completed_id_answers_with_its_result(harness: Harness) -> None:
 
 @case(guarantees=(2,))
 async def a_failed_id_starts_a_new_generation(harness: Harness) -> None:
-    """A failed id may be enqueued again: fresh attempts, the new payload, nothing left of the old record."""
+    """A failed id may be enqueued again: fresh attempts, the new payload, and nothing left of the old record."""
     storage = await harness.open()
     await enqueue(storage, job("again", payload=b"old", max_attempts=1))
     await apply(storage, failed(await claim_one(storage)))
@@ -141,7 +141,7 @@ async def a_dropped_id_starts_a_new_generation(harness: Harness) -> None:
 
 @case(guarantees=(2,))
 async def a_hundred_producers_insert_an_id_once(harness: Harness) -> None:
-    """Of 100 concurrent producers of one id on four clients exactly one inserts it."""
+    """Of 100 concurrent producers of one id on four clients, exactly one inserts it."""
     storages = [await harness.open()]
     storages += [await harness.open(storages[0].queue) for _ in range(3)]
     answers = await asyncio.gather(
@@ -156,7 +156,7 @@ async def a_hundred_producers_insert_an_id_once(harness: Harness) -> None:
 
 @case(guarantees=(2,))
 async def a_hundred_producers_start_one_generation(harness: Harness) -> None:
-    """Of 100 concurrent producers of a failed id exactly one starts the new generation."""
+    """Of 100 concurrent producers of a failed id, exactly one starts the new generation."""
     storages = [await harness.open()]
     storages += [await harness.open(storages[0].queue) for _ in range(3)]
     await enqueue(storages[0], job("again"))
@@ -168,7 +168,7 @@ async def a_hundred_producers_start_one_generation(harness: Harness) -> None:
 
 @case(guarantees=(16,))
 async def a_delayed_job_runs_when_it_is_due(harness: Harness) -> None:
-    """A delayed job is scheduled until its delay is over, then reads as queued and can be claimed."""
+    """A delayed job is scheduled until its delay is over; then it reads as queued and can be claimed."""
     storage = await harness.open()
     await enqueue(storage, job("soon", delay=harness.moment), job("later", delay=HOUR))
     assert await state(storage, "later") is JobState.SCHEDULED
@@ -180,7 +180,7 @@ async def a_delayed_job_runs_when_it_is_due(harness: Harness) -> None:
 
 @case(guarantees=(16, 24))
 async def the_longest_delay_is_kept(harness: Harness) -> None:
-    """The longest delay the storage takes, of 100 years unless it says otherwise, is a delay, not an overflow."""
+    """The longest delay that the storage takes (100 years unless it declares less) is kept and does not overflow."""
     storage = await harness.open()
     longest = harness.limits.longest_delay
     await enqueue(storage, job("far", delay=longest))

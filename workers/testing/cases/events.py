@@ -1,4 +1,4 @@
-"""What `events` and `subscribe` promise."""
+"""The promises of `events` and `subscribe`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def a_jobs_life_is_told_in_order(harness: Harness) -> None:
 
 @case(guarantees=(14, 20))
 async def every_jobs_changes_are_told(harness: Harness) -> None:
-    """`events` hears of all jobs of the queue, and of none of another queue."""
+    """`events` reports all jobs of the queue, and none of another queue."""
     storage = await harness.open()
     elsewhere = await harness.open()
     async with storage.events() as subscription:
@@ -58,7 +58,7 @@ async def every_jobs_changes_are_told(harness: Harness) -> None:
 
 @case(guarantees=(20,))
 async def a_subscription_is_confirmed_before_it_starts(harness: Harness) -> None:
-    """What happens right after entering the context is heard, every one of 20 times."""
+    """What happens right after the context is entered is heard, every one of 20 times."""
     storage = await harness.open()
     listener = await harness.open(storage.queue)
     for number in range(20):
@@ -83,7 +83,7 @@ async def waiters_of_one_job_are_independent(harness: Harness) -> None:
 
 @case(guarantees=(20,))
 async def an_impatient_waiter_loses_nothing(harness: Harness) -> None:
-    """An event that comes after a cancelled `get` is there for the next one."""
+    """An event that comes after a cancelled `get` is returned by the next one."""
     storage = await harness.open()
     async with storage.subscribe("job") as subscription:
         impatient = asyncio.create_task(subscription.get())
@@ -97,7 +97,7 @@ async def an_impatient_waiter_loses_nothing(harness: Harness) -> None:
 
 @case(guarantees=(5, 20))
 async def a_recovered_job_is_told(harness: Harness) -> None:
-    """A job that the reaper brings back is queued again for its subscribers."""
+    """Subscribers hear that a job which the reaper brings back is queued again."""
     storage = await harness.open()
     await enqueue(storage, job("job"))
     await crash(harness, storage)
@@ -120,7 +120,7 @@ async def a_cancel_request_is_told(harness: Harness) -> None:
 
 @case(guarantees=(20,))
 async def the_result_is_there_when_the_end_is_told(harness: Harness) -> None:
-    """Who hears that a job completed can read its result at once."""
+    """A subscriber who hears that a job completed can read its result at once."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await enqueue(storage, *(job(f"job-{number}") for number in range(10)))

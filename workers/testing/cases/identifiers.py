@@ -1,4 +1,4 @@
-"""Which ids a storage takes: any text of 1 to 512 bytes, unless it declares otherwise; and unchanged."""
+"""The ids that a storage takes, unchanged: any text of 1 to 512 bytes, unless it declares otherwise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NASTY: Final = (
 
 
 async def _takes(storage: Storage, name: str) -> bool:
-    """Whether the storage has this for an id; it is free again in either case."""
+    """Tell whether the storage takes this as an id; it is free again in either case."""
     try:
         await enqueue(storage, job(name))
     except Unsupported:
@@ -49,7 +49,7 @@ async def _takes(storage: Storage, name: str) -> bool:
 
 
 async def _possible(harness: Harness, storage: Storage) -> list[str]:
-    """The nasty ids that the storage takes."""
+    """Return the nasty ids that the storage takes."""
     return [name for name in NASTY if harness.limits.any_id or await _takes(storage, name)]
 
 
@@ -62,7 +62,7 @@ async def no_text_is_refused(harness: Harness) -> None:
 
 @case(guarantees=(9, 24))
 async def a_refused_id_is_unsupported(harness: Harness) -> None:
-    """Where `limits.any_id` is declared away some ids are `Unsupported`: nothing is inserted, and no verb finds one."""
+    """Where `limits.any_id` is declared away, some ids are `Unsupported`: none is inserted, and no verb finds one."""
     storage = await harness.open()
     for name in set(NASTY) - set(await _possible(harness, storage)):
         try:
@@ -77,7 +77,7 @@ async def a_refused_id_is_unsupported(harness: Harness) -> None:
 
 @case(guarantees=(9,))
 async def any_text_is_a_job_id(harness: Harness) -> None:
-    """Nasty ids are enqueued, claimed, read, listed, settled and found again as they are, each one its own."""
+    """Nasty ids are enqueued, claimed, read, listed, settled and found again unchanged, and each is distinct."""
     storage = await harness.open()
     names = await _possible(harness, storage)
     await enqueue(storage, *(job(name, payload=name.encode()) for name in names))
@@ -113,7 +113,7 @@ async def any_text_can_be_retried_and_cancelled(harness: Harness) -> None:
 
 @case(guarantees=(9,))
 async def any_text_is_a_worker_id_or_name(harness: Harness) -> None:
-    """Workers and job names may be called anything, too."""
+    """Workers and jobs may have any text as their name, too."""
     storage = await harness.open()
     for name in NASTY:
         await enqueue(storage, job(name=name))

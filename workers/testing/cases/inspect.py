@@ -1,4 +1,4 @@
-"""What can be read: `status`, `counts`, `list`, `workers`."""
+"""The promises of reading: `status`, `counts`, `list`, `workers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.testing.steps import (
 
 
 async def _one_in_each_state(storage: Storage) -> None:
-    """Six jobs, one `a-...` for each state."""
+    """Make six jobs, one `a-...` for each state."""
     started = (JobState.COMPLETED, JobState.FAILED, JobState.FAILING, JobState.PROCESSING)
     await enqueue(storage, *(job(f"a-{state}") for state in started))
     succeeding, hopeless, failing, _ = await claim(storage, len(started))
@@ -61,7 +61,7 @@ async def a_status_tells_the_truth_about_time(harness: Harness) -> None:
 
 @case(guarantees=(21,))
 async def a_status_describes_the_job(harness: Harness) -> None:
-    """`status` carries name, priority and attempts allowed; a waiting job has no worker, no end and no error."""
+    """`status` has the name, priority and attempts allowed; a waiting job has no worker, no end and no error."""
     storage = await harness.open()
     await enqueue(storage, job("job", name="alpha", priority=9, max_attempts=4))
     found = await status(storage, "job")
@@ -93,7 +93,7 @@ async def a_due_job_counts_as_queued(harness: Harness) -> None:
 
 @case(guarantees=(21,))
 async def every_state_is_listed(harness: Harness) -> None:
-    """`list` brings the jobs of the state asked for, with their status."""
+    """`list` returns the jobs of the state asked for, with their status."""
     storage = await harness.open()
     await _one_in_each_state(storage)
     for wanted in JobState:
@@ -104,7 +104,7 @@ async def every_state_is_listed(harness: Harness) -> None:
 
 @case(guarantees=(21,))
 async def a_listing_comes_in_pages(harness: Harness) -> None:
-    """Pages of any size hold every job exactly once, and none is larger than asked for."""
+    """Pages of any size contain every job exactly once, and none is larger than asked for."""
     storage = await harness.open()
     names = {f"job-{number}" for number in range(25)}
     await enqueue(storage, *(job(name) for name in sorted(names)))

@@ -1,4 +1,4 @@
-"""What queues and clients on one storage do not do to each other."""
+"""The independence of queues and clients on one storage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.testing.steps import (
 
 @case(guarantees=(14,))
 async def queues_share_nothing(harness: Harness) -> None:
-    """The same id in two queues is two jobs; pausing, draining and recovering one leaves the other alone."""
+    """The same id in two queues is two jobs; pausing, draining and recovering one queue leaves the other alone."""
     left, right = await harness.open(), await harness.open()
     await enqueue(left, job("same", payload=b"left"))
     await enqueue(right, job("same", payload=b"right"))
@@ -40,7 +40,7 @@ async def queues_share_nothing(harness: Harness) -> None:
 
 @case(guarantees=(3, 14))
 async def a_claim_is_good_in_its_queue_alone(harness: Harness) -> None:
-    """Another queue neither renews nor settles it, not even with a job of the same id in its hands."""
+    """Another queue neither renews nor settles a claim, even if it holds a job of the same id."""
     left, right = await harness.open(), await harness.open()
     await enqueue(left, job("same"), job("only left"))
     await enqueue(right, job("same"))
@@ -94,7 +94,7 @@ async def closing_one_client_leaves_the_others(harness: Harness) -> None:
 
 @case(guarantees=(14,))
 async def connecting_is_counted(harness: Harness) -> None:
-    """A client connected twice works until it was disconnected twice, and can be connected again."""
+    """A client that was connected twice works until it is disconnected twice, and can be connected again."""
     storage = await harness.open()
     await storage.connect()
     await storage.disconnect()

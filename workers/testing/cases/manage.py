@@ -1,4 +1,4 @@
-"""What an operator can do: `retry`, `remove`, `promote`, `drain`, `clean`; see also the cases on pausing."""
+"""The promises to operators: `retry`, `remove`, `promote`, `drain`, `clean`; see also the cases on pausing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def jobs_can_be_removed(harness: Harness) -> None:
 
 @case(guarantees=(22,))
 async def delayed_jobs_can_be_promoted(harness: Harness) -> None:
-    """`promote` makes scheduled and failing jobs due now, and no other."""
+    """`promote` makes scheduled and failing jobs due now, and no others."""
     storage = await harness.open()
     await enqueue(storage, job("failing"))
     await apply(storage, retried(await claim_one(storage), HOUR))
@@ -123,7 +123,7 @@ async def draining_forgets_ordering_keys(harness: Harness) -> None:
 
 @case(guarantees=(12, 22))
 async def old_records_can_be_cleaned(harness: Harness) -> None:
-    """`clean` removes finished records of one state that are old enough, at most as many as it is told."""
+    """`clean` removes finished records of one state that are old enough, at most as many as its limit says."""
     storage = await harness.open()
     await enqueue(storage, *(job(f"done-{number}") for number in range(5)), job("bad"))
     claims = await claim(storage, 6)
@@ -152,7 +152,7 @@ async def records_age_from_their_end(harness: Harness) -> None:
             await apply(storage, completed(await claim_one(storage)))
             cleaned = await storage.clean(JobState.COMPLETED, older_than=age)
             if clock() - ended < age.total_seconds():
-                break  # a machine too busy to be that quick has shown nothing, and tries again
+                break  # a machine too busy to be that quick has shown nothing, so it tries again
     assert cleaned == 0
     await harness.advance(age)
     assert await storage.clean(JobState.COMPLETED, older_than=age) == 1

@@ -1,4 +1,4 @@
-"""In which order jobs are claimed."""
+"""The order in which jobs are claimed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workers.testing.steps import (
 
 @case(guarantees=(15,))
 async def first_come_first_served(harness: Harness) -> None:
-    """Jobs of one priority are claimed in the order they were enqueued, within a batch and over batches."""
+    """Jobs of one priority are claimed in the order in which they were enqueued, within a batch and across batches."""
     storage = await harness.open()
     names = [f"job-{number}" for number in range(30)]
     await enqueue(storage, *(job(name) for name in names[:10]))
@@ -40,7 +40,7 @@ async def first_come_first_served(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(PRIORITY_ORDER,))
 async def lower_priorities_come_first(harness: Harness) -> None:
-    """A lower priority goes first whenever it came; 0 is the first and 2 097 151 the last."""
+    """A job of a lower priority goes first, whenever it was enqueued; 0 is the first and 2 097 151 the last."""
     storage = await harness.open()
     await enqueue(storage, job("last", priority=MAX_PRIORITY), job("middle", priority=10), job("second", priority=1))
     await enqueue(storage, job("first", priority=0), job("middle too", priority=10))
@@ -58,7 +58,7 @@ async def a_released_job_keeps_its_place(harness: Harness) -> None:
 
 @case(guarantees=(15, 16))
 async def delayed_jobs_come_as_they_are_due(harness: Harness) -> None:
-    """Delayed jobs that are due are claimed in one call, in the order they became due."""
+    """Delayed jobs that are due are claimed in one call, in the order in which they became due."""
     storage = await harness.open()
     delays = {f"job-{number}": harness.moment - number * timedelta(milliseconds=10) for number in range(5)}
     await enqueue(storage, *(job(name, delay=delay) for name, delay in delays.items()))
@@ -68,7 +68,7 @@ async def delayed_jobs_come_as_they_are_due(harness: Harness) -> None:
 
 @case(guarantees=(15,))
 async def a_retried_job_queues_again(harness: Harness) -> None:
-    """A job that is retried stands by the time it becomes due: behind those that waited meanwhile."""
+    """A retried job is ordered by the time at which it becomes due: behind those that waited meanwhile."""
     storage = await harness.open()
     await enqueue(storage, job("first"), job("second"))
     held = await claim_one(storage)
@@ -89,7 +89,7 @@ async def a_recovered_job_keeps_its_place(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def one_ordering_key_runs_one_job(harness: Harness) -> None:
-    """Of one ordering key one job runs at a time, in order; other keys and jobs without one are not held up."""
+    """Of one ordering key one job runs at a time, in order; other keys, and jobs without a key, are not held up."""
     storage = await harness.open()
     await enqueue(
         storage,
@@ -108,7 +108,7 @@ async def one_ordering_key_runs_one_job(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def a_waiting_retry_does_not_hold_its_key(harness: Harness) -> None:
-    """While a job waits for its retry the next one of its ordering key runs, though a claim had passed it over."""
+    """While a job waits for its retry, the next job of its ordering key runs, even if a claim had skipped it before."""
     storage = await harness.open()
     await enqueue(storage, job("a1", ordering_key="a"), job("a2", ordering_key="a"))
     (held,) = await claim(storage, 10)
@@ -119,7 +119,7 @@ async def a_waiting_retry_does_not_hold_its_key(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def every_end_of_an_attempt_frees_its_key(harness: Harness) -> None:
-    """Release and recovery, also the one that gives up, free an ordering key like any other end of an attempt."""
+    """Release and recovery, even one that gives the job up, free an ordering key like any end of an attempt."""
     storage = await harness.open()
     await enqueue(storage, job("a1", ordering_key="a", max_attempts=2), job("a2", ordering_key="a"))
     await apply(storage, released(await claim_one(storage)))
@@ -134,7 +134,7 @@ async def every_end_of_an_attempt_frees_its_key(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(ORDERING_KEYS,))
 async def cancelling_the_next_of_a_key_frees_the_one_after(harness: Harness) -> None:
-    """When the next job of an ordering key is cancelled, the one after it is not forgotten."""
+    """When the next job of an ordering key is cancelled, the job after it is not forgotten."""
     storage = await harness.open()
     await enqueue(storage, *(job(f"a{number}", ordering_key="a") for number in range(1, 5)))
     held = await claim(storage, 10)

@@ -47,7 +47,7 @@ async def any_bytes_are_a_result(harness: Harness) -> None:
 
 @case(guarantees=(10,))
 async def sixteen_mebibytes_are_a_payload(harness: Harness) -> None:
-    """A payload of 16 MiB of random bytes, and a result of that size, come back whole."""
+    """A payload of 16 MiB of random bytes, and a result of that size, come back unchanged."""
     storage = await harness.open()
     body = os.urandom(16 << 20)
     await enqueue(storage, job("large", payload=body))
@@ -61,7 +61,7 @@ async def sixteen_mebibytes_are_a_payload(harness: Harness) -> None:
 
 @case(guarantees=(10,))
 async def a_payload_survives_every_way_back(harness: Harness) -> None:
-    """Retry, crash and an operator's retry hand out the same bytes again."""
+    """A retry, a crash and an operator's retry hand out the same bytes again."""
     storage = await harness.open()
     await enqueue(storage, job("job", payload=bytes(range(256)), max_attempts=9))
     await apply(storage, retried(await claim_one(storage)))

@@ -1,4 +1,4 @@
-"""What `progress` promises."""
+"""The promises of `progress`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def report(held: Claim, value: bytes) -> ProgressReport:
 
 
 async def progress_of(storage: Storage, job_id: str) -> bytes | None:
-    """What was last reported for the job, which must exist."""
+    """Return what was last reported for the job, which must exist."""
     return (await status(storage, job_id)).progress
 
 
 @case(guarantees=(21,))
 async def it_is_read_by_others(harness: Harness) -> None:
-    """What claims report is in the status of their jobs, also for another client, byte for byte."""
+    """The progress that a claim reports is in the status of its job, for other clients too, byte for byte."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await enqueue(storage, job("one"), job("two"), job("silent"))
@@ -49,7 +49,7 @@ async def it_is_read_by_others(harness: Harness) -> None:
 
 @case(guarantees=(21,))
 async def the_last_report_counts(harness: Harness) -> None:
-    """A later report takes the place of an earlier one, in one call or in two; no report changes nothing."""
+    """A later report replaces an earlier one, in one call or in two; a call without reports changes nothing."""
     storage = await harness.open()
     await enqueue(storage, job("job"))
     held = await claim_one(storage)
@@ -62,7 +62,7 @@ async def the_last_report_counts(harness: Harness) -> None:
 
 @case(guarantees=(20, 21))
 async def it_is_told_to_subscribers(harness: Harness) -> None:
-    """A subscriber on another client hears of a report and can read it then."""
+    """A subscriber on another client hears of progress and can read it then."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await enqueue(storage, job("job"))
@@ -75,7 +75,7 @@ async def it_is_told_to_subscribers(harness: Harness) -> None:
 
 @case(guarantees=(3, 21))
 async def an_old_token_reports_nothing(harness: Harness) -> None:
-    """A claim that lost its job, or settled it, has no say any more, and does not keep others from theirs."""
+    """A claim that lost its job, or settled it, can no longer report progress, and does not keep others from it."""
     storage = await harness.open()
     await enqueue(storage, job("lost"), job("done"), job("live"))
     (lost,) = await crash(harness, storage)
@@ -92,7 +92,7 @@ async def an_old_token_reports_nothing(harness: Harness) -> None:
 
 @case(guarantees=(21,))
 async def it_outlives_the_attempt(harness: Harness) -> None:
-    """Released, retried, recovered and finished jobs keep what was reported last, beside their result or error."""
+    """Released, retried, recovered and finished jobs keep the progress reported last, beside their result or error."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=5))
     for end in (released, retried):
@@ -114,7 +114,7 @@ async def it_outlives_the_attempt(harness: Harness) -> None:
 
 @case(guarantees=(2, 12))
 async def it_goes_with_the_record(harness: Harness) -> None:
-    """A new generation of a failed job begins without, whether by another enqueue or an operator's retry."""
+    """A new generation of a failed job begins without progress, by another enqueue or by an operator's retry."""
     storage = await harness.open()
     await enqueue(storage, job("again"), job("retried"))
     for held in await claim(storage, 2):

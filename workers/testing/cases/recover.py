@@ -1,4 +1,4 @@
-"""What `recover` promises."""
+"""The promises of `recover`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def live_leases_are_left_alone(harness: Harness) -> None:
 
 @case(guarantees=(5, 18))
 async def each_name_has_its_own_lease(harness: Harness) -> None:
-    """Of jobs claimed in one call those come back whose own lease has expired, not the others."""
+    """Of the jobs claimed in one call, those come back whose own lease has expired, and no others."""
     storage = await harness.open()
     await enqueue(storage, job("short", name="short"), job("long", name="long"))
     claims = await storage.claim("worker", leases={"short": harness.moment, "long": LEASE}, limit=2)
@@ -69,7 +69,7 @@ async def each_name_has_its_own_lease(harness: Harness) -> None:
 
 @case(guarantees=(5,))
 async def any_number_of_reapers_recover_a_job_once(harness: Harness) -> None:
-    """Five reapers on as many clients at the same time bring 60 jobs back, each once and with one stall."""
+    """Five reapers on five clients at the same time bring 60 jobs back, each once and with one stall."""
     storage = await harness.open()
     reapers = [await harness.open(storage.queue) for _ in range(5)]
     await enqueue(storage, *(job(f"job-{number}") for number in range(60)))
@@ -86,7 +86,7 @@ async def any_number_of_reapers_recover_a_job_once(harness: Harness) -> None:
 
 @case(guarantees=(5,))
 async def recovery_is_batched(harness: Harness) -> None:
-    """Many jobs come back in the calls that one takes, not one per call."""
+    """Many jobs come back in as many calls as one job does, not in one call per job."""
     storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(200)))
     await crash(harness, storage, limit=200)
@@ -96,7 +96,7 @@ async def recovery_is_batched(harness: Harness) -> None:
 
 @case(guarantees=(5,), needs=(BOUNDED_RECOVERY,))
 async def recovery_keeps_to_its_limit(harness: Harness) -> None:
-    """One recovery never brings back more than its limit, and the next ones bring the rest."""
+    """One recovery never brings back more jobs than its limit, and the next ones bring the rest."""
     storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(50)))
     await crash(harness, storage, limit=50)
@@ -105,7 +105,7 @@ async def recovery_keeps_to_its_limit(harness: Harness) -> None:
 
 @case(guarantees=(5,))
 async def a_backlog_does_not_hide_crashed_jobs(harness: Harness) -> None:
-    """Jobs are brought back under a backlog that is never empty, and before it."""
+    """Crashed jobs are brought back even if the backlog is never empty, and run before it."""
     storage = await harness.open()
     await enqueue(storage, job("crashed"), *(job() for _ in range(300)))
     await crash(harness, storage)
@@ -128,7 +128,7 @@ async def a_reaper_needs_no_memory(harness: Harness) -> None:
 
 @case(guarantees=(4,))
 async def the_last_attempt_lost_fails_the_job(harness: Harness) -> None:
-    """A job that kills its worker in its last attempt ends as failed with `StalledError`, never to run again."""
+    """A job that kills its worker in its last attempt ends as failed with `StalledError` and never runs again."""
     storage = await harness.open()
     await enqueue(storage, job("killer", max_attempts=2))
     await crash(harness, storage)
@@ -154,7 +154,7 @@ async def a_job_stalled_too_often_fails(harness: Harness) -> None:
 
 @case(guarantees=(4, 20))
 async def a_job_given_up_is_told(harness: Harness) -> None:
-    """Who waits for a job whose workers vanish hears that it failed, also when its record is not kept."""
+    """Those who wait for a job whose workers vanish hear that it failed, even if its record is not kept."""
     storage = await harness.open()
     await enqueue(storage, job("kept", max_attempts=1), job("dropped", max_attempts=1, keep=DROP))
     for expected in ("kept", "dropped"):
@@ -168,7 +168,7 @@ async def a_job_given_up_is_told(harness: Harness) -> None:
 
 
 async def _fail_stalled(harness: Harness, storage: Storage, job_id: str, *, max_stalls: int = 3) -> None:
-    """Recovery fails the job, or hands it out for that one purpose (`Claim.stalled`)."""
+    """Let recovery fail the job, or hand it out for that one purpose (`Claim.stalled`)."""
     recovery = await recover(harness, storage, 1, max_stalls=max_stalls)
     if job_id not in recovery.failed:
         held: Claim = await claim_one(storage)
@@ -177,7 +177,7 @@ async def _fail_stalled(harness: Harness, storage: Storage, job_id: str, *, max_
 
 
 async def _given_up(harness: Harness, storage: Storage, job_id: str, *, max_stalls: int) -> ErrorInfo:
-    """The stored error of a job that recovery gives up."""
+    """Return the stored error of a job that recovery gives up."""
     await _fail_stalled(harness, storage, job_id, max_stalls=max_stalls)
     outcome = await storage.result(job_id)
     assert outcome is not None

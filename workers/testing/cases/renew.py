@@ -1,4 +1,4 @@
-"""What `renew` promises."""
+"""The promises of `renew`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def a_renewed_lease_outlives_the_first(harness: Harness) -> None:
 
 @case(guarantees=(18, 23))
 async def many_claims_are_renewed_at_once(harness: Harness) -> None:
-    """Of a batch of renewals only those are reported lost that are; the others hold."""
+    """Of a batch of renewals, only the lost ones are reported lost; the others hold."""
     storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(20)))
     claims = await claim(storage, 20)
@@ -69,7 +69,7 @@ async def each_claim_is_renewed_by_its_own_lease(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def a_lost_lease_is_reported_with_its_reason(harness: Harness) -> None:
-    """A claim learns whether its job was taken, completed or is unknown."""
+    """A claim learns whether its job was taken, was completed or is unknown."""
     storage = await harness.open()
     await enqueue(storage, job("job"))
     (old,) = await crash(harness, storage)
@@ -87,7 +87,7 @@ async def a_lost_lease_is_reported_with_its_reason(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def a_released_claim_is_lost(harness: Harness) -> None:
-    """After giving its job back a worker cannot renew it."""
+    """A worker cannot renew a claim after giving its job back."""
     storage = await harness.open()
     await enqueue(storage, job())
     held = await claim_one(storage)
@@ -97,7 +97,7 @@ async def a_released_claim_is_lost(harness: Harness) -> None:
 
 @case(guarantees=(18,))
 async def an_expired_lease_nobody_took_is_still_good(harness: Harness) -> None:
-    """A lease that ran out is renewed as long as no reaper was there first."""
+    """A lease that ran out is still renewed as long as no reaper has recovered its job."""
     storage = await harness.open()
     await enqueue(storage, job("late"))
     (held,) = await crash(harness, storage)

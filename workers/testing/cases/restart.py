@@ -1,4 +1,4 @@
-"""What happens when the server behind a storage, the connections to it, or all its clients go away and come back."""
+"""Restarts: the server behind a storage, the connections to it, or all its clients go away and come back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Disturbance: TypeAlias = Callable[[], Awaitable[None]]
 
 
 async def _in_time(call: Callable[[], Awaitable[T]]) -> T:
-    """What the call answers when it is repeated as a worker repeats it: on `StorageUnavailable`, for a while."""
+    """Return what the call answers, repeated on `StorageUnavailable` for a while, as a worker does."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
@@ -44,7 +44,7 @@ async def _in_time(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _verbs_go_on(harness: Harness, disturb: Disturbance) -> None:
-    """The same clients go on after it: jobs, claims and delays are as they were."""
+    """Check that the same clients go on after it: jobs, claims and delays are as they were."""
     storage = await harness.open()
     await enqueue(storage, job("held"), job("queued"), job("scheduled", delay=HOUR))
     held = await claim_one(storage)
@@ -57,7 +57,7 @@ async def _verbs_go_on(harness: Harness, disturb: Disturbance) -> None:
 
 
 async def _a_wait_goes_on(harness: Harness, disturb: Disturbance) -> None:
-    """A worker asleep meanwhile gets the next job."""
+    """Check that a worker asleep meanwhile gets the next job."""
     storage = await harness.open()
     producer = await harness.open(storage.queue)
     worker = asyncio.create_task(_in_time(lambda: next_claim(storage)))
@@ -69,7 +69,7 @@ async def _a_wait_goes_on(harness: Harness, disturb: Disturbance) -> None:
 
 
 async def _a_subscription_goes_on(harness: Harness, disturb: Disturbance) -> None:
-    """A subscriber from before hears of what happens after it."""
+    """Check that a subscriber from before hears of what happens after it."""
     storage = await harness.open()
     async with storage.events() as subscription:
         await disturb()
@@ -98,7 +98,7 @@ async def cancel_requests_are_heard_after_a_restart(harness: Harness) -> None:
 
 
 async def _next_request(storage: Storage, requests: Subscription) -> JobEvent:
-    """What a worker hears next; told that it may have missed something, it listens anew."""
+    """Return what a worker hears next; if it is told that it may have missed something, it listens again."""
     try:
         return await requests.get()
     except StorageUnavailable:
@@ -145,13 +145,13 @@ async def a_subscription_survives_a_restart(harness: Harness) -> None:
 
 @case(guarantees=(11,), needs=(CUTS,))
 async def every_verb_works_after_a_cut(harness: Harness) -> None:
-    """With all connections cut and all scripts forgotten the same clients go on."""
+    """When all connections are cut and all scripts forgotten, the same clients go on."""
     await _verbs_go_on(harness, harness.cut_connections)
 
 
 @case(guarantees=(11, 19), needs=(CUTS,))
 async def a_wait_survives_a_cut(harness: Harness) -> None:
-    """A worker asleep when its connections, and what listens for it, are cut gets the next job."""
+    """A worker asleep when its connections are cut, the listening one too, gets the next job."""
     await _a_wait_goes_on(harness, harness.cut_connections)
 
 
@@ -163,7 +163,7 @@ async def a_subscription_survives_a_cut(harness: Harness) -> None:
 
 @case(guarantees=(1, 3, 6, 11), needs=(DURABLE,))
 async def a_reopened_queue_is_as_it_was(harness: Harness) -> None:
-    """With every client closed and new ones opened nothing is gone: jobs, claims, results, tombstones, the pause."""
+    """When all clients were closed and new ones opened, all is there: jobs, claims, results, tombstones, the pause."""
     storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"), job("held"), job("retried"), job("cancelled"), job("queued"))
     await enqueue(storage, job("scheduled", delay=HOUR))

@@ -1,4 +1,4 @@
-"""How long finished jobs are kept, and that nothing stays for ever."""
+"""The retention of finished jobs, and that nothing stays for ever."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOT_FOUND = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND)
 
 
 async def _swept(harness: Harness, storage: Storage, job_id: str) -> None:
-    """Sweeping removes the record, once its time is over."""
+    """Check that sweeping removes the record once its time is over."""
     async with asyncio.timeout(PATIENCE):
         await storage.sweep(1_000)
         while await state(storage, job_id) is not None:
@@ -72,7 +72,7 @@ async def results_expire_one_by_one(harness: Harness) -> None:
 
 @case(guarantees=(2, 6), needs=(RETENTION_PER_JOB,))
 async def an_expired_id_is_free(harness: Harness) -> None:
-    """When its retention is over an id may be enqueued again, swept or not."""
+    """When its retention is over, an id may be enqueued again, swept or not."""
     storage = await harness.open()
     await enqueue(storage, job("again", keep=harness.moment))
     await apply(storage, completed(await claim_one(storage), b"old"))
@@ -104,7 +104,7 @@ async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
 
 @case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
 async def a_settlement_may_choose_the_retention(harness: Harness) -> None:
-    """`keep` of a settlement wins over the job's own retention, for longer, for shorter and for `DROP`."""
+    """`keep` of a settlement overrides the job's own retention: longer, shorter, or `DROP`."""
     storage = await harness.open()
     await enqueue(storage, job("longer", keep=harness.moment), job("shorter"), job("bad", keep=HOUR))
     claims = {held.job_id: held for held in await claim(storage, 3)}
@@ -133,7 +133,7 @@ async def jobs_may_drop_themselves(harness: Harness) -> None:
 
 @case(guarantees=(2, 6, 12, 20))
 async def a_failure_may_leave_no_record(harness: Harness) -> None:
-    """A job failed with `DROP`, whatever its own retention, is told as failed and gone; its id is free at once."""
+    """A job failed with `DROP`, whatever its own retention, is reported as failed and gone; its id is free at once."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await enqueue(storage, job("kept"), job("gone"))
@@ -153,7 +153,7 @@ async def a_failure_may_leave_no_record(harness: Harness) -> None:
 
 @case(guarantees=(12,), needs=(RETENTION_PER_JOB,))
 async def a_sweep_is_bounded(harness: Harness) -> None:
-    """A sweep removes at most its limit of all kinds together and tells how many, until nothing is left."""
+    """A sweep removes at most its limit of all kinds together and returns how many, until nothing is left."""
     storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}", keep=harness.moment) for number in range(25)))
     claims = await claim(storage, 25)
@@ -170,7 +170,7 @@ async def a_sweep_is_bounded(harness: Harness) -> None:
 
 @case(guarantees=(12,), needs=(MOVES_TIME,))
 async def tombstones_and_worker_records_expire(harness: Harness) -> None:
-    """A cancelled job's tombstone lasts an hour, a worker's record not for ever."""
+    """A cancelled job's tombstone lasts an hour, and a worker's record expires too."""
     storage = await harness.open()
     await enqueue(storage, job("cancelled"))
     await storage.cancel("cancelled")
@@ -201,7 +201,7 @@ async def a_results_time_can_be_changed(harness: Harness) -> None:
 
 @case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
 async def a_stalled_jobs_error_expires_too(harness: Harness) -> None:
-    """The record of a job that the reaper failed lasts as long as any failed one."""
+    """The record of a job that the reaper failed lasts as long as that of any failed job."""
     storage = await harness.open()
     await enqueue(storage, job("short", max_attempts=1, keep=harness.moment), job("long", max_attempts=1))
     await crash(harness, storage, limit=2)
@@ -223,7 +223,7 @@ async def what_ended_leaves_nothing(harness: Harness) -> None:
 
 
 async def _every_fate(harness: Harness, storage: Storage, word: str) -> None:
-    """Jobs are lost, retried, completed, failed, removed, cleaned and drained; what is left of them is swept."""
+    """Let jobs be lost, retried, completed, failed, removed, cleaned and drained; sweep what is left of them."""
     keep = harness.moment if harness.limits.retention_per_job else DROP
     keys = [f"{word}-{number}" if harness.limits.ordering_keys else None for number in range(10)]
     await enqueue(

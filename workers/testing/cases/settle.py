@@ -1,4 +1,4 @@
-"""What `settle` promises."""
+"""The promises of `settle`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def failing_stores_the_error(harness: Harness) -> None:
 
 @case(guarantees=(16, 21))
 async def a_retry_waits_for_its_delay(harness: Harness) -> None:
-    """A retried job is failing with its error and next run until it is due, then it is queued."""
+    """A retried job is failing, with its error and next run, until it is due; then it is queued."""
     storage = await harness.open()
     await enqueue(storage, job("later"), job("soon"))
     later, soon = await claim(storage, 2)
@@ -93,7 +93,7 @@ async def a_retry_waits_for_its_delay(harness: Harness) -> None:
 
 @case(guarantees=(16, 23, 24))
 async def any_duration_can_be_settled(harness: Harness) -> None:
-    """Delays and retentions beyond every calendar, or below zero, end their attempt and spare its neighbours."""
+    """Delays and retentions beyond every calendar, or below zero, end their attempt and do not harm its neighbours."""
     storage = await harness.open()
     await enqueue(storage, *(job(name) for name in ("never", "past", "for ever", "neighbour")))
     never, past, for_ever, neighbour = await claim(storage, 4)
@@ -112,7 +112,7 @@ async def any_duration_can_be_settled(harness: Harness) -> None:
 
 @case(guarantees=(21,))
 async def the_last_error_is_remembered(harness: Harness) -> None:
-    """The error of a failed attempt can be read until another one takes its place, through a release and a run."""
+    """The error of a failed attempt can be read until another one replaces it, through a release and a run."""
     storage = await harness.open()
     await enqueue(storage, job("again"))
     await apply(storage, retried(await claim_one(storage)))
@@ -162,7 +162,7 @@ async def outcomes_keep_the_order_of_the_batch(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def a_repeated_settle_is_already_applied(harness: Harness) -> None:
-    """The same token settling again, as after a lost reply, changes nothing and is told so."""
+    """Settling again with the same token, as after a lost reply, changes nothing and is reported as such."""
     storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}") for number in range(4)))
     first, second, third, fourth = await claim(storage, 4)
@@ -175,7 +175,7 @@ async def a_repeated_settle_is_already_applied(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def a_terminal_state_is_immutable(harness: Harness) -> None:
-    """Nothing a claim says after the end changes the result, whichever end came first."""
+    """Nothing that a claim settles after the end changes the result, whichever end came first."""
     storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"))
     done, bad = await claim(storage, 2)
@@ -188,7 +188,7 @@ async def a_terminal_state_is_immutable(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def an_old_token_has_no_effect(harness: Harness) -> None:
-    """After recovery nothing the first claim settles has an effect, within the same worker too."""
+    """After a recovery nothing that the first claim settles has an effect, not even within the same worker."""
     storage = await harness.open()
     await enqueue(storage, job("job"))
     (old,) = await crash(harness, storage, worker_id="same")
@@ -207,7 +207,7 @@ async def an_old_token_has_no_effect(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def an_old_token_is_nothing_to_a_new_generation(harness: Harness) -> None:
-    """A token of a failed generation cannot settle the one after it."""
+    """A token of a failed generation cannot settle the next one."""
     storage = await harness.open()
     await enqueue(storage, job("job"))
     old = await claim_one(storage)
@@ -221,7 +221,7 @@ async def an_old_token_is_nothing_to_a_new_generation(harness: Harness) -> None:
 
 @case(guarantees=(18,))
 async def a_late_settle_that_nobody_overtook_counts(harness: Harness) -> None:
-    """A lease that ran out does not void the work as long as no reaper was there first."""
+    """A lease that ran out does not void the work as long as no reaper has recovered the job."""
     storage = await harness.open()
     await enqueue(storage, job("late"))
     (held,) = await crash(harness, storage)
@@ -233,7 +233,7 @@ async def a_late_settle_that_nobody_overtook_counts(harness: Harness) -> None:
 
 @case(guarantees=(3,))
 async def concurrent_settles_apply_once(harness: Harness) -> None:
-    """Of 20 settlements of one claim at the same time on two clients exactly one applies."""
+    """Of 20 settlements of one claim at the same time on two clients, exactly one applies."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await enqueue(storage, job("job"))
@@ -262,7 +262,7 @@ async def a_dropped_job_leaves_nothing(harness: Harness) -> None:
 
 @case(guarantees=(6,))
 async def a_continuation_comes_with_the_completion(harness: Harness) -> None:
-    """`then` is enqueued when the job completes, once, also when the settle is repeated or the record dropped."""
+    """`then` is enqueued when the job completes, once, even if the settle is repeated or the record dropped."""
     storage = await harness.open()
     for keep in (None, DROP):
         await enqueue(storage, job(f"first {keep}"))
@@ -289,7 +289,7 @@ async def a_lost_completion_continues_nothing(harness: Harness) -> None:
 
 @case(guarantees=(6,))
 async def a_completion_is_seen_whole(harness: Harness) -> None:
-    """Whoever looks while a job completes sees it running, or all of it: state, result and continuation."""
+    """A reader who looks while a job completes sees it running, or all of its end: state, result and continuation."""
     storage = await harness.open()
     reader = await harness.open(storage.queue)
     for number in range(20):
@@ -306,7 +306,7 @@ async def a_completion_is_seen_whole(harness: Harness) -> None:
 
 @case(guarantees=(6,))
 async def a_settle_broken_off_can_be_repeated(harness: Harness) -> None:
-    """A completion broken off at any moment did all of it or nothing, and the same again makes it all."""
+    """A completion broken off at any moment was done as a whole or not at all, and repeating it completes it."""
     storage = await harness.open()
     for number in range(24):
         step = await _last_step(storage, f"first-{number}", f"second-{number}")
@@ -322,13 +322,13 @@ async def a_settle_broken_off_can_be_repeated(harness: Harness) -> None:
 
 
 async def _last_step(storage: Storage, job_id: str, then_id: str) -> Completed:
-    """A job is running, and this completes it with a continuation for later."""
+    """Make a running job, and the settlement that completes it with a continuation for later."""
     await enqueue(storage, job(job_id))
     return Completed(claim=await claim_one(storage), result=b"whole", then=job(then_id, delay=HOUR))
 
 
 async def _see_whole(storage: Storage, step: Completed) -> None:
-    """If any of the completion is there, the rest is too. What is read second can only be newer."""
+    """Check that all of the completion is there if any of it is. What is read second can only be newer."""
     job_id = step.claim.job_id
     outcome = await storage.result(job_id)
     if outcome is None and await state(storage, job_id) is JobState.COMPLETED:

@@ -1,4 +1,4 @@
-"""What `wait` promises: no lost wake-up, and no spin."""
+"""The promises of `wait`: no lost wake-up, and no spinning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTLE_IN: Final = 0.03
 
 
 async def _wakes(storage: Storage, job_id: str, happen: Callable[[], Awaitable[object]]) -> Claim:
-    """A worker that sleeps on `storage` gets the job when `happen` makes it claimable."""
+    """Check that a worker that sleeps on `storage` gets the job when `happen` makes it claimable."""
     worker = asyncio.create_task(next_claim(storage))
     async with background(worker):
         await asyncio.sleep(SETTLE_IN)
@@ -48,7 +48,7 @@ async def _wakes(storage: Storage, job_id: str, happen: Callable[[], Awaitable[o
 
 @case(guarantees=(19,))
 async def a_job_that_is_there_needs_no_waiting(harness: Harness) -> None:
-    """A wait that begins when a job is claimable already returns at once."""
+    """A wait that begins when a job is already claimable returns at once."""
     storage = await harness.open()
     await enqueue(storage, job())
     async with asyncio.timeout(PATIENCE):
@@ -66,7 +66,7 @@ async def an_enqueue_wakes(harness: Harness) -> None:
 
 @case(guarantees=(19,))
 async def no_wake_up_is_lost_in_a_race(harness: Harness) -> None:
-    """Wait and enqueue begin at the same moment, 50 times: the job is found every time."""
+    """When a wait and an enqueue begin at the same moment, 50 times, the job is found every time."""
     storage = await harness.open()
     producer = await harness.open(storage.queue)
     for number in range(50):
@@ -77,7 +77,7 @@ async def no_wake_up_is_lost_in_a_race(harness: Harness) -> None:
 
 @case(guarantees=(19,))
 async def every_waiting_worker_is_served(harness: Harness) -> None:
-    """Three workers asleep and three jobs in one batch: each worker gets one."""
+    """When three workers are asleep and three jobs come in one batch, each worker gets one."""
     storage = await harness.open()
     others = [await harness.open(storage.queue) for _ in range(2)]
     workers = [asyncio.create_task(next_claim(each)) for each in (storage, *others)]
@@ -118,7 +118,7 @@ async def a_nearer_delay_shortens_the_sleep(harness: Harness) -> None:
 
 @case(guarantees=(19,))
 async def a_release_wakes(harness: Harness) -> None:
-    """A worker asleep gets a job that another one gives back."""
+    """A worker asleep gets a job that another worker gives back."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     await enqueue(storage, job("given back"))
@@ -165,7 +165,7 @@ async def a_recovery_wakes(harness: Harness) -> None:
 
 @case(guarantees=(19, 22))
 async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
-    """A worker asleep gets what `resume`, `promote` and `retry` make claimable."""
+    """A worker asleep gets the jobs that `resume`, `promote` and `retry` make claimable."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     assert not await storage.is_paused()
@@ -186,7 +186,8 @@ async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
 async def an_idle_wait_does_not_spin(harness: Harness) -> None:
     """With nothing to claim, waits of 0.2 s return a few times in half a second, not thousands of times.
 
-    Nothing to claim: an empty queue, only a far or the farthest delay, a job that is processing, a paused queue.
+    There is nothing to claim in an empty queue, with only a far or the farthest delay, with a job that is processing,
+    and in a paused queue.
     """
     empty, delayed, remote, busy, paused = [await harness.open() for _ in range(5)]
     await enqueue(delayed, job(delay=HOUR))
@@ -201,7 +202,7 @@ async def an_idle_wait_does_not_spin(harness: Harness) -> None:
 
 @case(guarantees=(13,), needs=(NAME_FILTER,))
 async def unwanted_names_do_not_spin(harness: Harness) -> None:
-    """A backlog of names this worker does not handle is no reason to wake it up."""
+    """A backlog of names that this worker does not handle does not wake it up."""
     storage = await harness.open()
     await enqueue(storage, *(job(name="other") for _ in range(10)))
     assert await _waits_in(storage, 0.5, name="mine") <= 10
@@ -209,7 +210,7 @@ async def unwanted_names_do_not_spin(harness: Harness) -> None:
 
 @case(guarantees=(19,), needs=(NAME_FILTER,))
 async def a_wake_up_reaches_who_can_claim(harness: Harness) -> None:
-    """Of several workers asleep on one client the one that handles the job gets it, whoever went to sleep first."""
+    """Of several workers asleep on one client, the one that handles the job gets it, whoever went to sleep first."""
     storage = await harness.open()
     names = ("alpha", "beta", "gamma")
     workers = [asyncio.create_task(next_claim(storage, leases={name: LEASE})) for name in names]
@@ -234,7 +235,7 @@ async def a_cancelled_wait_leaves_nothing(harness: Harness) -> None:
 
 
 async def _waits_in(storage: Storage, seconds: float, *, name: str = "*") -> int:
-    """How many claim-and-wait rounds of an idle worker end within the time."""
+    """Count the claim-and-wait rounds of an idle worker that end within the time."""
     clock = asyncio.get_running_loop().time
     until, rounds = clock() + seconds, 0
     while clock() < until:

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from federation.analytics import frames
 from federation.analytics.data.source import FederationSource
-from federation.analytics.data.tables import TABLES, Part, TableReader
+from federation.analytics.data.tables import TABLES, TablePart, TableReader
 from federation.analytics.source import read_table, register
 from tests.federation.analytics.history import SERVERS, attempt, attempts, execute, fill, moment
 from tests.workers.manual import ROOT, examples
@@ -90,7 +90,7 @@ def test_only_the_columns_of_the_schema_are_selected(spark: SparkSession, databa
     register(spark)
     fill(database_url, attempts(2, 1))
     schema = StructType([frames.ATTEMPTS["id"], frames.ATTEMPTS["started_at"]])
-    statement = str(TableReader({"url": database_url, "table": ATTEMPTS}, schema)._select(Part()))
+    statement = str(TableReader({"url": database_url, "table": ATTEMPTS}, schema)._select(TablePart()))
     assert "started_at" in statement
     assert "server_url" not in statement
     frame = read_table(spark, database_url, ATTEMPTS, columns=["started_at", "id"])
@@ -147,7 +147,7 @@ def test_no_password_is_shown(spark: SparkSession) -> None:
     register(spark)
     url = "postgresql://reader:s3cret@127.0.0.1:1/app"
     read = TableReader({"url": url, "table": ATTEMPTS}, TABLES[ATTEMPTS].schema)
-    shown = [repr(read), repr(vars(read)), repr(pickle.loads(pickle.dumps(read))), repr(Part(column="id", low=1))]
+    shown = [repr(read), repr(vars(read)), repr(pickle.loads(pickle.dumps(read))), repr(TablePart(column="id", low=1))]
     frame = read_table(spark, url, "server_registry")
     shown += [
         str(frame._jdf.queryExecution().toString()),

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, DeliveryJob, DeliveryPayload
 from federation.app import Federation
-from federation.base.bull_queue import BullQueue
+from federation.base.job_queue import JobQueue
 from federation.delivery.outbox import Outbox
 from tests.federation.conftest import MakeSettings
 from workers import JobState
@@ -27,7 +27,7 @@ class Place:
 
     outbox: Outbox
     database: Database
-    queue: BullQueue
+    queue: JobQueue
 
     async def enqueue(self, session: AsyncSession, payload: str = PAYLOAD) -> str:
         return await self.outbox.enqueue_delivery(session, "deliver-post", TARGET, SERVER, payload)

@@ -15,7 +15,7 @@ from workers import JobState
 from workers.jobs import Failed
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq import jobs as bullmq_jobs
-from workers.storage.bullmq.server import Contended, Server
+from workers.storage.bullmq.server import BullMQServer, Contended
 from workers.testing.steps import job
 
 PATIENCE = timedelta(seconds=5)
@@ -68,7 +68,7 @@ async def test_a_bulk_beside_a_busy_worker_loses_nothing(storage: BullMQStorage)
 
 async def test_a_transaction_that_others_are_always_ahead_of_has_not_run(client: Any, redis_url: str) -> None:
     """The error says so, and means it."""
-    key, other, server = f"test-{uuid.uuid4().hex}", redis.Redis.from_url(redis_url), Server(redis_url, PATIENCE)
+    key, other, server = f"test-{uuid.uuid4().hex}", redis.Redis.from_url(redis_url), BullMQServer(redis_url, PATIENCE)
     await server.open()
 
     def decide(_: object) -> list[tuple[str, ...]]:

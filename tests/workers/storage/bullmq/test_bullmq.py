@@ -27,8 +27,8 @@ from workers.jobs import (
 )
 from workers.storage.base import Subscription
 from workers.storage.bullmq import BullMQStorage, inspect
-from workers.storage.bullmq.events import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.jobs import REQUESTS_KEPT
+from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.on_redis.node_values import ERROR_FIELD
 from workers.testing.steps import PATIENCE, claim_one, job, until
 

@@ -12,9 +12,9 @@ from bullmq.redis_connection import SCRIPT_DEFINITIONS, RedisConnection
 from bullmq.scripts import Scripts
 from redis.asyncio import Redis
 
-from workers.storage.bullmq.scripts import SCRIPTS, Command, QueueScripts, packaged, scripts
+from workers.storage.bullmq.scripts import SCRIPTS, BullMQScripts, Command, packaged, scripts
 
-OURS = QueueScripts("q", "bull")
+OURS = BullMQScripts("q", "bull")
 NOW = 1_800_000_000_000
 
 

@@ -14,7 +14,7 @@ from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.line import Line
-from workers.storage.subscribers import BUFFER, Broadcast
+from workers.storage.subscribers import BUFFER, Subscribers
 from workers.testing.faults import counting, faulty
 from workers.testing.steps import PATIENCE, job, next_claim
 
@@ -169,11 +169,11 @@ def test_a_slow_subscriber_loses_the_oldest() -> None:
     """A subscriber that does not read keeps the newest events, and nobody else notices."""
 
     async def listen() -> list[JobEvent]:
-        broadcast = Broadcast()
-        with broadcast.everything() as slow, broadcast.of_job("last") as other:
+        subscribers = Subscribers()
+        with subscribers.everything() as slow, subscribers.of_job("last") as other:
             for number in range(BUFFER + 10):
-                broadcast.publish(JobEventKind.QUEUED, f"job-{number}")
-            broadcast.publish(JobEventKind.QUEUED, "last")
+                subscribers.publish(JobEventKind.QUEUED, f"job-{number}")
+            subscribers.publish(JobEventKind.QUEUED, "last")
             assert (await other.get()).job_id == "last"
             return [await slow.get() for _ in range(BUFFER)]
 
@@ -185,12 +185,12 @@ def test_a_slow_subscriber_loses_the_oldest() -> None:
 def test_leaving_a_subscription_frees_it() -> None:
     """After the last subscriber of a job left, nothing of it remains."""
 
-    async def come_and_go() -> Broadcast:
-        broadcast = Broadcast()
+    async def come_and_go() -> Subscribers:
+        subscribers = Subscribers()
         for number in range(10):
-            with broadcast.of_job(f"job-{number}"), broadcast.of_job(f"job-{number}"):
+            with subscribers.of_job(f"job-{number}"), subscribers.of_job(f"job-{number}"):
                 pass
-        return broadcast
+        return subscribers
 
     assert asyncio.run(come_and_go())._of_job == {}
 

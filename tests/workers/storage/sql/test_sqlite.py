@@ -21,7 +21,7 @@ from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import lane
+from workers.storage.sql.sqlite import thread
 from workers.testing import Case, all_cases, run
 from workers.testing.steps import PATIENCE, claim, job, until
 
@@ -37,7 +37,7 @@ _NEARBY = [case for case in all_cases() if case.verb in ("wait", "events", "canc
 @pytest.mark.parametrize("case", _NEARBY, ids=lambda case: case.id)
 async def test_one_process_needs_no_poll(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a process the step that changes something tells waiters and subscribers; no watcher has to notice it."""
-    monkeypatch.setattr(lane, "POLL", timedelta(hours=1))
+    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
     async with SqliteHarness(tmp_path / "jobs.db") as harness:
         await harness.migrate()
         await run(case, harness)

@@ -16,7 +16,7 @@ from tests.workers.storage.sql.steps import MINUTE, claim_all, ids, on_postgres,
 from workers.errors import StorageError, TransactionError
 from workers.jobs import Claim, Completed, Continued, JobEventKind, JobState, NewJob, SettleStatus
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import lane
+from workers.storage.sql.sqlite import thread
 from workers.testing.steps import PATIENCE, job, state
 
 Ending: TypeAlias = Callable[[SqlStorage, Claim, AsyncSession], Awaitable[object]]
@@ -180,7 +180,7 @@ async def test_a_bare_commit_is_told_at_once(
     storage: SqlStorage, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, commit_inside: bool
 ) -> None:
     """With `with_notify` a bare connection's jobs need no watcher to be noticed, and are not told of before."""
-    monkeypatch.setattr(lane, "POLL", timedelta(hours=1))
+    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
     async with a_waiter(storage) as waiting, AsyncConnection(engine) as connection:
         async with storage.with_notify(connection):
             await storage.enqueue([job("a")], connection=connection)

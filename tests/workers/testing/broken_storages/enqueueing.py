@@ -19,8 +19,8 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.memory import MemorySpace
-from workers.storage.memory.jobs import Job
-from workers.storage.memory.keys import Mark
+from workers.storage.memory.jobs import StoredJob
+from workers.storage.memory.keys import KeyHolder
 
 
 class EnqueueRace(Fallible):
@@ -40,7 +40,7 @@ class EnqueueRace(Fallible):
 class OldGenerationLingers(Fallible):
     """A new generation inherits the attempts of the one that failed."""
 
-    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
         old = self._table.find(new.id, now)
         answer = super()._enqueue(new, groups, now)
         job = self._table.find(new.id, now)
@@ -52,11 +52,11 @@ class OldGenerationLingers(Fallible):
 class KeyKeptByTheClaim(Fallible):
     """A claim leaves a debounced key with its job, whose payload the next enqueue changes."""
 
-    def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
+    def _grant(self, job: StoredJob, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
         if job.new.deduplication is not None and job.new.deduplication.mode is DeduplicationMode.DEBOUNCE:
             key = job.new.deduplication.key
             if self._table.marked(key, now) is None:
-                self._table.mark(key, Mark(job_id=job.new.id, mode=DeduplicationMode.SIMPLE))
+                self._table.mark(key, KeyHolder(job_id=job.new.id, mode=DeduplicationMode.SIMPLE))
         return super()._grant(job, worker_id, leases, now)
 
 
@@ -76,7 +76,7 @@ class KeyOfNobody(Fallible):
 class FirstPayloadStays(Fallible):
     """A debounce starts the wait anew, for the first payload."""
 
-    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
         answer = super()._enqueue(new, groups, now)
         job = self._table.find(answer.id, now)
         if answer.id == new.id and job is not None:
@@ -93,7 +93,7 @@ class FirstPayloadStays(Fallible):
 class GroupsAreSplit(Fallible):
     """Of jobs that share a key in one call only the first is inserted."""
 
-    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
         return super()._enqueue(new, {}, now)
 
 

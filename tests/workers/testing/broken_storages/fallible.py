@@ -16,8 +16,8 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.memory import MemorySpace, MemoryStorage
-from workers.storage.memory.jobs import Job, JobTable
-from workers.storage.memory.keys import Mark
+from workers.storage.memory.jobs import JobTable, StoredJob
+from workers.storage.memory.keys import KeyHolder
 from workers.storage.memory.storage import MemoryQueue
 
 
@@ -44,11 +44,11 @@ class Fallible(MemoryStorage):
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
         return MemoryQueue._settle(self._queue, settlement, now)
 
-    def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
+    def _grant(self, job: StoredJob, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
         return MemoryQueue._grant(self._queue, job, worker_id, leases, now)
 
-    def _enqueue(self, new: NewJob, groups: dict[str, Mark | None], now: datetime) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
         return MemoryQueue._enqueue(self._queue, new, groups, now)
 
-    def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
+    def _retry(self, job: StoredJob, settlement: Retried, now: datetime) -> None:
         MemoryQueue._retry(self._queue, job, settlement, now)

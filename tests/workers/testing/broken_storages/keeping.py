@@ -17,7 +17,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage.memory.jobs import Job
+from workers.storage.memory.jobs import StoredJob
 
 YEARS = timedelta(days=3650)
 
@@ -25,7 +25,7 @@ YEARS = timedelta(days=3650)
 class AttemptCountedAtTheEnd(Fallible):
     """An attempt counts when it is settled: who dies in it was never there."""
 
-    def _grant(self, job: Job, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
+    def _grant(self, job: StoredJob, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
         claim = super()._grant(job, worker_id, leases, now)
         job.attempts -= 1
         return claim

@@ -19,7 +19,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.memory.jobs import Job
+from workers.storage.memory.jobs import StoredJob
 
 APPLIED = SettleOutcome(status=SettleStatus.APPLIED)
 
@@ -137,7 +137,7 @@ class RepeatsAreLost(Fallible):
 class KeyHeldWhileWaiting(Fallible):
     """A job that waits for its retry keeps the others of its ordering key waiting."""
 
-    def _retry(self, job: Job, settlement: Retried, now: datetime) -> None:
+    def _retry(self, job: StoredJob, settlement: Retried, now: datetime) -> None:
         super()._retry(job, settlement, now)
         if job.new.ordering_key is not None and job.state is JobState.FAILING:
             self._table._busy_keys.add(job.new.ordering_key)

@@ -1,8 +1,8 @@
--- Adding jobs, each `{id, name, data, opts, attempts, delay in microseconds, lifo}`; `opts` is JSON.
--- Whoever adds looks at that first: nothing shall be added halfway.
+-- Functions to add jobs, each `{id, name, data, opts, attempts, delay in microseconds, lifo}`; `opts` is JSON.
+-- Scripts that add check that first, so that nothing is added halfway.
 local broken_counter = counter_fault()
 
--- The number of the job, which is its id if that is one; then it must not be given out again.
+-- Return the number of the job, which is its id if that is a number; then it must not be given out again.
 local function next_number(id)
   local number = redis.call('INCR', COUNTER)
   if not string.find(id, '^%d+$') then
@@ -13,8 +13,8 @@ local function next_number(id)
   return tonumber(id)
 end
 
--- 0 if there is no such job, else the state it is in, and its result, or no state where none can be. A failed or expired
--- one makes room.
+-- Return 0 if there is no such job, else its state and its result, or `{0}` if its key holds something else. A failed or
+-- expired job is removed.
 local function existing(id)
   local kind = redis.call('TYPE', P .. id).ok
   if kind == 'none' then

@@ -1,4 +1,4 @@
--- ARGV[5]: `completed` or `failed`, [6]: `{ids}`. Records of ours that Node has ended expire as well, from now on.
+-- Let records of our jobs that Node has ended expire too, from now on. ARGV[5]: `completed` or `failed`, [6]: `{ids}`.
 local line = P .. ARGV[5]
 local which = line == COMPLETED and 'keepCompleted' or 'keepFailed'
 for _, id in ipairs(cmsgpack.unpack(ARGV[6])) do

@@ -1,4 +1,5 @@
--- ARGV[5]: `{ids}` the job may have, [6]: how long its tombstone lasts. Answers the state it was in, nothing for no job.
+-- Cancel a waiting job, or ask a running one to end. ARGV[5]: `{ids}` it may have, [6]: how long its tombstone lasts.
+-- Answers the state it was in, nothing if there is no such job.
 local id, state = find(cmsgpack.unpack(ARGV[5]))
 if not id then
   return false

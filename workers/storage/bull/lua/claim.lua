@@ -1,7 +1,6 @@
 -- ARGV[5]: worker, [6]: the head of the tokens, [7]: limit, [8]: `{lease of other names in ms, name, lease, ...}`.
--- Answers `{{id, name, data, opts, timestamp, attempts, attemptsMade, stalledCounter, lease, ...}, {ids dropped},
--- {id, why, ...}}`, of those set aside the last; the
--- token of the n-th is the head and n in four hexadecimal digits.
+-- Answers `{{id, name, data, opts, timestamp, attempts, attemptsMade, stalledCounter, lease, ...}, {ids dropped}, {id,
+-- why, ...}}`, the last for those set aside. The token of the n-th claim is the head and n in four hexadecimal digits.
 local worker, head, limit = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local leases, wanted = {}, cmsgpack.unpack(ARGV[8])
 for at = 2, #wanted, 2 do
@@ -33,7 +32,7 @@ local function grant(id, found)
   tell(EVENT.active, id)
 end
 
--- Whether the job is taken, or dropped: one that is completed already, that is mine already, or that has no record.
+-- Grant the job, or drop it if it has no record. One that is completed, or granted in this call already, is skipped.
 local function sort_out(id, completed)
   if mine[id] or completed == 1 then
     return
@@ -46,7 +45,7 @@ local function sort_out(id, completed)
   end
 end
 
--- Whoever holds a lock on a job in line is about to let go of it, or to take it out: it stays where it is.
+-- A job in line that is locked is about to be unlocked, or taken out, by the holder of the lock: leave it where it is.
 local passed = 0
 while #taken < limit and passed < LOCKED_PASSED and bytes <= ENOUGH_BYTES do
   local width = math.min(limit - #taken, READ_AT_ONCE)

@@ -1,5 +1,6 @@
--- ARGV[5]: `{ids}` the job may have, [6]: its return value, [7]: its result as it is where that cannot tell, else empty,
--- [8]: how long it is kept, empty for as long as it wants. Answers the state it was in, nothing for no job.
+-- Complete an unfinished job. ARGV[5]: `{ids}` it may have, [6]: its return value, [7]: its exact result if that cannot
+-- express it, else empty, [8]: how long it is kept, empty for its own retention. Answers the state it was in, nothing
+-- if there is no such job.
 local id, state = find(cmsgpack.unpack(ARGV[5]))
 if not id then
   return false

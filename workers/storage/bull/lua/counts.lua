@@ -1,6 +1,6 @@
--- ARGV[5]: where among the delayed jobs to go on counting, -1 to begin. Answers jobs in line, delayed, active, completed
--- and failed, how many of the delayed are due; then of the next delayed ones how many have failed before, how many were
--- looked at, and from where.
+-- Count jobs. ARGV[5]: where among the delayed jobs to go on counting, -1 to begin. Answers the jobs in line, delayed,
+-- active, completed and failed, and how many of the delayed are due; then how many of the next delayed ones have failed
+-- before, how many were looked at, and from where.
 local LOOKED_AT = 1000
 local function left(line)
   return math.max(0, redis.call('SCARD', line) - redis.call('ZCOUNT', ENDED[line], '-inf', string.format('%.0f', now)))

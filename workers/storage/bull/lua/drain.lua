@@ -1,4 +1,4 @@
--- ARGV[5]: limit. Answers how many waiting jobs are gone.
+-- Remove waiting jobs. ARGV[5]: limit. Answers how many were removed.
 local left = tonumber(ARGV[5])
 local function gone(ids)
   for _, id in ipairs(ids) do

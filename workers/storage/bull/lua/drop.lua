@@ -1,5 +1,4 @@
--- An id in line that no job has is out of it. What lies at its key, if that is neither a hash nor a key of the queue's, is
--- set aside.
+-- Take an id without a job out of the line. What is at its key is set aside, unless it is a hash or a key of the queue.
 local broken = fault(QUARANTINE, 'hash')
 if broken then
   return redis.error_reply(broken)

@@ -1,4 +1,4 @@
--- Delayed jobs that are due stand in line, in the order they became due; those without a record are not.
+-- Put due jobs into the line, in the order in which they became due, except those without a record.
 local function line_up_what_is_due(limit)
   local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', '(' .. string.format('%.0f', (now + 1) * SCALE), 'LIMIT', 0, limit)
   if #due == 0 then

@@ -1,4 +1,5 @@
--- ARGV[5]: the jobs. Answers for each 0, `{state, returnvalue, result as it was}`, or `{0}` where no job can be.
+-- Enqueue jobs. ARGV[5]: the jobs. Answers for each 0, `{state, returnvalue, exact result}`, or `{0}` if there can be
+-- no such job.
 if broken_counter then
   return redis.error_reply(broken_counter)
 end

@@ -1,7 +1,7 @@
--- Whether a claim still holds its job.
+-- Functions that tell whether a claim still holds its job.
 local TAKEN, OVER, UNKNOWN = 2, 3, 4
 
--- Who has the lock of each claim's job; claims begin with its id.
+-- Return the token in the lock of each claim's job; a claim begins with the job's id.
 local function holders_of(claims)
   local ids = {}
   for at, claim in ipairs(claims) do
@@ -10,7 +10,7 @@ local function holders_of(claims)
   return locks_of(ids)
 end
 
--- Why a claim without the job's mark does not have it.
+-- Return why a claim does not have a job that lacks its mark.
 local function loss(id)
   if not exists(id) then
     return UNKNOWN
@@ -22,7 +22,7 @@ local function loss(id)
   return (state == STATE.completed or state == STATE.failed) and OVER or TAKEN
 end
 
--- Nothing while nobody else has the job: its lock is the claim's own, or has run out.
+-- Return nothing while nobody else has the job: its lock is the claim's own, or has run out.
 local function why_not_held(id, token, mark, holder)
   if not mark or string.sub(mark, 1, 1 + TOKEN_LENGTH) ~= '+' .. token then
     return loss(id)

@@ -1,4 +1,5 @@
--- ARGV[5]: `{ids}` the job may have, [6]: how long it is kept from now, in ms. Answers whether it had ended.
+-- Change a record's retention. ARGV[5]: `{ids}` the job may have, [6]: how long it is kept from now, in ms. Answers
+-- whether the job had ended.
 local id, state = find(cmsgpack.unpack(ARGV[5]))
 local line = state == STATE.completed and COMPLETED or state == STATE.failed and FAILED
 if not line then

@@ -1,20 +1,21 @@
--- The queue's keys. KEYS[1] is `<prefix>:<queue>:`; ARGV[1] the database's number, [2] the queue's name, [3] the dialect of the
--- Node peers, [4] who we are to them. Times are milliseconds of the server's clock.
+-- The queue's keys. KEYS[1] is `<prefix>:<queue>:`; ARGV[1] the database's number, [2] the queue's name, [3] the
+-- dialect of the Node processes, [4] our name to them. Times are milliseconds of the server's clock.
 local P = KEYS[1]
 local QUEUE, DIALECT, EMITTER = ARGV[2], ARGV[3], ARGV[4]
 local WAIT, PAUSED, ACTIVE, DELAYED = P .. 'wait', P .. 'paused', P .. 'active', P .. 'delayed'
 local COMPLETED, FAILED, COUNTER, META_PAUSED = P .. 'completed', P .. 'failed', P .. 'id', P .. 'meta-paused'
--- Ours, which Node does not know: ended jobs and cancelled ids by when they expire, workers by when they were last seen.
+-- Ours, which Node does not know: ended jobs and cancelled ids by when they expire, workers by when they were last
+-- seen.
 local ENDED = { [COMPLETED] = P .. 'workers:completed', [FAILED] = P .. 'workers:failed' }
 local CANCELLED, SEEN, QUARANTINE = P .. 'workers:cancelled', P .. 'workers:seen', P .. 'workers:quarantine'
 
--- What they have to be; QUARANTINE, a hash, is for those that use it to look at.
+-- The types that the keys must have; QUARANTINE, a hash, is checked by the scripts that use it.
 local KINDS = {
   list = { WAIT, PAUSED, ACTIVE }, set = { COMPLETED, FAILED }, string = { COUNTER, META_PAUSED },
   zset = { DELAYED, ENDED[COMPLETED], ENDED[FAILED], CANCELLED, SEEN },
 }
 
--- The error that says what is wrong with a key; nothing where it is what it has to be, or not there.
+-- Return the error that says what is wrong with a key; nothing if its type is right, or if it does not exist.
 local function fault(key, kind)
   local why = foreign(key, kind)
   if not why then

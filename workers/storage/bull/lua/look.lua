@@ -1,4 +1,4 @@
--- Answers nothing when a claim may succeed, else the milliseconds until that may have changed, -1 for who knows.
+-- Look for work. Answers nothing when a claim may succeed, else the milliseconds until that may change, -1 if unknown.
 local LOOKED_AT, LOCKED_MS = 100, 50
 if paused then
   return '-1'

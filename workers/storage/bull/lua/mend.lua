@@ -1,12 +1,12 @@
--- Jobs in the place of the queue's keys are set aside; with ARGV[5] = 1, because somebody asked for it, other foreign keys
+-- Set aside jobs in the place of the queue's keys; with ARGV[5] = 1, because somebody asked for it, other foreign keys
 -- as well. Answers `{id, why, ...}`.
 local repairing = ARGV[5] == '1'
 for _, line in ipairs({ COMPLETED, FAILED }) do
-  if redis.call('TYPE', line).ok == 'zset' then -- somebody else's queue
+  if redis.call('TYPE', line).ok == 'zset' then -- another program's queue
     return redis.error_reply(fault(line, 'set'))
   end
 end
-if foreign(QUARANTINE, 'hash') then -- it is where all the rest is written down
+if foreign(QUARANTINE, 'hash') then -- first, because everything else is noted there
   if not repairing then
     return redis.error_reply(fault(QUARANTINE, 'hash'))
   end
@@ -36,7 +36,7 @@ for kind, keys in pairs(KINDS) do
       clear_away(key, name, why)
     end
     if why and key == COUNTER and redis.call('EXISTS', key) == 0 then
-      redis.call('SET', COUNTER, string.format('%.0f', at_ms)) -- the ids of jobs that are there shall not be given out again
+      redis.call('SET', COUNTER, string.format('%.0f', at_ms)) -- so that ids of existing jobs are not given out again
     end
   end
 end

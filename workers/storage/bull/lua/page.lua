@@ -1,5 +1,5 @@
--- ARGV[5]: a key of the queue, [6]: where in it, [7]: behind how many of those that stand there, [8]: how many at once.
--- Answers where the next stand, -1 for no more, and the ids.
+-- Read a page. ARGV[5]: a key of the queue, [6]: where in it, [7]: after how many of the entries there, [8]: how many
+-- at once. Answers where the next entries are, -1 for no more, and the ids.
 local line, scan, start, width = P .. ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 if ENDED[line] then
   local found = redis.call('SSCAN', line, ARGV[6], 'COUNT', width)
@@ -12,7 +12,7 @@ end
 local ids = {}
 if line == DELAYED then
   ids = redis.call('ZRANGE', line, scan + start, scan + width - 1)
-else -- the next to run first
+else -- in the order in which they run
   local found = redis.call('LRANGE', line, -(scan + width), -(scan + start + 1))
   for at = #found, 1, -1 do
     ids[#ids + 1] = found[at]

@@ -1,4 +1,5 @@
--- ARGV[5]: 1 to pause, 0 to resume. Jobs of both lines stand in the one that counts: those that were paused run first.
+-- Pause or resume. ARGV[5]: 1 to pause, 0 to resume. The jobs of both lines are put into the one that counts; those
+-- that were paused run first.
 local from, to = WAIT, PAUSED
 if ARGV[5] ~= '1' then
   from, to = PAUSED, WAIT

@@ -1,4 +1,5 @@
--- ARGV[5]: reports, each `{id, token, number, value as it is}`. Those of claims that hold their job count.
+-- Store progress. ARGV[5]: reports, each `{id, token, number, exact value}`; those of claims without their job are
+-- ignored.
 for _, report in ipairs(cmsgpack.unpack(ARGV[5])) do
   local id, token = report[1], report[2]
   local found = fields(id, CLAIM)

@@ -1,4 +1,4 @@
--- ARGV[5]: jobs, each `{ids}` it may have. Answers how many that waited for a time are in line now.
+-- Put delayed jobs into the line now. ARGV[5]: jobs, each `{ids}` it may have. Answers how many there were.
 local count = 0
 for _, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
   local id, state = find(ids)

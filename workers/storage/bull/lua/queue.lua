@@ -1,6 +1,6 @@
--- What every script begins with that works on the queue: how jobs are found, put in line and told of.
+-- The beginning of every script that works on the queue: how jobs are found, put into a line and announced.
 
--- A wrong type found in the middle of a step would leave half of it done.
+-- A wrong type found in the middle of a step would leave the step half done, so the types are checked first.
 for kind, keys in pairs(KINDS) do
   for _, key in ipairs(keys) do
     local found = redis.call('TYPE', key).ok
@@ -10,12 +10,13 @@ for kind, keys in pairs(KINDS) do
   end
 end
 
--- The first millisecond that is not before `microseconds` from now.
+-- Return the first millisecond that is not before `microseconds` from now.
 local function later(microseconds)
   return math.ceil((clock[1] * 1000000 + clock[2] + microseconds) / 1000)
 end
 
--- In the hash of a job: `+` and the token of the claim that holds it, then its worker; `-` and the token that settled it.
+-- In the hash of a job: `+` and the token of the claim that holds it, then its worker; `-` and the token that settled
+-- it.
 local CLAIM = 'workers:claim'
 local TOKEN_LENGTH = 28
 
@@ -28,13 +29,13 @@ local function whole(text)
   return number and number >= 0 and number <= 9007199254740992 and math.floor(number) or 0
 end
 
--- The fields of a job; nothing where its key holds something else.
+-- Return the fields of a job; nothing if its key holds something else.
 local function fields(id, ...)
   local found = redis.pcall('HMGET', P .. id, ...)
   return not found.err and found or nil
 end
 
--- Who holds the lock of each job, false for nobody.
+-- Return the token in the lock of each job, false if there is none.
 local function locks_of(ids)
   local holders = {}
   for start = 1, #ids, AT_ONCE do
@@ -54,7 +55,7 @@ local function options(text)
   return good and type(opts) == 'table' and opts or {}
 end
 
--- How long a job's own producer wants its record to last once it has ended; without a word for ever.
+-- Return how long a job's producer wants its record to last once it has ended; for ever if it says nothing.
 local FOREVER = 36525 * 24 * HOUR
 local function keep_of(opts, which)
   local ours = type(opts.workers) == 'table' and opts.workers or {}
@@ -65,7 +66,7 @@ local function keep_of(opts, which)
   return type(keep) == 'number' and keep >= 0 and keep < FOREVER and math.floor(keep) or FOREVER
 end
 
--- Where to put what is to be run: never into WAIT while the queue is paused, or a resume would lose it.
+-- Return the line for jobs that are to run: never WAIT while the queue is paused, or a resume would lose them.
 local paused = redis.call('EXISTS', META_PAUSED) == 1
 local LINE = paused and PAUSED or WAIT
 
@@ -74,11 +75,11 @@ local function request_cancel(id)
   redis.call('PUBLISH', P .. 'workers:cancels@' .. ARGV[1], id)
 end
 
--- JSON text that Node can parse in the middle of more, or something else in its place.
+-- Return JSON text that Node can parse as a part of more, or something else in its place.
 local strict
 local function json(text, instead)
   if not strict then
-    strict = cjson.new() -- the settings of the one at hand are everybody's on this server
+    strict = cjson.new() -- the settings of the shared one are everybody's on this server
     strict.decode_invalid_numbers(false)
   end
   if not text or not pcall(strict.decode, text) then
@@ -95,7 +96,7 @@ local function is_listened(channel)
   return listened[channel]
 end
 
--- Tells Node processes of dialect C, if any listens, with the whole job as it is now.
+-- Tell Node processes of dialect C, if any listens, with the whole job as it is now.
 local function emit(name, id, extra)
   local channel = name .. '@' .. QUEUE
   if DIALECT ~= 'C' or not is_listened(channel) then
@@ -117,7 +118,7 @@ local function emit(name, id, extra)
   redis.call('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. (extra and ',' .. json(extra, 'null') or '') .. ']')
 end
 
--- What is to be done for a whole batch at the end.
+-- Steps that are done for a whole batch at the end.
 local unlocked, behind, in_front, ends = {}, {}, {}, { [COMPLETED] = {}, [FAILED] = {} }
 local next_delayed
 
@@ -139,7 +140,7 @@ local function delay_until(eta, low, id)
   next_delayed = math.min(next_delayed or math.huge, eta * SCALE + low)
 end
 
--- Of a job that is not new the low bits of its place among those due in one millisecond come from its id.
+-- The low bits, which order jobs due in the same millisecond, come from the id of a job that is not new.
 local function low_bits(id)
   return string.find(id, '^%d+$') and #id < 17 and tonumber(id) % SCALE or 0
 end
@@ -173,16 +174,17 @@ local function finish()
   end
 end
 
--- When the record of a job that ended in this line expires; never, or who knows, for one that Node ended: what the hash
--- says may be about an end before Node ran the job again, and what the line says about one that Node has replaced.
+-- Return when the record of a job that ended in this line expires. For a job that Node ended that is never, or unknown:
+-- what the hash says may be about an end before Node ran the job again, and what the line says about a job that Node
+-- has replaced.
 local function expiry(line, id)
   local found = fields(id, 'workers:expires')
   local expires = found and tonumber(found[1] or '')
   return expires and tonumber(redis.call('ZSCORE', ENDED[line], id) or '') == expires and expires or nil
 end
 
--- The public state of a job whose hash is there, and when it is due; no state for one whose record has expired. Jobs
--- that are nowhere else stand in line: to look there would cost a walk through all of it.
+-- Return the public state of a job whose hash exists, and when it is due; no state if its record has expired. A job
+-- that is nowhere else is taken to be in the line, because looking there would cost a walk through all of it.
 local function state_of(id)
   for line, state in pairs({ [COMPLETED] = STATE.completed, [FAILED] = STATE.failed }) do
     if redis.call('SISMEMBER', line, id) == 1 then
@@ -200,12 +202,12 @@ local function state_of(id)
   return redis.call('LPOS', ACTIVE, id) and STATE.processing or STATE.queued
 end
 
--- Whether there is such a job. Node leaves hashes behind that have nothing of one but a delay or a mark.
+-- Tell whether there is such a job. Node leaves hashes behind that have nothing of a job but a delay or a mark.
 local function exists(id)
   return redis.pcall('HEXISTS', P .. id, 'data') == 1
 end
 
--- A job may be known under one of several ids; the first that is there, and its state.
+-- Return the first of the ids a job may have that exists, and the job's state.
 local function find(ids)
   for _, id in ipairs(ids) do
     if exists(id) then
@@ -221,7 +223,7 @@ local function leave_line(id)
   return redis.call('LREM', WAIT, -1, id) + redis.call('LREM', PAUSED, -1, id)
 end
 
--- What is no hash is no job, whatever stands in line: an id may be called as a key of the queue is.
+-- What is no hash is no job, even if its id is in a line: an id may be the name of a key of the queue.
 local function delete(id)
   if redis.call('TYPE', P .. id).ok == 'hash' then
     redis.call('DEL', P .. id)
@@ -237,7 +239,7 @@ local function forget(id)
   end
 end
 
--- Nobody runs the job, and nobody will: out of its line, or its claim void.
+-- Take the job out of its line, or void its claim, so that nobody runs it.
 local function take(id, state)
   if state == STATE.processing then
     redis.call('LREM', ACTIVE, 0, id)
@@ -249,7 +251,7 @@ local function take(id, state)
   unlock(id)
 end
 
--- The job ends; without `keep` it leaves nothing. `changes` are fields and values.
+-- End the job; without `keep` nothing is left of it. `changes` are fields and values.
 local function conclude(id, line, keep, changes, extra)
   changes[#changes + 1] = 'workers:finished'
   changes[#changes + 1] = string.format('%.0f', now)
@@ -274,7 +276,7 @@ local function conclude(id, line, keep, changes, extra)
   end
 end
 
--- The stacks of earlier failures and one more, which is JSON; cut to the last where they grow out of bounds.
+-- Return the stacks of earlier failures and one more, as JSON; cut to the last one when they grow too long.
 local function with_stack(stacks, one)
   local before = stacks and #stacks < STACKS_BYTES and json(stacks, nil) and string.match(stacks, '^%s*%[(.*)%]%s*$') or ''
   return '[' .. (string.find(before, '%S') and before .. ',' or '') .. one .. ']'

@@ -1,4 +1,5 @@
--- ARGV[5]: jobs, each `{ids}` it may have. Answers for each 0, or `{id, state, due or -1, who has its lock, fields}`.
+-- Read jobs. ARGV[5]: jobs, each `{ids}` it may have. Answers for each 0, or `{id, state, due or -1, token in its lock,
+-- fields}`.
 local SHOWN = {
   'name', 'opts', 'timestamp', 'attempts', 'attemptsMade', 'stalledCounter', 'progress', 'stacktrace', 'failedReason', CLAIM,
   'workers:error', 'workers:stalled', 'workers:progress', 'workers:finished', 'workers:idle',

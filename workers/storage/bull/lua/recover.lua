@@ -1,6 +1,6 @@
--- ARGV[5]: limit, [6]: stalls allowed, [7]: 1 where a claim of ours is over with its lock, [8]: `{ids}` that nobody has had
--- a lock on for long enough. Answers the ids that are in line again, that failed, that were dropped, those without a
--- lock that shall be looked at again, and `{id, why, ...}` of those set aside.
+-- Recover abandoned jobs. ARGV[5]: limit, [6]: stalls allowed, [7]: 1 if a claim of ours ends with its lock, [8]:
+-- `{ids}` that have had no lock for long enough. Answers the ids that are in line again, that failed, that were
+-- dropped, that have no lock and must be looked at again, and `{id, why, ...}` for those set aside.
 local LOOKED_AT = 10000
 local limit, max_stalls, ours_at_once = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
 local ripe = {}
@@ -17,8 +17,9 @@ local function give_up(id, job, stalls)
   failed[#failed + 1] = id
 end
 
--- A lost claim of ours counts as an attempt of a job of ours; Node's producers expect that it does not. One that Node has
--- taken and never locked has not begun, unless Node cannot read it: it would take and leave that again and again.
+-- A lost claim of ours counts as an attempt of a job of ours; Node's producers expect that it does not. A job that Node
+-- has taken and never locked has not begun, unless Node cannot read it: then Node would take and leave it again and
+-- again.
 local function recover(id, found)
   local mark, ours = found[2], found[3]
   local counted = mark or found[4] or DIALECT ~= 'C' or not (json(found[1]) and json(found[8]))
@@ -58,7 +59,7 @@ local function look(id, completed)
   recover(id, found)
 end
 
--- The oldest first, as they shall be in line again.
+-- Oldest first, the order in which they go back into the line.
 local active = redis.call('LRANGE', ACTIVE, -LOOKED_AT, -1)
 local holders, seen = locks_of(active), {}
 for at = #active, 1, -1 do

@@ -1,4 +1,5 @@
--- ARGV[5]: jobs, each `{ids}` it may have, [6]: 1 to take running ones too. Answers how many are gone.
+-- Remove jobs. ARGV[5]: jobs, each `{ids}` it may have, [6]: 1 to remove running ones too. Answers how many were
+-- removed.
 local count = 0
 for _, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
   local id, state = find(ids)

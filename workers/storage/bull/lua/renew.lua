@@ -1,11 +1,12 @@
--- ARGV[5]: the claims, each `{id, token, lease in ms}`; then the workers. Answers `{place of the claim, code, ...}`: lost
--- for one of three reasons, or to be cancelled.
+-- Renew leases. ARGV[5]: the claims, each `{id, token, lease in ms}`; then the workers. Answers `{place of the claim,
+-- code, ...}` for claims that are lost (for one of three reasons) or to be cancelled.
 local CANCEL = 6
 for at = 6, #ARGV do
   redis.call('ZADD', SEEN, now, ARGV[at])
 end
 
--- The job is where a claim has it. Of one that Node's sweep took for abandoned, and nobody has taken, nothing is lost.
+-- Put the job back where a claim has it. If Node's sweep took it for abandoned, and nobody has taken it since, nothing
+-- is lost.
 local function hold(id, holder)
   if holder or redis.call('LPOS', ACTIVE, id) then
     return true

@@ -1,5 +1,6 @@
--- ARGV[5]: jobs, each `{ids}` it may have. Answers for as many as one answer shall hold how each ended: 0 for one that has
--- not, else `{state, returnvalue, result as it is, reason, stacks, facts, stall, attempts, attemptsMade}`.
+-- Read results. ARGV[5]: jobs, each `{ids}` it may have. Answers how each ended, for as many as fit into one answer: 0
+-- for one that has not, else `{state, returnvalue, exact result, reason, stacks, facts, stall, attempts,
+-- attemptsMade}`.
 local ENOUGH_BYTES = 8 * 1024 * 1024
 local answer, bytes = {}, 0
 for at, ids in ipairs(cmsgpack.unpack(ARGV[5])) do

@@ -1,4 +1,5 @@
--- ARGV[5]: jobs, each `{ids}` it may have. Answers how many failed ones are in line again, as if they had never run.
+-- Put failed jobs back into the line, as if they had never run. ARGV[5]: jobs, each `{ids}` it may have. Answers how
+-- many there were.
 local count = 0
 for _, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
   local id, state = find(ids)

@@ -3,13 +3,13 @@
 local APPLIED, ALREADY, OCCUPIED = 0, 1, 5
 local COMPLETE, RETRY, FAIL, RELEASE, CONTINUE = 1, 2, 3, 4, 5
 
--- Whether something else than a job has the key of this one.
+-- Tell whether something other than a job is at the key of this one.
 local function is_occupied(id)
   local kind = redis.call('TYPE', P .. id).ok
   return kind ~= 'none' and kind ~= 'hash'
 end
 
--- The attempt is over; what was noted of it goes.
+-- End the attempt and forget what was noted of it.
 local function let_go(id)
   redis.call('HDEL', P .. id, 'lockAcquired', 'workers:cancel')
   unlock(id)
@@ -33,7 +33,7 @@ local function failure(job, token, counted, reason, stack, facts)
   }
 end
 
--- Whether the retry uses an attempt up, and how many uncounted ones in a row that makes.
+-- Return whether the retry uses up an attempt, and how many uncounted ones in a row that makes.
 local function count(uncounted, counted, postponed)
   if postponed then
     return false, uncounted
@@ -66,7 +66,7 @@ local function retry(id, token, job, delay, reason, stack, facts, counted, postp
   emit('failed', id, '{}')
 end
 
--- Everything is the next link's but the id, the date and the progress.
+-- The record becomes that of the next link, except its id, date and progress.
 local function continue(id, token, next)
   local _, name, data, opts, attempts, delay = unpack(next)
   local eta = delay > 0 and later(delay) or now
@@ -103,7 +103,7 @@ local function apply(id, token, job, settlement)
   end
 end
 
--- A job that Node's sweep has put back in line, and nobody has taken, may still be ended by its claim.
+-- The claim may still end a job that Node's sweep has put back into the line, if nobody has taken it since.
 local function leave(id)
   return redis.call('LREM', ACTIVE, -1, id) > 0 or leave_line(id) > 0
 end

@@ -1,4 +1,4 @@
--- ARGV[5]: limit, [6]: how long a worker is listed, in ms. Answers how many records went.
+-- Remove expired records. ARGV[5]: limit, [6]: how long a worker is listed, in ms. Answers how many were removed.
 local left = tonumber(ARGV[5])
 local function over(key, until_ms)
   local some = left > 0 and redis.call('ZRANGEBYSCORE', key, '-inf', string.format('%.0f', until_ms), 'LIMIT', 0, left) or {}

@@ -1,5 +1,5 @@
--- ARGV[5]: how long a worker is listed, in ms. Answers `{{worker, seen, ...}, {who has an active job, ...}, now}`; Node's
--- workers show by the token of their locks.
+-- List workers. ARGV[5]: how long a worker is listed, in ms. Answers `{{worker, seen, ...}, {holder of an active job,
+-- ...}, now}`; Node's workers show by the token of their locks.
 local LOOKED_AT = 10000
 local seen = redis.call('ZRANGEBYSCORE', SEEN, now - tonumber(ARGV[5]), '+inf', 'WITHSCORES')
 local active, holders = redis.call('LRANGE', ACTIVE, 0, LOOKED_AT - 1), {}

@@ -4,8 +4,8 @@ if broken then
   return broken
 end
 
--- What a job says of its parent in a flow, and of its deduplication, any producer may have written. BullMQ would stop
--- half-way at what it cannot use, each time anew: such a job fails, and is then nobody's child and has no such key.
+-- Any producer may have written what a job says of its parent in a flow, and of its deduplication. BullMQ would stop
+-- half-way, each time anew, at values it cannot use. So such a job fails, and then has no parent and no such key.
 local function is_one_of(key, kind)
   local found = redis.call('TYPE', key).ok
   return found == 'none' or found == kind

@@ -1,6 +1,6 @@
--- Set aside what BullMQ's scripts would stop half-way at, before they do: jobs whose id is the name of a key, jobs whose
--- key is no hash, and jobs whose counters are no whole numbers.
--- Answers `{{id, why, ...}, damage}`: what was set aside, and a key that is not what it has to be, '' for none.
+-- Set aside what would make BullMQ's scripts stop half-way, before they run: jobs whose id is the name of a key, jobs
+-- whose key is no hash, and jobs whose counters are no whole numbers.
+-- Answers `{{id, why, ...}, damage}`: what was set aside, and a key of the wrong type, '' for none.
 local MOST, RECORDS, DUE_AT_ONCE = 1000, 100, 1000
 local call, try = redis.call, redis.pcall
 local NAMED = 'its id is the name of a key of BullMQ'
@@ -18,7 +18,7 @@ local function is_whole(text)
   return text == '0' or (#text <= 16 and string.match(text, '^-?[1-9]%d*$') ~= nil)
 end
 
--- The fields of a job that lie among BullMQ's own, which stay, are in quarantine; what type they had.
+-- Move the fields of a job that are among BullMQ's own, which stay, to quarantine; return the type they had.
 local function take_out_of_meta()
   local place = QUARANTINE .. ':meta'
   for at, value in ipairs(call('HMGET', P .. 'meta', unpack(JOB_FIELDS))) do
@@ -55,7 +55,7 @@ local function fault(id)
   end
 end
 
--- Those of `ids` are set aside that have a fault, and are taken out of the lines they stand in.
+-- Set aside those of `ids` that have a fault, and take them out of their lines.
 local function examine(ids, ...)
   for _, id in ipairs(ids) do
     local why = #told < 2 * MOST and fault(id)
@@ -76,7 +76,7 @@ local function is_job(key)
   return call('HEXISTS', key, 'timestamp') == 1 and call('HEXISTS', key, 'data') == 1
 end
 
--- A job of this name has its hash where the queue wants its key.
+-- A job of this name has its hash where the queue needs its key.
 local function evict(name)
   for _, line in ipairs({ 'wait', 'paused', 'active' }) do
     try('LREM', P .. line, 0, name)
@@ -87,7 +87,8 @@ local function evict(name)
   set_aside(name, NAMED)
 end
 
--- What is wrong with the queue itself: `{{name of a key, why, field}, ...}`. Jobs that lie in the place of keys are set aside.
+-- Return what is wrong with the queue itself, `{{name of a key, why, field}, ...}`. Jobs in the place of keys are set
+-- aside.
 local function damaged()
   local found = {}
   for name, kind in pairs(KINDS) do
@@ -113,7 +114,7 @@ local function damaged()
   return found
 end
 
--- What is in the way of the queue is set aside, a field without a number gone.
+-- Set aside what is in the way of the queue, and delete fields that lack their number.
 local function repair(damages)
   for _, each in ipairs(damages) do
     local name, why, field = unpack(each)
@@ -124,7 +125,7 @@ local function repair(damages)
     else
       clear_away(P .. name, name, why)
     end
-    if name == 'id' then -- the ids of jobs that are there shall not be given out again
+    if name == 'id' then -- so that ids of existing jobs are not given out again
       call('SET', P .. 'id', string.format('%.0f', at_ms))
     end
   end
@@ -141,7 +142,7 @@ local function examine_what_is_claimed()
   until #told == before or #told >= 2 * MOST
 end
 
--- Before anything else: it is where all the rest is written down.
+-- Before anything else, because everything else is noted there.
 if claims < 0 and damage(P, { 'workers:quarantine' }) then
   call('RENAME', P .. 'workers:quarantine', QUARANTINE .. ':workers:quarantine')
 end

@@ -1,5 +1,5 @@
--- What each key of a queue is. BullMQ's scripts take it for granted: one that meets something else stops half-way, and
--- a job that it had taken out of one line is then in none.
+-- The type of each key of a queue. BullMQ's scripts rely on it: a script that meets another type stops half-way, and a
+-- job that it had taken out of one line is then in none.
 local KINDS = {
   ['wait'] = 'list', ['paused'] = 'list', ['active'] = 'list', ['stalled'] = 'set', ['meta'] = 'hash',
   ['delayed'] = 'zset', ['prioritized'] = 'zset', ['waiting-children'] = 'zset', ['completed'] = 'zset',
@@ -8,7 +8,7 @@ local KINDS = {
   ['workers:cancel-requests'] = 'stream', ['workers:quarantine'] = 'hash',
 }
 
--- An error that names the first of these keys that is not what it has to be.
+-- Return an error that names the first of these keys that has the wrong type.
 local function damage(prefix, names)
   for _, name in ipairs(names) do
     local why = foreign(prefix .. name, KINDS[name])

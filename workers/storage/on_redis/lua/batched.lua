@@ -1,4 +1,4 @@
--- unpack() has room for some 8 000 values.
+-- unpack() takes at most some 8 000 values.
 local AT_ONCE = 2000
 
 local function batched(command, key, values)

@@ -1,4 +1,4 @@
--- What is wrong with a key of the queue; nothing where it is what it has to be, or not there.
+-- Return what is wrong with a key of the queue; nothing if its type is right, or if it does not exist.
 local function foreign(key, kind)
   local found = redis.call('TYPE', key).ok
   if found ~= 'none' and found ~= kind then

@@ -1,5 +1,5 @@
--- What no worker can run is written down in the hash QUARANTINE, by its id: why, when, and what type had the key that lies
--- behind it. In front of this stand QUARANTINE and `at_ms`, which is now.
+-- Note in the hash QUARANTINE what no worker can run, by its id: why, when, and the type of the key that was moved
+-- there. The script before this defines QUARANTINE and `at_ms`, which is now.
 local told = {}
 
 local function write_down(id, why, kept)
@@ -10,7 +10,7 @@ local function write_down(id, why, kept)
   told[#told + 1] = why
 end
 
--- The key of a job lies in quarantine; what type it had. A lock is another job's, whatever a job is called.
+-- Move the key of a job to quarantine and returns its type. A lock belongs to another job, whatever this one is called.
 local function put_away(key, id)
   local found = redis.call('TYPE', key).ok
   if found == 'none' or (found == 'string' and string.sub(id, -5) == ':lock') then
@@ -20,7 +20,7 @@ local function put_away(key, id)
   return found
 end
 
--- A key that is in the way of the queue's own is set aside, because somebody asked for it.
+-- Set aside a key that is in the way of the queue's own, because somebody asked for it.
 local function clear_away(key, name, why)
   redis.call('RENAME', key, QUARANTINE .. ':' .. name)
   write_down(name, why, 'moved')

@@ -1,14 +1,14 @@
--- New jobs, each `{id, name, key, priority, delay, version, rest of the record}`, and of those with a deduplication key
--- `{key, mode, time, size of the payload}` behind that; those that share one are a group. Answers for each what was
--- found: nothing (it was added), or the state, with the result of a completed job, or the id of the job that has the key.
--- `take_key` is that of marks.lua, where some may have keys.
+-- Add new jobs, each `{id, name, key, priority, delay, version, rest of the record}`. A job with a deduplication key
+-- has `{key, mode, time, size of the payload}` after that; jobs with the same key are a group. Answers for each job
+-- what was found: nothing (it was added), or the state, with the result of a completed job, or with the id of the job
+-- that has the key. `take_key` is that of marks.lua if some jobs may have keys.
 local function add(jobs, take_key)
   flush()
   local ids, found, groups = {}, {}, {}
   for at, new in ipairs(jobs) do
     ids[at] = new[1]
     if new[8] then
-      redis.call('ZCARD', THROTTLED) -- raises a wrong type before anything is written
+      redis.call('ZCARD', THROTTLED) -- raises, if the type is wrong, before anything is written
     end
   end
   local records = fetch(JOBS, ids)
@@ -25,7 +25,7 @@ local function add(jobs, take_key)
     end
     if not old and new[8] then
       local dedup = new[8][1]
-      if groups[dedup] ~= false then -- of several payloads that replace one, the last stays
+      if groups[dedup] ~= false then -- of several payloads that replace one, the last counts
         groups[dedup] = take_key(new, added) or false
       end
       old = groups[dedup]

@@ -1,4 +1,5 @@
--- ARGV[2]: id, [3]: how long it is remembered. Answers the state found, 0 for none; a waiting job is cancelled.
+-- Cancel a waiting job, or asks a running one to end. ARGV[2]: id, [3]: how long the cancel is remembered. Answers the
+-- state found, 0 for none.
 local id = ARGV[2]
 local found = lookup(id)
 if not found then

@@ -1,6 +1,6 @@
 -- ARGV[2]: worker, [3]: 12 random bytes for the tokens, [4]: limit, [5]: `{default lease or 0, name, lease, ...}`.
--- Answers `{{id, record, attempt, lease, ...}, {id, why, ...}}`, of jobs that were set aside the latter; the token of the
--- n-th is the random bytes and n in two bytes.
+-- Answers `{{id, record, attempt, lease, ...}, {id, why, ...}}`: the claims, and the jobs that were set aside. The
+-- token of the n-th claim is the random bytes and n in two bytes.
 local worker, secret, limit = ARGV[2], ARGV[3], tonumber(ARGV[4])
 local leases, wanted = {}, cmsgpack.unpack(ARGV[5])
 local default_lease = wanted[1]
@@ -24,7 +24,7 @@ local function of_name(name, count)
   return redis.call('ZRANGEBYLEX', READY, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, count)
 end
 
--- The first ready jobs of each wanted name.
+-- Return the first ready jobs of each wanted name.
 local function heads(count)
   local lines = {}
   if default_lease == 0 then
@@ -47,12 +47,12 @@ local function heads(count)
       lines[#lines + 1] = of_name(read.name, count)
       from = '(' .. text(read.name) .. '\255'
     else
-      redis.call('ZREM', READY, first) -- nobody's: no job of ours stands like this
+      redis.call('ZREM', READY, first) -- not ours: no job of ours has such a member
     end
   end
 end
 
--- The first ready jobs of all wanted names.
+-- Return the first ready jobs of all wanted names.
 local function candidates(count)
   local merged = {}
   local lines = heads(count)
@@ -98,7 +98,7 @@ local function grant(one, record, job, run)
   tell(EVENT.active, one.id)
 end
 
--- Takes what may run, holds what has to stand aside; whether something did.
+-- Take jobs that may run and holds those that may not; returns whether it held any.
 local function sort_out(line, count)
   local ids, gone, aside = {}, {}, false
   for at = 1, count do
@@ -116,7 +116,7 @@ local function sort_out(line, count)
       set_aside(one.id, one.name, one.priority, one.place, records[at], packed[at])
       aside = true
     elseif (run or job).place ~= one.place or (run and (run.state == STATE.processing or LINE_OF[run.state])) then
-      aside = true -- the job has left this place: standing here twice must not run it twice
+      aside = true -- the job has left this place; a second member must not run it twice
     elseif job.key ~= '' and (granted[job.key] or is_busy(job.key)) then
       redis.call('ZADD', HELD, 0, text(job.key) .. one.member)
       aside = true

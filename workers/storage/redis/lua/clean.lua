@@ -1,5 +1,5 @@
--- ARGV[2]: the line, [3]: how many to pass over, [4]: how many to look at, [5]: limit, [6]: ended how long ago.
--- Answers how many were looked at, and how many are gone.
+-- Remove old records. ARGV[2]: the line, [3]: how many to skip, [4]: how many to look at, [5]: limit, [6]: how long ago
+-- they ended at least. Answers how many were looked at, and how many were removed.
 local line = BASE .. ':' .. ARGV[2]
 local skipped = redis.call('ZCOUNT', line, '-inf', now) + tonumber(ARGV[3])
 local ids = redis.call('ZRANGE', line, skipped, skipped + tonumber(ARGV[4]) - 1)

@@ -1,5 +1,5 @@
--- ARGV[2]: id, [3]: result, [4]: how long it is kept, by default as long as the job says. Answers the state found, 0 for
--- none; a job that had not ended is completed.
+-- Complete an unfinished job. ARGV[2]: id, [3]: result, [4]: how long it is kept, by default as long as the job says.
+-- Answers the state found, 0 for none.
 local id = ARGV[2]
 local found, record = lookup(id)
 if not found then

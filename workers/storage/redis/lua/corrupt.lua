@@ -1,5 +1,5 @@
--- A job whose record or run is not one of ours fails with that for a reason, so that who waits for it hears of it. What
--- was there lies in quarantine: as `job` where the record can be read, else as `record`, and as `run`.
+-- Fail a job whose record or run is not one of ours, with that as the reason, so that those who wait for it learn of
+-- it. Its remains are put into quarantine: as `job` if the record can be read, else as `record`, and as `run`.
 local CORRUPT_BECAUSE = 'what Redis has in place of the job is no record of this queue'
 local CORRUPT = '\0' .. cmsgpack.pack({ 'CorruptRecord', CORRUPT_BECAUSE .. '; remove it, or retry is impossible', '' })
 

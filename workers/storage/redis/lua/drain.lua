@@ -1,4 +1,4 @@
--- ARGV[2]: limit. Answers how many waiting jobs are gone; fewer than the limit means all.
+-- Remove waiting jobs. ARGV[2]: limit. Answers how many were removed; fewer than the limit means all.
 local left = tonumber(ARGV[2])
 local keys = {}
 for _, line in ipairs({ READY, HELD, SCHEDULED, FAILING }) do

@@ -1,4 +1,4 @@
--- Delayed jobs that are due are ready, at least `limit` of them in the order they became due.
+-- Make due jobs ready, at least `limit` of them, in the order in which they became due.
 local function ready_what_is_due(limit)
   for _, line in ipairs({ SCHEDULED, FAILING }) do
     local due = redis.call('ZRANGEBYSCORE', line, '-inf', now, 'LIMIT', 0, limit)

@@ -1,4 +1,4 @@
--- How many jobs each worker holds.
+-- Count the jobs that each worker holds.
 local function holders()
   local counts = {}
   for _, packed in ipairs(fetch(RUNS, redis.call('ZRANGE', LEASES, 0, -1))) do

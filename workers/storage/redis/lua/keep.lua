@@ -1,4 +1,4 @@
--- ARGV[2]: id, [3]: for how long from now. Answers whether it had ended.
+-- Keep a record longer or shorter. ARGV[2]: id, [3]: for how long from now. Answers whether the job had ended.
 local id = ARGV[2]
 local found = lookup(id)
 if not found or not LINE_OF[found.state] then

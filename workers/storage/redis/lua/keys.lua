@@ -7,8 +7,8 @@ local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BA
 local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
 local MARKS, THROTTLED, QUARANTINE = BASE .. ':marks', BASE .. ':throttled', BASE .. ':quarantine'
 
--- What they have to be: the first are hashes, of which the marks come last. THROTTLED and QUARANTINE are for those that
--- use them to look at.
+-- The types that the keys must have: the first are hashes, the marks last among them. THROTTLED and QUARANTINE are
+-- checked by the scripts that use them.
 local HASHES = 6
 local KEPT = {
   JOBS, RUNS, META, BUSY, SLEEPERS, MARKS,

@@ -1,5 +1,5 @@
--- ARGV[2...]: the names somebody will sleep for. Answers nothing when a claim for them may succeed; else they are
--- noted as asleep, and the answer is the time until the next delayed job is due, -1 for none.
+-- Look for work before a wait. ARGV[2...]: the names to wait for. Answers nothing when a claim for them may succeed.
+-- Otherwise they are noted as asleep, and the answer is the time until the next delayed job is due, -1 for none.
 if redis.call('HEXISTS', META, 'paused') == 0 then
   for at = 2, #ARGV do
     local name = ARGV[at]

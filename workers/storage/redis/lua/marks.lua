@@ -1,5 +1,5 @@
--- Deduplication keys of jobs that are enqueued; in a script of its own, as each function costs every run of a script.
--- The job that waits has the payload of the new one, which is the last `size` bytes of it, and waits as long.
+-- Deduplication keys of jobs that are enqueued. This is a file of its own, because each function costs every run of a
+-- script. Gives the waiting job the payload of the new one, which is its last `size` bytes, and lets it wait as long.
 local function debounce(id, record, known, new, size)
   local job, run = known.job, known.run
   local _, start = struct.unpack('>I2c0', record, job.finish)
@@ -29,7 +29,8 @@ local function set_mark(key, mode, ttl, id, delay)
   end
 end
 
--- The state of the job that has the new one's key, and its id; nothing if the key was free, and is the new one's now.
+-- Return the state and the id of the job that has the new job's key. If the key was free, the new job takes it, and
+-- nothing is returned.
 local function take_key(new, added)
   local id, delay = new[1], new[5]
   local key, mode, ttl, size = unpack(new[8])

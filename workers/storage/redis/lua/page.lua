@@ -1,5 +1,6 @@
--- ARGV[2]: the line's name, [3]: its part (all, due or later), [4]: limit, [5] and [6]: score and member to go on behind.
--- Answers `{score, member}` to go on behind next time, nothing at the end of the line; then the jobs, each with its id.
+-- Read a page. ARGV[2]: the line's name, [3]: its part (all, due or later), [4]: limit, [5] and [6]: score and member
+-- after which to go on. Answers `{score, member}` after which to go on next time, nothing at the end of the line; then
+-- the jobs, each with its id.
 local line, part, limit = BASE .. ':' .. ARGV[2], ARGV[3], tonumber(ARGV[4])
 local first, stop = 0, redis.call('ZCARD', line)
 if part == 'due' then
@@ -8,7 +9,7 @@ elseif part == 'later' then
   first = redis.call('ZCOUNT', line, '-inf', now)
 end
 if ARGV[5] then
-  -- The place behind a member that may have left: the rank of one that stands there for a moment.
+  -- The member may have left: put it there for a moment to find its rank.
   local bookmark = ARGV[6] .. '\0\0cursor'
   redis.call('ZADD', line, ARGV[5], bookmark)
   first = math.max(first, redis.call('ZRANK', line, bookmark))

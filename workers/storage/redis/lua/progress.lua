@@ -1,4 +1,5 @@
--- ARGV[2]: reports, each `{id, token, progress}`. Those of claims that hold their job are what there is to say of it.
+-- Store progress. ARGV[2]: reports, each `{id, token, progress}`; those of claims that do not hold their job are
+-- ignored.
 for _, report in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, token = report[1], report[2]
   local packed = redis.call('HGET', RUNS, id)

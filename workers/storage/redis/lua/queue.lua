@@ -1,6 +1,7 @@
--- What every script begins with that works on the queue: how records and lines are written, what is announced at the end.
+-- The beginning of every script that works on the queue: how records and lines are written, and what is announced at
+-- the end.
 
--- A wrong type found in the middle of a step would leave half of it done.
+-- A wrong type found in the middle of a step would leave the step half done, so the types are checked first.
 local marked = false
 for at = 1, #KEPT do
   local found = redis.call('TYPE', KEPT[at]).ok
@@ -28,9 +29,9 @@ local function fetch(key, ids)
   return found
 end
 
--- Records. A job's is written once for each link of its chain: version, place, created, priority, max attempts, keep
--- completed, keep failed, name, ordering key, which are HEAD; of a LINKED one the number of the link; then what only
--- clients read: back-off and payload.
+-- Records. A job's record is written once for each link of its chain: first HEAD, which is version, place, created,
+-- priority, max attempts, keep completed, keep failed, name and ordering key; in a LINKED one the number of the link;
+-- then back-off and payload, which only clients read.
 local PLAIN, LINKED = 1, 2
 local HEAD = '>BI8I8I4I4I8I8I2c0I2c0'
 local FORMATS = { [PLAIN] = HEAD, [LINKED] = HEAD .. 'I4' }
@@ -55,8 +56,9 @@ local function write_job(version, place, created, rest)
   return struct.pack('>BI8I8', version, place, created) .. rest
 end
 
--- What changes is beside it, once there is something to say: state, flags (1: cancel requested, 2: there is progress),
--- attempts, stalls, uncounted retries, place, finished, expires, token, worker, error, progress, result.
+-- What changes is kept beside it, in the run, which is missing as long as nothing has changed: state, flags (1: cancel
+-- requested, 2: there is progress), attempts, stalls, uncounted retries, place, finished, expires, token, worker,
+-- error, progress, result.
 local RUN = '>BBI4I4I2I8I8I8c14I2c0I4c0'
 local NO_TOKEN = string.rep('\0', 14)
 
@@ -92,9 +94,9 @@ local function write_run(run)
   ) .. progress .. run.result
 end
 
--- Lines. A member says where it stands and whose it is, so that no line needs to look a job up. In READY all scores are
--- 0 and members stand by name, priority, place; HELD has the ordering key in front of that; SCHEDULED and FAILING are
--- scored by the place, which is when the job is due.
+-- Lines. A member contains its place and its job's id, so that no line needs to look a job up. In READY all scores are
+-- 0 and members are ordered by name, priority, place; HELD has the ordering key in front of that. In SCHEDULED and
+-- FAILING the score is the place, which is when the job is due.
 local function text(value)
   return struct.pack('>I2', #value) .. value
 end
@@ -111,7 +113,7 @@ local function read_member(value)
   return { name = name, priority = priority, place = place, id = string.sub(value, finish), member = value }
 end
 
--- What stands in HELD: its ordering key, and what would stand in READY.
+-- Split a member of HELD: its ordering key, and the member that would be in READY.
 local function read_held(value)
   local good, key, finish = pcall(struct.unpack, '>I2c0', value)
   if good then
@@ -119,7 +121,7 @@ local function read_held(value)
   end
 end
 
--- The id of whoever stands in a line; nothing for what is not ours.
+-- Return the id of a member of a line; nothing for a member that is not ours.
 local function id_in(line, value)
   if line == HELD then
     local _, rest = read_held(value)
@@ -131,12 +133,12 @@ local function id_in(line, value)
   return read and read.id or ''
 end
 
--- Places grow by at least one for each job, also if the clock stands still or goes back: first come, first served.
+-- Places grow by at least one for each job, even if the clock stands still or goes back: first come, first served.
 local last_place
 local function next_place()
   if not last_place then
     last_place = tonumber(redis.call('HGET', META, 'place') or '0') or 0
-    if not (last_place < 2 ^ 53) then -- nobody's number
+    if not (last_place < 2 ^ 53) then -- not a number that we wrote
       last_place = 0
     end
   end
@@ -150,13 +152,13 @@ local function wake(name)
   waking = true
 end
 
--- Whoever runs the job is told to look.
+-- Tell the worker of the job to look.
 local function request_cancel(id)
   tell(EVENT.cancel_requested, id)
   redis.call('PUBLISH', BASE .. ':cancels@' .. ARGV[1], id)
 end
 
--- What is to go, in one call for a whole batch; whoever may meet such an id again does this first.
+-- Delete what is to go, in one call for a whole batch. A step that may meet such an id again must call this first.
 local forgotten, unleased = {}, {}
 local function flush()
   batched('HDEL', JOBS, forgotten)
@@ -172,7 +174,7 @@ local function finish()
     redis.call('HSET', META, 'place', string.format('%.0f', last_place))
   end
   if waking then
-    -- Sleepers are named until somebody wakes them; then they look, and say so again before they sleep on.
+    -- Sleepers stay noted until somebody wakes them; then they look, and note themselves again before they sleep on.
     local names = {}
     for name in pairs(woken) do
       names[#names + 1] = name
@@ -191,7 +193,7 @@ local function line_up(job, place, id)
   wake(job.name)
 end
 
--- Of a key with held jobs one of each name is ready, unless a job of the key is processing.
+-- Make one held job of each name ready for an ordering key, unless a job of the key is processing.
 local function free(key)
   local prefix = text(key)
   local from = '[' .. prefix
@@ -210,7 +212,7 @@ local function free(key)
   end
 end
 
--- A key whose job has vanished without a lease is nobody's.
+-- Free a key whose job has vanished without a lease.
 local function is_busy(key)
   local holder = redis.call('HGET', BUSY, key)
   return holder and redis.call('ZSCORE', LEASES, holder) and true or false
@@ -236,8 +238,8 @@ local function forget(id, line)
   end
 end
 
--- The job as it stands now: its record, its run (one without changes if there is none) and its public state; nil for an
--- unknown, cancelled or expired id.
+-- Return the job as it stands now: its record, its run (one without changes if there is none) and its public state; nil
+-- for an unknown, cancelled or expired id.
 local function find(id, record, packed)
   local job = read_job(record)
   if not job then
@@ -266,11 +268,11 @@ local function lookup(id)
   return record and find(id, record, redis.call('HGET', RUNS, id)) or nil, record
 end
 
--- Deduplication keys. MARKS has for each, behind a K, `{mode, until, id}`; and behind an I, for each job that is to let
--- go of one, the mode and the key. THROTTLED has the keys by when they are free.
+-- Deduplication keys. In MARKS, `K<key>` has `{mode, until, id}`, and `I<id>`, for each job that has to release a key,
+-- the mode and the key. THROTTLED has the keys by when they are free.
 local SIMPLE, THROTTLE, DEBOUNCE = 1, 2, 3
 
--- The job has no key any more; with `mode` only if it was of that mode. Costs nothing where there are no keys.
+-- Release the job's key; with `mode`, only a key of that mode. Costs nothing where there are no keys.
 local function unmark(id, mode)
   local held = marked and redis.call('HGET', MARKS, 'I' .. id)
   if held and (not mode or string.byte(held) == mode) then
@@ -278,7 +280,7 @@ local function unmark(id, mode)
   end
 end
 
--- The job ends in `state`; without `keep` it leaves nothing.
+-- End the job in `state`; without `keep` nothing is left of it.
 local function conclude(id, record, job, run, state, keep)
   unmark(id)
   run.state, run.cancel, run.worker, run.finished = state, 0, '', now
@@ -295,7 +297,7 @@ local function conclude(id, record, job, run, state, keep)
   tell(state == STATE.completed and EVENT.completed or EVENT.failed, id)
 end
 
--- An attempt is over: the lease and the ordering key are free.
+-- End an attempt: the lease and the ordering key are free.
 local function let_go(id, job)
   unleased[#unleased + 1] = id
   if job.key ~= '' then
@@ -304,7 +306,7 @@ local function let_go(id, job)
   end
 end
 
--- Nobody has the job any more: its place in line is free, or its claim void.
+-- Take the job out of its line, or void its claim.
 local function take(id, job, run)
   if run.state == STATE.processing then
     let_go(id, job)

@@ -1,5 +1,5 @@
--- ARGV[2]: limit, [3]: stalls allowed. Answers the ids that are queued again, those that failed, and `{id, why, ...}` of
--- those among the latter that were set aside.
+-- Recover jobs whose lease expired. ARGV[2]: limit, [3]: stalls allowed. Answers the ids queued again, the ids that
+-- failed, and `{id, why, ...}` for those of the failed ones that were set aside.
 local STALLED = '\2'
 local max_stalls = tonumber(ARGV[3])
 local broken = foreign(QUARANTINE, 'hash')
@@ -12,7 +12,7 @@ local requeued, failed = {}, {}
 for at, id in ipairs(ids) do
   local job, run = read_job(records[at]), packed[at] and read_run(packed[at])
   if not (records[at] or packed[at]) or (run and run.state ~= STATE.processing) then
-    redis.call('ZREM', LEASES, id) -- nobody's lease: what it was for is gone
+    redis.call('ZREM', LEASES, id) -- a lease without a job
   elseif not job or not run then
     set_aside(id, job and job.name or '', job and job.priority or 0, job and job.place or now, records[at], packed[at])
     let_go(id, job or { key = '' })

@@ -1,4 +1,4 @@
--- ARGV[2]: ids, [3]: 1 to take running ones too. Answers how many are gone.
+-- Remove jobs. ARGV[2]: ids, [3]: 1 to remove running ones too. Answers how many were removed.
 local count = 0
 for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
   local found = lookup(id)

@@ -1,5 +1,5 @@
--- ARGV[2]: the claims, each `{id, token, lease}`; then the workers. Answers `{place of the claim, code, ...}`: lost for
--- one of three reasons, or to be cancelled.
+-- Renew leases. ARGV[2]: the claims, each `{id, token, lease}`; then the workers. Answers `{place of the claim, code,
+-- ...}` for claims that are lost (for one of three reasons) or to be cancelled.
 local TAKEN, OVER, UNKNOWN, CANCEL = 2, 3, 4, 6
 local claims = cmsgpack.unpack(ARGV[2])
 for at = 3, #ARGV do

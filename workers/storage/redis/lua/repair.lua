@@ -1,4 +1,4 @@
--- Keys in the place of the queue's own are set aside: `{name, why, ...}`.
+-- Set aside keys in the place of the queue's own. Answers `{name, why, ...}`.
 local function mend(key, kind)
   local why = foreign(key, kind)
   if why then
@@ -6,7 +6,7 @@ local function mend(key, kind)
   end
 end
 
-mend(QUARANTINE, 'hash') -- it is where all the rest is written down
+mend(QUARANTINE, 'hash') -- first, because everything else is noted there
 mend(THROTTLED, 'zset')
 for at = 1, #KEPT do
   mend(KEPT[at], kind_of(at))

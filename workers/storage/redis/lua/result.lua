@@ -1,5 +1,5 @@
--- ARGV[2]: ids. Answers for each `{state, error, result}` of a job that has ended and 0 for others, up to where that gets
--- too large: at least one.
+-- Read results. ARGV[2]: ids. Answers for each `{state, error, result}` of a job that has ended, 0 for others. The
+-- answer breaks off where it gets too large, but has at least one.
 local ENOUGH_BYTES = 1024 * 1024
 local ids = cmsgpack.unpack(ARGV[2])
 local answer, bytes = {}, 0

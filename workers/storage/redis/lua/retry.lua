@@ -1,4 +1,4 @@
--- ARGV[2]: ids. Answers how many had failed and are queued.
+-- Queue failed jobs again. ARGV[2]: ids. Answers how many there were.
 local count = 0
 for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
   local found = lookup(id)

@@ -14,7 +14,7 @@ local function why_not(run, token)
   return LINE_OF[run.state] and OVER or TAKEN
 end
 
--- Whether the retry uses the attempt up.
+-- Tell whether the retry uses up the attempt.
 local function count(run, counted, postponed)
   if postponed then
     return false
@@ -54,8 +54,8 @@ local function retry(id, record, job, run, delay, fault, counted, postponed)
   tell(EVENT.failing, id)
 end
 
--- Everything is the next link's but the id, the date and the progress; the token stays until the next claim, so that a
--- repeat is known.
+-- The record becomes that of the next link, except its id, date and progress. The token stays until the next claim, so
+-- that a repeated settle is recognised.
 local function continue(id, job, run, new)
   local _, name, _, priority, delay, version, rest = unpack(new)
   local place = next_place() + delay
@@ -117,7 +117,7 @@ end
 local runs, records = fetch(RUNS, ids), fetch(JOBS, ids)
 for at, settlement in ipairs(settlements) do
   local id = ids[at]
-  if met[id] then -- what was read before is no longer true
+  if met[id] then -- what was read before may be outdated
     flush()
     runs[at], records[at] = redis.call('HGET', RUNS, id), redis.call('HGET', JOBS, id)
   end

@@ -1,4 +1,4 @@
--- ARGV[2]: limit, [3]: how long a worker is listed. Answers how many records went.
+-- Remove expired records. ARGV[2]: limit, [3]: how long a worker is listed. Answers how many were removed.
 local broken = foreign(THROTTLED, 'zset')
 if broken then
   return damaged(broken)

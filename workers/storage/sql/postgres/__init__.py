@@ -1,1 +1,1 @@
-"""The steps of a queue on PostgreSQL, in functions of the server's own: `steps.sql` and `keys.sql`."""
+"""The steps of a queue on PostgreSQL, as functions of the server: `steps.sql` and `keys.sql`."""

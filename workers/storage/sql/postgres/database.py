@@ -1,8 +1,10 @@
 """A PostgreSQL database as this process uses it: a few threads with a connection each, and one that listens.
 
 Theory of operation. A step is one statement outside any transaction, so it takes one round trip and leaves nothing
-open; those that need several run in a transaction of their own. Steps of running workers (claims, renewals,
-settlements) have their own threads: they never wait for a caller's transaction, as an enqueue of the same id must.
+open. Steps that need several statements run in a transaction of their own. The steps of running workers (claims,
+renewals, settlements) have threads of their own: they never wait for a caller's transaction, as an enqueue of the same
+id must. All storages of a process on one database share one `PostgresDatabase`, whatever their event loop; it counts
+its users.
 
 All storages of a process on one database share one `PostgresDatabase`, whatever their event loop, by reference count.
 """
@@ -44,10 +46,10 @@ from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import translate
 from workers.storage.sql.postgres import steps
-from workers.storage.sql.postgres.listener import REGISTERED, Listener, new_process
+from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ _PROMPT: Final = 3
 _PATIENT: Final = 2
 _SESSIONS: Final = 10
 _CONNECT_TIMEOUT: Final = timedelta(seconds=6)
-_MIGRATION_LOCK: Final = 8_317_402_561  # any number nobody else locks
+_MIGRATION_LOCK: Final = 8_317_402_561  # any number that nobody else locks
 
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 _ENCODING = text("SHOW server_encoding")
@@ -70,7 +72,7 @@ class PostgresDatabase:
 
     def __init__(self, target: PostgresTarget) -> None:
         self.name = f"PostgreSQL database {target.url!r}"
-        self.notices = Notices()
+        self.subscribers = DatabaseSubscribers()
         self.users = 0
         self.pid = os.getpid()
         self._timeout = target.busy_timeout
@@ -79,7 +81,7 @@ class PostgresDatabase:
         self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._prompt = ThreadPoolExecutor(_PROMPT, "workers-postgres")
         self._patient = ThreadPoolExecutor(_PATIENT, "workers-postgres-patient")
-        self._listener = Listener(self.name, self._process, target.listening_connection, self.notices)
+        self._listener = PostgresListener(self.name, self._process, target.listening_connection, self.subscribers)
         self._which: tuple[object, ...] | None = None
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
@@ -132,7 +134,7 @@ class PostgresDatabase:
         return self._submit(self._patient, run)
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
-        if self._which is None:  # `change_on` would ask too, and keep the event loop waiting
+        if self._which is None:  # `change_on` would ask as well, and block the event loop meanwhile
             self._which = await asyncio.wrap_future(self._step(self._patient, _look, _which))
         return await run_on(connection, lambda caller: self.change_on(caller, begin, work), self.name)
 
@@ -153,20 +155,20 @@ class PostgresDatabase:
         return self.change_on(caller, begin, partial(steps.enqueue, jobs=jobs))
 
     def refuse_nested(self) -> None:
-        """Nothing to do: beside a caller's transaction others go on."""
+        """Do nothing: other steps can run beside a caller's transaction."""
 
     def look_now(self) -> None:
-        """Nothing to do: the server tells everybody."""
+        """Do nothing: the server tells everybody."""
 
     def hear(self) -> None:
         self._listener.start()
 
     async def subscribe(self, begin: Begin, queue: int) -> None:
-        await self.hear_cancels()
+        await self.listen_for_cancels()
         if not self._listener.is_registered(queue):
             await asyncio.wrap_future(self._step(self._patient, begin, self._register))
 
-    async def hear_cancels(self) -> None:
+    async def listen_for_cancels(self) -> None:
         try:
             async with asyncio.timeout(self._timeout.total_seconds()):
                 await asyncio.shield(asyncio.wrap_future(self._listener.start()))
@@ -186,7 +188,7 @@ class PostgresDatabase:
             for key, other in list(_databases.items()):
                 if other is self:
                     del _databases[key]
-        if self.pid == os.getpid():  # what a fork copied is the other process's
+        if self.pid == os.getpid():  # a fork's copy belongs to the parent
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -195,14 +197,14 @@ class PostgresDatabase:
         self._patient.shutdown()
         self._engine.dispose()
 
-    def _step(self, lane: ThreadPoolExecutor, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+    def _step(self, thread: ThreadPoolExecutor, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         def run() -> T:
             with self._single.connect() as connection:
                 return work(begin(connection))
 
-        return self._submit(lane, run)
+        return self._submit(thread, run)
 
-    def _submit(self, lane: ThreadPoolExecutor, run: Callable[[], T]) -> Future[T]:
+    def _submit(self, thread: ThreadPoolExecutor, run: Callable[[], T]) -> Future[T]:
         def translated() -> T:
             try:
                 return run()
@@ -212,13 +214,13 @@ class PostgresDatabase:
         if self.pid != os.getpid():
             raise StorageError(f"{self.name} was opened before this process was forked; connect again")
         try:
-            return lane.submit(translated)
+            return thread.submit(translated)
         except RuntimeError:
             raise StorageUnavailable(f"{self.name} was disconnected") from None
 
 
 def _tell(transaction: Transaction) -> None:
-    """With the commit, waiters and subscribers hear what the transaction has to announce."""
+    """Let waiters and subscribers hear, with the commit, what the transaction has to announce."""
     if not (transaction.events or transaction.wake):
         return
     told = [f"{kind.value}:{transaction.encode(job_id)}" for kind, job_id in transaction.events]
@@ -228,7 +230,7 @@ def _tell(transaction: Transaction) -> None:
 
 
 def _request_cancels(transaction: Transaction) -> None:
-    """Workers, who are told whether they are registered or not, hear of the requests when they are committed."""
+    """Tell workers of the requests when they are committed; workers hear of them without being registered."""
     for kind, job_id in transaction.events:
         if kind is JobEventKind.CANCEL_REQUESTED:
             request = f"{transaction.queue} {transaction.encode(job_id)}"
@@ -236,17 +238,17 @@ def _request_cancels(transaction: Transaction) -> None:
 
 
 def _look(connection: Connection) -> Transaction:
-    """A transaction of no queue's."""
+    """Make a transaction that belongs to no queue."""
     return Transaction(connection=connection, queue=0, clock=lambda _: 0)
 
 
 def _which(transaction: Transaction) -> tuple[object, ...]:
-    """Which database of which server this is, whatever name and address it was reached by."""
+    """Identify the database and its server, whatever name and address it was reached by."""
     return tuple(transaction.connection.execute(_WHICH).one())
 
 
 _lock = ForkLock()
-# By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
+# The key has the process: a fork's copies are of no use in the child, and closing them there would do harm.
 _databases: dict[tuple[int, PostgresTarget], PostgresDatabase] = {}
 
 
@@ -278,7 +280,7 @@ class PostgresTarget:
         engine = self.engine(1)
         try:
             with engine.begin() as connection:
-                # Ours runs as long as it takes, and others wait for it.
+                # This migration may take as long as it needs; others wait for it.
                 connection.execute(text("SET LOCAL lock_timeout = 0"))
                 connection.execute(_LOCK, {"key": _MIGRATION_LOCK})
                 if connection.execute(_ENCODING).scalar_one() != "UTF8":
@@ -290,7 +292,7 @@ class PostgresTarget:
             engine.dispose()
 
     def engine(self, connections: int) -> Engine:
-        """A pool that replaces connections the server has closed, and whose errors quote no values."""
+        """Make a pool that replaces connections the server has closed, and whose errors quote no values."""
         engine = create_engine(
             self.full_url.set(drivername="postgresql+psycopg"),
             hide_parameters=True,
@@ -317,7 +319,7 @@ class PostgresTarget:
         return engine
 
     def listening_connection(self) -> psycopg.Connection:
-        """A connection of its own, outside transactions."""
+        """Open a connection of its own, outside transactions."""
         engine = create_engine(
             self.full_url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=self._connect_args()
         )
@@ -338,7 +340,10 @@ class PostgresTarget:
 
 
 def _refuse_closed(connection: psycopg.Connection, _record: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
-    """A connection on which the server said something unasked has ended: PostgreSQL was restarted, or closed it."""
+    """Refuse a connection that the server has ended.
+
+    It has when something unasked has arrived: PostgreSQL was restarted, or closed it.
+    """
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if poll.poll(0):

@@ -1,6 +1,6 @@
 -- Deduplication keys on PostgreSQL; see `../keys.py`.
 
--- Who has these keys at present, by the jobs' rows and by the marks of throttled keys.
+-- Return who has these keys at present, by the jobs' rows and by the marks of throttled keys.
 CREATE OR REPLACE FUNCTION workers_marked(p_queue integer, p_keys text[])
 RETURNS TABLE (key text, seq bigint, id text, mode text, state text, run_at bigint, ordering_key text) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
@@ -17,8 +17,9 @@ BEGIN
     WHERE m.queue = p_queue AND m.key = ANY(p_keys) AND (m.until > v_now) IS TRUE;  -- not by the index on `until`
 END $$;
 
--- Who has these keys. All others, and those of p_debounced that a job has by debounce, are the transaction's own from
--- now on: nobody else takes them, or claims that job, until it ends. `own` are those of them that somebody has.
+-- Return who has these keys, and reserve for the transaction all others, and those of p_debounced that a job has by
+-- debounce: nobody else takes these keys, or claims that job, until it ends. `own` are the reserved ones that are
+-- taken.
 CREATE OR REPLACE FUNCTION workers_take_keys(p_queue integer, p_keys text[], p_debounced text[])
 RETURNS TABLE (
     key text, seq bigint, id text, mode text, state text, run_at bigint, ordering_key text, own boolean
@@ -41,10 +42,10 @@ BEGIN
     IF cardinality(v_left) = 0 THEN
         RETURN;
     END IF;
-    -- Sorted, so that calls with keys in common wait for each other and not in a circle.
+    -- Sorted, so that calls with keys in common cannot deadlock.
     INSERT INTO workers_marks (queue, key, job_id, until) SELECT p_queue, k, '', 0 FROM unnest(v_left) k ORDER BY k
     ON CONFLICT (queue, key) DO UPDATE SET until = workers_marks.until;
-    -- Who claims one of these jobs, or ends it, has done so, or finds that it waits anew.
+    -- A transaction that claims or ends one of these jobs has committed by now, or will find that the job waits anew.
     PERFORM FROM workers_jobs j
     WHERE queue = p_queue AND deduplication_key = ANY(v_left) AND expires_at IS NULL
         AND j.deduplication_mode = 'debounce' ORDER BY seq FOR UPDATE;

@@ -1,11 +1,11 @@
 """The one connection of a process that hears what is committed in a PostgreSQL database.
 
-Theory of operation. A thread listens to `workers_wake`, by which waiters are told to look, and to `workers_events`,
-which carries job events while anybody subscribes, and to `workers_cancels`, by which workers hear of requests to cancel
-what they run. The connection is opened when somebody first wants to hear and made
-again whenever it breaks. What was committed meanwhile went unheard, so after each start every waiter looks at the
-tables, and every job with a subscriber that has ended by then is told to have ended. Requests to cancel are not kept:
-whoever listens to them is told that some may be missing, and looks at the jobs it runs.
+Theory of operation. A thread listens to three channels. By `workers_wake` waiters are told to look. `workers_events`
+carries job events while anybody subscribes. By `workers_cancels` workers hear of requests to cancel jobs that they run.
+The connection is opened when somebody first wants to hear, and again whenever it breaks. What was committed meanwhile
+went unheard. So after each start every waiter looks at the tables, and the subscribers of a job that has ended by then
+are told so. Requests to cancel are not kept: those who listen to them are told that some may be missing, and look at
+the jobs they run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from typing import Final
 
 import psycopg
 
+from workers.backoff import Backoff
 from workers.jobs import JobEventKind
 from workers.storage.sql.rows import decode_text, encode_text
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 REGISTERED: Final = 60_000
-"""Milliseconds for which a process counts as subscribed; renewed at a third of it."""
+"""How many milliseconds a process counts as subscribed; renewed after a third of them."""
 
-_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOG = logging.getLogger(__name__)
 
 _REGISTER = "SELECT workers_listen(%s, %s, %s)"
@@ -39,25 +41,29 @@ _ENDED = (
 )
 
 
-class Listener:
-    """Hears for `notices`, in a thread of its own from the first `start` until `stop`."""
+class PostgresListener:
+    """Listens for `subscribers`, in a thread of its own from the first `start` until `stop`."""
 
     def __init__(
-        self, database: str, process: str, connect: Callable[[], psycopg.Connection], notices: Notices
+        self, database: str, process: str, connect: Callable[[], psycopg.Connection], subscribers: DatabaseSubscribers
     ) -> None:
         self._database = database
         self._process = process
         self._connect = connect
-        self._notices = notices
+        self._subscribers = subscribers
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._armed: Future[None] = Future()
-        self._alarm, self._ear = socket.socketpair()
+        self._alarm, self._alarmed = socket.socketpair()
         self._renewed: dict[int, float] = {}
 
     def start(self) -> Future[None]:
-        """Done when everything committed from then on is heard; another future after every loss of the connection."""
+        """Start listening.
+
+        Returns a future that is done when everything committed from then on is heard; there is another one after every
+        loss of the connection.
+        """
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="workers-postgres-listener", daemon=True)
@@ -65,85 +71,86 @@ class Listener:
             return self._armed
 
     def stop(self) -> None:
-        """The thread has ended and its connection is closed."""
+        """End the thread and close its connection."""
         self._stopping = True
         self._alarm.send(b"x")
         if self._thread is not None:
             self._thread.join()
         self._alarm.close()
-        self._ear.close()
+        self._alarmed.close()
 
     def is_registered(self, queue: int) -> bool:
-        """Whether every step on the queue sends its events here, for a while yet."""
+        """Tell whether every step on the queue sends its events here, for a while yet."""
         with self._lock:
             renewed = self._renewed.get(queue)
         return renewed is not None and time.monotonic() - renewed < REGISTERED / 3_000
 
     def registered(self, queue: int) -> None:
-        """`workers_listen` was called for the queue just now."""
+        """Note that `workers_listen` was called for the queue just now."""
         with self._lock:
             self._renewed[queue] = time.monotonic()
 
     def _run(self) -> None:
-        failures = 0
-        first = True
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+        first, logged = True, False
         while not self._stopping:
             try:
                 with self._connect() as connection:
                     self._arm(connection, first)
-                    first, failures = False, 0
+                    first, logged = False, False
+                    backoff.reset()
                     self._hear(connection)
-            except Exception as error:  # whatever it is, the thread must live: others rely on being told
-                if not failures:
+            except Exception as error:  # whatever it is, the thread must live: others rely on it
+                if not logged:
                     _LOG.warning("cannot listen to %s, trying again: %s", self._database, type(error).__name__)
             with self._lock:
-                deafened = self._armed.done()
-                if deafened:
+                was_heard = self._armed.done()
+                if was_heard:
                     self._armed = Future()
-            if deafened:  # told only now: who listens anew waits until the next connection hears
-                self._notices.miss_cancels(f"the connection that listens to {self._database} was lost")
+            if was_heard:  # told only now: those who listen anew wait until the next connection hears
+                self._subscribers.miss_cancels(f"the connection that listens to {self._database} was lost")
             if not self._stopping:
-                self._pause(_PAUSES[min(failures, len(_PAUSES) - 1)])
-            failures += 1
+                self._pause(backoff.pause())
+            logged = True
 
     def _pause(self, seconds: float) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._alarmed, selectors.EVENT_READ)
             selector.select(seconds)
 
     def _arm(self, connection: psycopg.Connection, first: bool) -> None:
-        # What arrives beside the answer to a statement of ours is read with it, and told to handlers alone.
+        # The driver reads a notification that arrives with the answer to a statement, and gives it to handlers alone.
         connection.add_notify_handler(lambda notice: self._deliver(notice.channel, notice.payload))
         connection.execute("LISTEN workers_wake")
         connection.execute("LISTEN workers_events")
         connection.execute("LISTEN workers_cancels")
-        for queue in self._notices.subscribed():
+        for queue in self._subscribers.subscribed():
             self._register(connection, queue)
         with self._lock:
             self._armed.set_result(None)
         if not first:
             self._tell_ended(connection)
-        self._notices.wake_all()
+        self._subscribers.wake_all()
 
     def _register(self, connection: psycopg.Connection, queue: int) -> None:
         connection.execute(_REGISTER, (queue, self._process, REGISTERED))
         self.registered(queue)
 
     def _tell_ended(self, connection: psycopg.Connection) -> None:
-        for queue, jobs in self._notices.awaited().items():
+        for queue, jobs in self._subscribers.awaited().items():
             for job_id, state in connection.execute(_ENDED, (queue, [encode_text(job_id) for job_id in jobs])):
-                self._notices.tell(queue, [(JobEventKind(state), decode_text(job_id))], wake=False)
+                self._subscribers.tell(queue, [(JobEventKind(state), decode_text(job_id))], wake=False)
 
     def _hear(self, connection: psycopg.Connection) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._alarmed, selectors.EVENT_READ)
             while not self._stopping:
-                for queue in self._notices.subscribed():
+                for queue in self._subscribers.subscribed():
                     if not self.is_registered(queue):
                         self._register(connection, queue)
-                # After the statements and before the wait: what came with an answer makes the socket readable no more.
-                # Not the driver's own generator: it cannot be woken to stop.
+                # After the statements and before the wait: what came with an answer does not make the socket readable.
+                # The driver's own generator is no alternative: it cannot be woken to stop.
                 while notice := connection.pgconn.notifies():
                     self._deliver(notice.relname.decode(), notice.extra.decode())
                 if connection.closed:
@@ -154,19 +161,19 @@ class Listener:
     def _deliver(self, channel: str, payload: str) -> None:
         if channel == "workers_cancels":
             number, _, job_id = payload.partition(" ")
-            self._notices.request_cancel(int(number), decode_text(job_id))
+            self._subscribers.request_cancel(int(number), decode_text(job_id))
             return
         queue, *events = payload.split(" ")
         if channel == "workers_wake":
-            self._notices.tell(int(queue), (), wake=True)
+            self._subscribers.tell(int(queue), (), wake=True)
             return
         told = []
         for event in events:
             kind, _, job_id = event.replace("%20", " ").replace("%25", "%").partition(":")
             told.append((JobEventKind(kind), decode_text(job_id)))
-        self._notices.tell(int(queue), told, wake=False)
+        self._subscribers.tell(int(queue), told, wake=False)
 
 
 def new_process() -> str:
-    """A name no other process has."""
+    """Make a name that no other process has."""
     return os.urandom(8).hex()

@@ -1,4 +1,4 @@
-"""The steps of a queue on PostgreSQL: values into the functions of `steps.sql`, and rows back into values."""
+"""The steps of a queue on PostgreSQL: values go into the functions of `steps.sql`, rows become values again."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from workers.storage.sql.rows import (
 )
 
 MAX_RESULT_BYTES: Final = 200_000_000
-"""PostgreSQL takes 1 GB in one message, in which a result may be written out in hexadecimal."""
+"""PostgreSQL takes 1 GB in one message, and a result may be written in hexadecimal there."""
 
 _WORKER_NOTED: Final = 1_000
-"""Milliseconds: most steps need not write down again that their worker was seen."""
+"""Milliseconds after which a step writes down again that its worker was seen."""
 
 _ENQUEUE = text(
     "SELECT * FROM workers_enqueue(:queue, CAST(:ids AS text[]), CAST(:names AS text[]), CAST(:delays AS bigint[]),"
@@ -82,7 +82,7 @@ _SETTLE = text(
 
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-    """See `Storage.enqueue`; one statement, but where there are deduplication keys."""
+    """See `Storage.enqueue`; one statement, unless there are deduplication keys."""
     if all(job.deduplication is None for job in jobs):
         return _insert(transaction, jobs)
     decision = decide(transaction, jobs)
@@ -92,7 +92,7 @@ def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueRes
 
 
 def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-    """Each job is inserted, or told what has its id already."""
+    """Insert each job, or report what has its id."""
     new: dict[str, NewJob] = {}
     for job in jobs:
         new.setdefault(encode_text(job.id), job)
@@ -173,7 +173,7 @@ def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedel
 
 
 def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta | None:
-    """The time until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
+    """Return how long until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
     values = {
         "queue": transaction.queue,
         "names": [encode_text(name) for name in names],
@@ -289,7 +289,7 @@ def _kind(settlement: Settlement) -> str:
         case Failed():
             return "failed"
         case Retried():
-            return "postponed" if settlement.postponed else "retried" if settlement.counted else "uncounted"
+            return "postponed" if settlement.snoozed else "retried" if settlement.counted else "uncounted"
         case _:
             return "released"
 
@@ -305,7 +305,7 @@ def _delay(settlement: Settlement) -> int | None:
 
 
 def _stored(settlement: Settlement) -> bytes | None:
-    """What takes the payload's place."""
+    """Return what replaces the payload."""
     match settlement:
         case Completed():
             return settlement.result
@@ -316,7 +316,7 @@ def _stored(settlement: Settlement) -> bytes | None:
 
 
 def _then(job: NewJob) -> str:
-    """What a continued job's row gets, but for its delay and payload."""
+    """Return what a continued job's row gets, except its delay and payload."""
     return json.dumps(
         {
             "name": encode_text(job.name),
@@ -332,7 +332,7 @@ def _then(job: NewJob) -> str:
 
 
 def _kept(settlement: Settlement) -> int | None:
-    """How long the record stays if this settlement ends the job; None: it vanishes."""
+    """Return how long the record stays if this settlement ends the job; None: it is dropped."""
     claim = settlement.claim
     keep: Retention | None = settlement.keep if isinstance(settlement, Completed | Failed) else None
     if keep is None:
@@ -341,7 +341,7 @@ def _kept(settlement: Settlement) -> int | None:
 
 
 def _capped(settlement: Settlement) -> str | None:
-    """The error of an uncounted retry that turns out to be the last attempt."""
+    """Return the error of an uncounted retry that turns out to be the last attempt."""
     if not isinstance(settlement, Retried) or settlement.counted:
         return None
     return encode_error(replace(settlement.error, exhausted=True))

@@ -1,13 +1,13 @@
 -- The steps of a queue that are one round trip each on PostgreSQL; `migrate` puts them beside the tables.
 --
 -- Theory of operation. Each statement in a function sees what was committed before it (READ COMMITTED), so a step locks
--- first and looks afterwards. Locks are taken in one order, by everybody: ordering keys (advisory, sorted), then rows by
--- number. A claim never waits: it passes over rows and keys that somebody holds. Times are the server's, in
+-- first and looks afterwards. Every step takes its locks in one order: ordering keys (advisory, sorted), then rows by
+-- number. A claim never waits: it skips rows and keys that another transaction has locked. Times are the server's, in
 -- milliseconds since 1970.
 --
--- The tables' statistics may be of a time when the queue was empty, or full; the planner's other choices are switched
--- off because in every statement here the index is the right one, always. Where a row is found by its number, the rest
--- is compared as IS NOT DISTINCT FROM, which no index can serve.
+-- The tables' statistics may be from a time when the queue was empty, or full. In every statement here the index is
+-- always the right choice, so the planner's others are switched off. Where a row is found by its number, everything
+-- else is compared by IS NOT DISTINCT FROM, which no index can serve.
 
 CREATE OR REPLACE FUNCTION workers_now() RETURNS bigint LANGUAGE sql VOLATILE
 AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
@@ -15,7 +15,7 @@ AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
 CREATE OR REPLACE FUNCTION workers_key(p_queue integer, p_key text) RETURNS bigint LANGUAGE sql IMMUTABLE
 AS $$ SELECT hashtextextended(p_key, p_queue) $$;
 
--- Nobody else looks at or changes who waits for the ordering keys of these jobs, until the transaction ends.
+-- Lock the ordering keys of these jobs until the transaction ends: nobody else looks at or changes who waits for them.
 CREATE OR REPLACE FUNCTION workers_lock_keys(p_queue integer, p_seqs bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off
 AS $$
@@ -30,7 +30,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Of each key the first held job of every name is ready; the keys are locked.
+-- Make the first held job of every name ready, for each of the keys; the caller has locked the keys.
 CREATE OR REPLACE FUNCTION workers_unhold(p_queue integer, p_keys text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off
 AS $$
@@ -54,11 +54,12 @@ BEGIN
     END LOOP;
 END $$;
 
--- With the commit, waiters look again (p_wake) and subscribers hear the events, `kind:id` each.
+-- With the commit, let waiters look again (p_wake) and subscribers hear the events, each as `kind:id`.
 --
--- Events are only sent while somebody subscribes to the queue. A subscriber registers under the exclusive lock, for
--- which it waits until every step that did not see it has committed; who finds it registering sends to be sure. So no
--- event that is committed after a subscription was confirmed goes unsaid, and no step waits for a subscriber.
+-- Events are only sent while somebody subscribes to the queue. A subscriber registers under an exclusive lock, which it
+-- gets when every step that did not see it has committed. A step that finds somebody registering sends its events to be
+-- safe. So every event that is committed after a subscription was confirmed is sent, and no step waits for a
+-- subscriber.
 CREATE OR REPLACE FUNCTION workers_tell(p_queue integer, p_events text[], p_wake boolean, p_sure boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql
 AS $$
@@ -97,7 +98,7 @@ BEGIN
     ON CONFLICT (queue, process) DO UPDATE SET expires_at = excluded.expires_at;
 END $$;
 
--- Each job is inserted, or what is there under its id is returned: every id given, once.
+-- Insert each job, or return what has its id already; one row for every id given.
 CREATE OR REPLACE FUNCTION workers_enqueue(
     p_queue integer, p_ids text[], p_names text[], p_delays bigint[], p_priorities integer[], p_max_attempts integer[],
     p_keep_completed bigint[], p_keep_failed bigint[], p_keys text[], p_backoffs text[], p_payloads bytea[],
@@ -134,7 +135,7 @@ BEGIN
                 ) WHERE a.id = ANY(v_left) ORDER BY place
             ) a
         ), jobs AS (
-            -- By id, so that batches with ids in common wait for each other and not in a circle.
+            -- Ordered by id, so that batches with ids in common cannot deadlock.
             INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,
                 keep_completed, keep_failed, ordering_key, backoff, chain_index)
             SELECT a.seq, p_queue, a.id, a.name, CASE WHEN a.delay > 0 THEN 'scheduled' ELSE 'ready' END, a.priority,
@@ -160,7 +161,7 @@ BEGIN
             v_new := v_new || id;
             RETURN NEXT;
         END LOOP;
-        -- Left now: what ended between the insert and the look.
+        -- What is left now are jobs that ended between the insert and the look.
         v_left := ARRAY(SELECT l FROM unnest(v_left) l EXCEPT SELECT n FROM unnest(v_new) n);
         EXIT WHEN cardinality(v_left) = 0;
     END LOOP;
@@ -169,7 +170,7 @@ BEGIN
     END IF;
 END $$;
 
--- Up to p_limit ready jobs in order; p_any is the lease of names not listed, NULL when those are not wanted.
+-- Claim up to p_limit ready jobs in order; p_any is the lease of names not listed, NULL if those are not wanted.
 CREATE OR REPLACE FUNCTION workers_candidates(p_queue integer, p_names text[], p_any boolean, p_limit integer)
 RETURNS TABLE (seq bigint, ordering_key text) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -294,7 +295,7 @@ BEGIN
     );
 END $$;
 
--- Milliseconds until a claim for these names may succeed, 0 for now; NULL while there is nothing to wait for.
+-- Return the milliseconds until a claim for these names may succeed, 0 for now; NULL if there is nothing to wait for.
 CREATE OR REPLACE FUNCTION workers_claimable_in(p_queue integer, p_names text[], p_any boolean) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -325,7 +326,7 @@ BEGIN
     );
 END $$;
 
--- The places of the claims that hold their job, all extended; those asked to cancel.
+-- Extend the claims that hold their job; return their places, and whether a cancel was requested.
 CREATE OR REPLACE FUNCTION workers_renew(
     p_queue integer, p_seqs bigint[], p_tokens bytea[], p_ids text[], p_leases bigint[], p_workers text[],
     p_noted bigint
@@ -343,7 +344,7 @@ BEGIN
     PERFORM workers_see(p_queue, p_workers, p_noted);
 END $$;
 
--- Each claim that holds its job has this for its progress. Every token comes once.
+-- Store the progress of each claim that holds its job. Every token occurs once.
 CREATE OR REPLACE FUNCTION workers_progress(
     p_queue integer, p_seqs bigint[], p_tokens bytea[], p_ids text[], p_reported bytea[]
 ) RETURNS void LANGUAGE plpgsql
@@ -364,9 +365,10 @@ BEGIN
     PERFORM workers_tell(p_queue, v_events, false);
 END $$;
 
--- What became of each settlement, by its place. p_kinds: completed, continued, failed, retried, postponed, uncounted,
+-- Settle, and return each outcome by its place. p_kinds: completed, continued, failed, retried, postponed, uncounted,
 -- released; p_keeps: NULL drops the record; p_capped: the error of an uncounted retry that is the job's last after all;
--- p_results: the payload of what continues a job; p_thens: everything else of it, as JSON. Every token comes once.
+-- p_results: a result, or the payload of a continued job; p_thens: all else of that job, as JSON. Every token occurs
+-- once.
 CREATE OR REPLACE FUNCTION workers_settle(
     p_queue integer, p_seqs bigint[], p_tokens bytea[], p_ids text[], p_kinds text[], p_keeps bigint[],
     p_delays bigint[], p_errors text[], p_capped text[], p_results bytea[], p_thens text[],
@@ -435,7 +437,7 @@ BEGIN
                 name text, priority integer, max_attempts integer, keep_completed bigint, keep_failed bigint,
                 key text, backoff text, chain_index integer
             );
-            -- Under a new number, by which it stands behind everything that is there.
+            -- The new number puts it behind everything that is there.
             UPDATE workers_jobs SET
                 seq = nextval('workers_jobs_seq_seq'), name = v_then.name, priority = v_then.priority,
                 state = CASE WHEN v_job.delay > 0 THEN 'scheduled' ELSE 'ready' END, run_at = v_now + v_job.delay,

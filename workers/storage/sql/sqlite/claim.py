@@ -1,8 +1,8 @@
-"""How jobs leave the queue for a worker, in order, and which of them have to stand aside.
+"""Claims: how jobs leave the queue for a worker, in order, and which of them are held back.
 
 Theory of operation. Of one ordering key at most one job is processing. The key's other jobs are set aside (`held`) when
-a claim meets them, so that no claim reads past them twice; when a job of the key leaves the queue or stops processing,
-the first held job of each name is ready again. So a key with held jobs always has one that is ready or processing.
+a claim meets them, so that no claim reads past them twice. When a job of the key leaves the queue or stops processing,
+the first held job of each name becomes ready again. So a key with held jobs always has one that is ready or processing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SEE = text(
 
 @cache
 def of_names(count: int) -> TextClause:
-    """The first ready jobs of `count` names; SQLite merges the names' index ranges and stops at the limit."""
+    """Select the first ready jobs of `count` names; SQLite merges the names' index ranges and stops at the limit."""
     of_one = "SELECT priority, run_at, seq, ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
     of_all = " UNION ALL ".join(of_one + " AND name = :name" + str(number) for number in range(count))
     return text(of_all + " ORDER BY priority, run_at, seq LIMIT :limit")
@@ -98,7 +98,7 @@ def claim(transaction: Transaction, worker_id: str, *, leases: Mapping[str, time
 
 
 def see(transaction: Transaction, workers: Iterable[str]) -> None:
-    """The workers were seen just now, to the second: most claims need not write it."""
+    """Note that the workers were seen just now, to the second, so that most claims need not write it."""
     noted = _WORKER_NOTED // timedelta(milliseconds=1)
     rows = [
         {"queue": transaction.queue, "worker": worker, "now": transaction.now, "noted": noted} for worker in workers
@@ -108,14 +108,16 @@ def see(transaction: Transaction, workers: Iterable[str]) -> None:
 
 
 def promote_due(transaction: Transaction, limit: int) -> None:
-    """Delayed jobs that are due are ready: at least `limit` of them, in the order they became due."""
+    """Make due jobs ready: at least `limit` of them, in the order in which they became due."""
     place = {"queue": transaction.queue, "now": transaction.now}
     if transaction.connection.execute(_IS_DUE, place).first() is not None:
         transaction.connection.execute(_PROMOTE, {**place, "limit": max(limit, 2 * BATCH)})
 
 
 def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[int]:
-    """Up to `limit` ready jobs in order, no two of one ordering key and none of a busy one; those are held.
+    """Take up to `limit` ready jobs in order, and hold those whose ordering key is busy.
+
+    No two of those taken have the same ordering key.
 
     A long run of held jobs ends the search early; the next claim goes on behind them.
     """
@@ -140,7 +142,10 @@ def _sort_out(
     keys: set[str],
     limit: int,
 ) -> list[int]:
-    """The candidates to hold; the others are taken, up to `limit`. `keys`: those known to be busy, added to here."""
+    """Return the candidates to hold; the others are added to `taken`, up to `limit`.
+
+    `keys` are those known to be busy; more are added here.
+    """
     unknown = {key for _, _, _, key in candidates if key is not None} - keys
     for batch in batches(list(unknown)):
         busy = transaction.connection.execute(_BUSY_KEYS, {"queue": transaction.queue, "keys": list(batch)})
@@ -204,7 +209,7 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
             )
 
 
-# priority >= 0 is always true, but makes the planner choose the right index.
+# `priority >= 0` is always true, but makes the planner choose the right index.
 _HAS_READY = text("SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND priority >= 0 LIMIT 1")
 _HAS_READY_OF = expanding(
     "SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND name IN :names LIMIT 1", "names"
@@ -215,9 +220,9 @@ _NEXT_DUE = text(
 
 
 def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta | None:
-    """The time until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for.
+    """Return how long until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for.
 
-    A delayed job of another name counts too: the claim it causes makes it ready, and it causes no second one.
+    A delayed job of another name counts too: the claim that it causes makes it ready, so it causes no second one.
     """
     connection, place = transaction.connection, {"queue": transaction.queue}
     if connection.execute(_PAUSED, place).scalar_one():

@@ -1,6 +1,6 @@
-"""Connections to an SQLite file, set up for what they are for.
+"""Connections to an SQLite file, set up for writers, readers and sessions.
 
-Writers take the write lock as a transaction begins (`BEGIN IMMEDIATE`), and wait for it by themselves.
+Writers take the write lock as a transaction begins (`BEGIN IMMEDIATE`), and do the waiting for it themselves.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from workers.storage.sql.errors import is_busy, translate
 T = TypeVar("T")
 
 _BUSY_PAUSE: Final = (0.000_5, 0.002)
-_undoing: set[asyncio.Task[None]] = set()  # which the event loop itself would forget
+_undoing: set[asyncio.Task[None]] = set()  # the event loop itself keeps no strong reference
 
 
 def open_writer(path: str, busy_timeout: timedelta) -> Connection:
-    """A connection to the file, made if missing, whose transactions take the write lock as they begin."""
+    """Open a connection to the file, made if missing, whose transactions take the write lock as they begin."""
     if sqlite3.sqlite_version_info < (3, 35):
         raise StorageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is the first with RETURNING")
     connection = connect(path, busy_timeout)
     try:
-        # The first switch to a write-ahead log needs the file alone, and SQLite does not wait for that by itself.
+        # The first switch to a write-ahead log needs exclusive access, and SQLite does not wait for that by itself.
         mode = _retry_while_busy(lambda: pragma(connection, "journal_mode = WAL"), busy_timeout)
         if mode != "wal":
             raise StorageError(f"{path!r} cannot have a write-ahead log (journal mode {mode}); use a local file system")
@@ -55,11 +55,11 @@ def open_writer(path: str, busy_timeout: timedelta) -> Connection:
 def _begin_as_writer(
     target: Connection | Engine, path: str, busy_timeout: timedelta, *, pause: Callable[[float], object]
 ) -> None:
-    """Every transaction of `target` takes the write lock as it begins."""
+    """Let every transaction of `target` take the write lock as it begins."""
     opened = _file(path)
 
     def begin(connection: Connection) -> None:
-        # A file that was deleted or replaced takes writes without a word, and nobody would ever see them.
+        # A file that was deleted or replaced accepts writes without an error, and nobody would ever see them.
         if _file(path) != opened:
             raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
         _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout, pause=pause)
@@ -68,7 +68,7 @@ def _begin_as_writer(
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Which file is at `path` now."""
+    """Identify the file that is at `path` now."""
     try:
         found = os.stat(path)
     except OSError:
@@ -90,7 +90,7 @@ def _retry_while_busy(
 
 
 def pragma(connection: Connection, name: str) -> object:
-    """What the pragma answers, None for nothing; outside of any transaction."""
+    """Return what the pragma answers, None for nothing. Only to be called outside transactions."""
     try:
         result = connection.exec_driver_sql(f"PRAGMA {name}")
         return result.scalar() if result.returns_rows else None
@@ -99,19 +99,19 @@ def pragma(connection: Connection, name: str) -> object:
 
 
 def connect(path: str, busy_timeout: timedelta) -> Connection:
-    """A connection whose transactions begin when told to."""
+    """Open a connection whose transactions begin only when told to."""
     engine = create_engine(
         URL.create("sqlite+pysqlite", database=path),
         poolclass=NullPool,
         hide_parameters=True,
-        # isolation_level None: the driver begins no transaction by itself.
+        # With isolation_level None the driver begins no transaction by itself.
         connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
     )
     return engine.connect()
 
 
 def async_engine(path: str, busy_timeout: timedelta) -> AsyncEngine:
-    """One connection, for which the tasks of this process queue up: there is one writer at a time anyway."""
+    """Make an engine with one connection, for which tasks queue up: there is only one writer at a time anyway."""
     engine = create_async_engine(
         URL.create("sqlite+aiosqlite", database=path),
         hide_parameters=True,
@@ -129,17 +129,17 @@ def async_engine(path: str, busy_timeout: timedelta) -> AsyncEngine:
         cursor.close()
 
     event.listen(engine.sync_engine, "connect", configure)
-    # In the event loop, where the waiting must be awaited.
+    # This runs in the event loop, so the waiting must be awaited.
     _begin_as_writer(engine.sync_engine, path, busy_timeout, pause=lambda seconds: await_only(asyncio.sleep(seconds)))
     undo_when_cancelled(engine)
     return engine
 
 
 def undo_when_cancelled(engine: AsyncEngine) -> None:
-    """A transaction of this SQLite engine that is cancelled in a statement gives up the write lock.
+    """Let a transaction of this SQLite engine give up the write lock when it is cancelled in a statement.
 
-    SQLAlchemy closes its connection; but SQLite itself waits for the last cursor to be forgotten, and that of a handler
-    lives as long as the exception that ended it: until the job is settled, which needs the lock.
+    SQLAlchemy closes its connection, but SQLite itself waits until the last cursor is freed. A handler's cursor lives
+    as long as the exception that ended it: until the job is settled, which needs the lock.
     """
     if not event.contains(engine.sync_engine, "invalidate", _undo):
         event.listen(engine.sync_engine, "invalidate", _undo)
@@ -147,26 +147,26 @@ def undo_when_cancelled(engine: AsyncEngine) -> None:
 
 def _undo(connection: DBAPIConnection, _record: ConnectionPoolEntry, _error: BaseException | None) -> None:
     async def undo() -> None:
-        with contextlib.suppress(ValueError, sqlite3.Error):  # it is closed already, or never began
+        with contextlib.suppress(ValueError, sqlite3.Error):  # already closed, or never begun
             await connection.driver_connection.rollback()
 
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return  # forgotten rather than cancelled
-    # Not awaited: a second cancellation must not keep the connection from being closed. Begun before that is.
+    # Not awaited: a second cancellation must not keep the connection from being closed. It begins before the closing.
     undoing = loop.create_task(undo())
     _undoing.add(undoing)
     undoing.add_done_callback(_undoing.discard)
 
 
 def migrate(path: str, busy_timeout: timedelta, make_tables: Callable[[Connection], None]) -> None:
-    """The file exists and has the tables; processes that migrate at once do so one after another.
+    """Make the file, if it is missing, and the tables. Processes that migrate at once do so one after another.
 
-    One that is made here is its owner's alone (0600), and so is what SQLite puts beside it.
+    A file made here is accessible to its owner alone (0600), and so are the files that SQLite puts beside it.
     """
     name = f"SQLite database {path!r}"
-    with contextlib.suppress(OSError):  # it is there, or SQLite tells what is wrong
+    with contextlib.suppress(OSError):  # it exists, or SQLite will say what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode=0o600))
     try:
         connection = open_writer(path, busy_timeout)

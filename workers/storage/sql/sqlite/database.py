@@ -1,15 +1,15 @@
 """An SQLite file as this process uses it: one thread that writes, one that reads and watches for others' commits.
 
-Theory of operation. SQLite has one writer at a time and its driver blocks, so a transition runs as a whole in the
-writer's thread: one hop per transition, and its commits queue up in order instead of polling for the file's lock.
-`BEGIN IMMEDIATE` takes that lock before the first read, so what a transition read still holds when it writes. The
-reader's thread never waits for a writer (write-ahead log); while somebody waits or listens it reads `PRAGMA
-data_version` every 50 ms, which costs no table access and changes when any other connection has committed.
+Theory of operation. SQLite has one writer at a time and its driver blocks, so a whole transition runs in the writer's
+thread: one hop per transition, and commits queue up in order instead of polling for the file's lock. `BEGIN IMMEDIATE`
+takes that lock before the first read, so what a transition has read is still true when it writes. The reader's thread
+never waits for a writer (write-ahead log). While somebody waits or listens, it reads `PRAGMA data_version` every 50 ms,
+which costs no table access and changes when any other connection has committed.
 
-With `synchronous = NORMAL` a commit survives the death of the process; a crash of the operating system may take the
-last ones with it, but never tears the file.
+With `synchronous = NORMAL` a commit survives the death of the process. A crash of the operating system may lose the
+last commits, but never tears the file.
 
-All storages of a process on one file share one `SqliteDatabase`, whatever their event loop, by reference count.
+All storages of a process on one file share one `SqliteDatabase`, whatever their event loop; it counts its users.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ from workers.storage.sql.sqlite.connections import (
     undo_when_cancelled,
 )
 from workers.storage.sql.sqlite.events import EventLog
-from workers.storage.sql.sqlite.lane import POLL, Lane
-from workers.storage.subscribers import Notices
+from workers.storage.sql.sqlite.thread import POLL, SqliteThread
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
 
 class SqliteDatabase:
-    """One file, its two lanes, and everybody in this process who waits for something in it."""
+    """One file, its two threads, and everybody in this process who waits for something in it."""
 
     def __init__(self, path: str, busy_timeout: timedelta) -> None:
         self.path = path
         self.name = f"SQLite database {path!r}"
-        self.notices = Notices()
+        self.subscribers = DatabaseSubscribers()
         self.callers = Callers(path, self.name)
         self.users = 0
         self._data_version: object = None
-        self._writer = Lane("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
-        self._reader = Lane(
+        self._writer = SqliteThread("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
+        self._reader = SqliteThread(
             "workers-sqlite-reader",
             self.name,
             lambda: self._open_reader(busy_timeout),
             tick=self._watch,
-            ticking=lambda: self.notices.wanted,
+            ticking=lambda: self.subscribers.wanted,
         )
-        self.events = EventLog(secrets.token_hex(8), self.notices, self._write_later)
+        self.events = EventLog(secrets.token_hex(8), self.subscribers, self._write_later)
 
     # The steps
 
@@ -115,7 +115,7 @@ class SqliteDatabase:
                 transaction = begin(connection)
                 result = work(transaction)
                 self.events.record(transaction, own=True)
-            self.notices.tell(transaction.queue, transaction.events, wake=transaction.wake)
+            self.subscribers.tell(transaction.queue, transaction.events, wake=transaction.wake)
             return result
 
         return self._writer.submit(run)
@@ -138,8 +138,8 @@ class SqliteDatabase:
         return self.change_on(caller, begin, partial(enqueue.enqueue, jobs=jobs))
 
     def look_now(self) -> None:
-        """Without waiting for the watcher."""
-        self.notices.wake_all()
+        """Look for what was committed, without waiting for the watcher."""
+        self.subscribers.wake_all()
         with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
             self._reader.submit(self.events.read)
 
@@ -147,15 +147,15 @@ class SqliteDatabase:
         self.callers.refuse_nested()
 
     def hear(self) -> None:
-        """Nothing to do: the watcher ticks whenever somebody waits."""
+        """Do nothing: the watcher ticks whenever somebody waits."""
 
     async def subscribe(self, begin: Begin, queue: int) -> None:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
-        await self.hear_cancels()
+        await self.listen_for_cancels()
 
-    async def hear_cancels(self) -> None:
+    async def listen_for_cancels(self) -> None:
         await asyncio.wrap_future(self._reader.submit(self.events.read))
 
     async def release(self) -> None:
@@ -169,13 +169,13 @@ class SqliteDatabase:
         await self.close()
 
     async def close(self) -> None:
-        """Both threads are gone and their connections closed."""
-        await asyncio.gather(*(asyncio.wrap_future(lane.stop()) for lane in (self._writer, self._reader)))
+        """End both threads and close their connections."""
+        await asyncio.gather(*(asyncio.wrap_future(thread.stop()) for thread in (self._writer, self._reader)))
 
     def _open_reader(self, busy_timeout: timedelta) -> Connection:
         connection = connect(self.path, busy_timeout)
         pragma(connection, "query_only = ON")
-        self._data_version = None  # the counts of two connections cannot be compared
+        self._data_version = None  # the versions of two connections cannot be compared
         return connection
 
     def _write_later(self, work: Callable[[Connection], None]) -> None:
@@ -189,19 +189,19 @@ class SqliteDatabase:
         version = pragma(connection, "data_version")
         if version != self._data_version:
             self.events.read(connection)
-            # Set last, to what it was before: what could not be read, or was committed since, is seen at the next look.
+            # Set last, to the version before the reading: what was not read, or came since, is seen at the next look.
             self._data_version = version
-            self.notices.wake_all()
+            self.subscribers.wake_all()
         self.events.keep_listening()
 
 
 _lock = ForkLock()
-# By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
+# The key has the process: a fork's copies are of no use in the child, and closing them there would do harm.
 _databases: dict[tuple[int, str, timedelta], SqliteDatabase] = {}
 
 
 def acquire(path: str, busy_timeout: timedelta) -> SqliteDatabase:
-    """This process's database on the file, with one user more; each must `release` it."""
+    """Return this process's database on the file, counting one more user; each must `release` it."""
     if not os.path.exists(path):
         raise StorageError(f"SQLite database {path!r} does not exist; run `await storage.migrate()` once")
     with _lock:
@@ -226,10 +226,10 @@ class SqliteTarget:
 
     @classmethod
     def of(cls, url: URL, busy_timeout: timedelta) -> SqliteTarget:
-        """The one spelling of the file that `url` names.
+        """Return the target with the one spelling of the file that `url` names.
 
         Raises:
-            StorageError: it names none.
+            StorageError: it names no file.
         """
         name = url.database or ":memory:"
         if name == ":memory:":

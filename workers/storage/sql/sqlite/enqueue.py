@@ -1,7 +1,7 @@
-"""How jobs come into the tables: new ones, and new generations of ended ones.
+"""Enqueues: how new jobs, and new generations of ended ones, come into the tables.
 
 Theory of operation. A transition reads the rows it is about, decides in Python, and writes them back in batches. That
-is sound because the transaction holds the write lock from its start (`BEGIN IMMEDIATE`, or `lock` in a caller's own).
+is safe because the transaction holds the write lock from its start (`BEGIN IMMEDIATE`, or `lock` in a caller's own).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _INSERT_PAYLOAD = text("INSERT INTO workers_payloads (seq, data) VALUES (:seq, :
 
 
 def lock(connection: Connection) -> None:
-    """The write lock is held, though the caller's transaction may have begun without it; nothing is changed.
+    """Take the write lock, because the caller's transaction may have begun without it. Nothing is changed.
 
-    A transaction that read first could no longer get it once another connection has written.
+    A transaction that read first could not get the lock any more once another connection has written.
     """
     connection.execute(_LOCK)
 
@@ -63,7 +63,7 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
 
 
 def fields(transaction: Transaction, job: NewJob) -> dict[str, int | str | None]:
-    """What a row has of the job that it begins as, whether it is new or goes on."""
+    """Return the columns that a job begins with, whether it is new or goes on."""
     return {
         "name": job.name,
         "state": RowState.SCHEDULED.value if job.delay else RowState.READY.value,

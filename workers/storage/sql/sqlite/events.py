@@ -1,11 +1,12 @@
-"""Job events across processes: written only while some other process listens, read when the database has changed.
+"""Job events across processes: written only while another process listens, read when the database has changed.
 
 Theory of operation. A process with subscribers keeps a row in `workers_listeners`, valid for a minute and renewed in
 time. A transaction that changes jobs of a queue with such a row of *another* process adds its events to
-`workers_events`, so they appear with the commit and vanish with a rollback. Within a process events are delivered
-directly, but for those of a caller's own transaction: these carry no process, so everybody reads them from the table.
-Requests to cancel a running job are always written: they are few, and whoever listens to them alone keeps no row, which
-would have every event written.
+`workers_events`, so they appear with the commit and vanish with a rollback. Within a process, events are delivered
+directly, except those of a caller's own transaction: they name no process, so every process reads them from the table.
+
+Requests to cancel a running job are always written, because they are few. A process that listens to them alone keeps no
+row, which would cause every event to be written.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from sqlalchemy import Connection, text
 from workers.errors import StorageUnavailable
 from workers.jobs import JobEventKind
 from workers.storage.sql.rows import BATCH, Transaction
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 NOBODY: Final = ""
-"""The process of events in a caller's transaction."""
+"""Stands for the process in events of a caller's transaction."""
 
 _LISTENING = timedelta(minutes=1)
 _RENEW_AFTER = timedelta(seconds=20)
@@ -49,18 +50,20 @@ _LATER = text(
 class EventLog:
     """This process's side of the event table of one database."""
 
-    def __init__(self, process: str, notices: Notices, write: Callable[[Callable[[Connection], None]], None]) -> None:
+    def __init__(
+        self, process: str, subscribers: DatabaseSubscribers, write: Callable[[Callable[[Connection], None]], None]
+    ) -> None:
         self._process = process
-        self._notices = notices
+        self._subscribers = subscribers
         self._write = write
-        # Where reading has come to, None while nobody subscribed; read and written by the reader's thread alone.
+        # The last event that was read, None while nobody subscribes; touched by the reader's thread alone.
         self._position: int | None = None
         self._lock = threading.Lock()
         # When each queue's row was last renewed, on the monotonic clock; guarded by the lock.
         self._renewed: dict[int, float] = {}
 
     def record(self, transaction: Transaction, *, own: bool) -> None:
-        """The transaction's events will reach listening processes; `own` if this one is told directly."""
+        """Write the transaction's events for listening processes; `own` if this one is told directly."""
         if not transaction.events:
             return
         process = self._process if own else NOBODY
@@ -75,13 +78,13 @@ class EventLog:
         transaction.connection.execute(_LOG, rows)
 
     def is_listening(self, queue: int) -> bool:
-        """Whether other processes know that this one listens, for at least another half minute."""
+        """Tell whether other processes know that this one listens, for at least another half minute."""
         with self._lock:
             renewed = self._renewed.get(queue)
         return renewed is not None and time.monotonic() - renewed < _RENEW_AFTER.total_seconds()
 
     def listen(self, transaction: Transaction) -> None:
-        """From this transaction's commit on, other processes write down their events of the queue."""
+        """Let other processes write down their events of the queue, from this transaction's commit on."""
         until = transaction.now + _LISTENING // timedelta(milliseconds=1)
         transaction.connection.execute(
             _LISTEN, {"queue": transaction.queue, "process": self._process, "expires_at": until}
@@ -90,8 +93,8 @@ class EventLog:
             self._renewed[transaction.queue] = time.monotonic()
 
     def keep_listening(self) -> None:
-        """The rows of queues with subscribers are, or are about to be, fresh."""
-        for queue in self._notices.subscribed():
+        """Renew the rows of queues with subscribers in time."""
+        for queue in self._subscribers.subscribed():
             if not self.is_listening(queue):
                 with self._lock:
                     self._renewed[queue] = time.monotonic()
@@ -107,8 +110,8 @@ class EventLog:
             return  # disconnecting
 
     def read(self, connection: Connection) -> None:
-        """What others wrote since the last call is delivered; the first call only notes where the table ends."""
-        if not (self._notices.subscribed() or self._notices.awaits_cancels):
+        """Deliver what others wrote since the last call; the first call only notes where the table ends."""
+        if not (self._subscribers.subscribed() or self._subscribers.awaits_cancels):
             self._position = None
             return
         if self._position is None:
@@ -119,6 +122,6 @@ class EventLog:
             rows = connection.execute(_LATER, place).all()
             for seq, queue, kind, job_id in rows:
                 self._position = seq
-                self._notices.tell(queue, [(JobEventKind(kind), job_id)], wake=False)
+                self._subscribers.tell(queue, [(JobEventKind(kind), job_id)], wake=False)
             if len(rows) < BATCH:
                 return

@@ -1,4 +1,4 @@
-"""How leases are extended, and what becomes of jobs whose lease ran out."""
+"""Renewal of leases, and progress of running jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.storage.sql.rows import (
 )
 from workers.storage.sql.sqlite.claim import see
 
-# +queue: no index on the queue alone may look better to the planner than the row numbers.
+# `+queue` keeps the planner from an index on the queue alone; it is to use the row numbers.
 _HOLDERS = expanding(
     "SELECT seq, id, token, cancel_requested FROM workers_jobs"
     " WHERE seq IN :seqs AND +queue = :queue AND state = 'processing'",

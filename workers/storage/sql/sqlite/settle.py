@@ -1,8 +1,8 @@
-"""How attempts end.
+"""Settlements: how attempts end.
 
-Theory of operation. The rows of all settled claims are read first; each settlement is decided on its own and only
-noted in a `_Batch`, which then writes one statement per kind of ending. An element that cannot be stored is an outcome,
-not an exception, so it does not take its neighbours with it.
+Theory of operation. The rows of all settled claims are read first. Each settlement is decided on its own and only noted
+in a `_Writes`, which then writes one statement per kind of ending. An element that cannot be stored gets an outcome and
+raises no exception, so it does not fail its neighbours.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_RESULT_BYTES: Final = 900_000_000
 _APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 
-# +queue: no index on the queue alone may look better to the planner than the row numbers.
+# `+queue` keeps the planner from an index on the queue alone; it is to use the row numbers.
 _ROWS = expanding(
     "SELECT seq, id, state, token, attempts, max_attempts, uncounted, keep_completed, keep_failed, ordering_key"
     " FROM workers_jobs WHERE seq IN :seqs AND +queue = :queue",
@@ -65,7 +65,7 @@ _WAIT_AGAIN = text(
     " attempts = :attempts, uncounted = :uncounted, run_at = coalesce(:run_at, run_at),"
     " error = coalesce(:error, error) WHERE seq = :seq"
 )
-# Under a new number, by which it stands behind everything that is there.
+# The new number puts it behind everything that is there.
 _GO_ON = text(
     "UPDATE workers_jobs SET seq = :next, name = :name, state = :state, priority = :priority, run_at = :run_at,"
     " attempts = 0, max_attempts = :max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,"
@@ -92,8 +92,8 @@ class _Attempt:
 
 
 @dataclass(slots=True)
-class _Batch:
-    """What the settlements decided so far will write."""
+class _Writes:
+    """What the settlements decided so far are going to write."""
 
     now: int
     results: list[Values] = field(default_factory=list)
@@ -106,7 +106,7 @@ class _Batch:
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
 
     def apply(self, attempt: _Attempt, settlement: Settlement) -> None:
-        """The settlement of the attempt that holds its job is noted."""
+        """Note the settlement of an attempt that holds its job."""
         self.freed_keys.append(attempt.ordering_key)
         match settlement:
             case Completed():
@@ -180,7 +180,7 @@ class _Batch:
         delay: int | None = None,
         error: str | None = None,
     ) -> None:
-        """The job runs again after `delay`; None: at once, in its old place."""
+        """Let the job run again after `delay`; None: at once, in its old place."""
         attempt.state = RowState.FAILING if delay else RowState.READY
         self.events.append((kind, attempt.id))
         self.waiting.append(
@@ -195,7 +195,7 @@ class _Batch:
         )
 
     def write(self, transaction: Transaction) -> None:
-        """Everything noted is in the tables."""
+        """Write everything noted to the tables."""
         connection = transaction.connection
         for statement, rows in ((_RESULT, self.results), (_FINISH, self.finished), (_WAIT_AGAIN, self.waiting)):
             if rows:
@@ -225,7 +225,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         place = {"queue": transaction.queue, "seqs": list(batch)}
         rows = transaction.connection.execute(_ROWS, place).mappings()
         attempts.update((row["seq"], _Attempt(**row)) for row in rows)
-    work = _Batch(transaction.now)
+    work = _Writes(transaction.now)
     outcomes: list[SettleOutcome | None] = []
     for settlement, (seq, secret) in zip(settlements, tokens, strict=True):
         outcomes.append(_decide(work, attempts.get(seq), secret, settlement))
@@ -237,8 +237,8 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
     ]
 
 
-def _decide(work: _Batch, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:
-    """The outcome, its effect noted in `work`; None for a claim that does not hold its job."""
+def _decide(work: _Writes, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:
+    """Return the outcome and note its effect in `work`; None for a claim that does not hold its job."""
     if attempt is None or attempt.token != secret or attempt.id != settlement.claim.job_id:
         return None
     if attempt.state == RowState.CANCELLED:

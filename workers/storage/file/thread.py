@@ -1,9 +1,9 @@
-"""One queue's directory as this process uses it: one thread, which takes steps in groups and writes each group once.
+"""One queue's directory as this process uses it: a thread that takes steps in batches and writes each batch once.
 
-Theory of operation. Verbs are handed over as functions of the state. While the thread waits for a disk, more of them
-gather; the next group takes them all: one lock, one look at what others wrote, one write, one fsync, however many they
-are. Answers and events go out only after that, and after the lock was given back. All storages of a process on one
-queue of one directory share a lane, whatever their event loop, by reference count.
+Theory of operation. Verbs are handed over as functions of the state. While the thread waits for the disk, more of them
+gather. The next batch takes them all: one lock, one look at what others wrote, one write, one fsync, however many they
+are. Answers and events go out only after that, when the lock has been released. All storages of a process on one queue
+of one directory share a thread, whatever their event loop; it counts its users.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from workers.errors import StorageError, StorageUnavailable, WorkersError
-from workers.storage.file.copy import News, QueueCopy
+from workers.storage.file.copy import Announcements, QueueCopy
 from workers.storage.file.directory import QueueDirectory, directory_of, translate
 from workers.storage.file.state import FileState
-from workers.storage.subscribers import Notices
+from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
 POLL: Final = timedelta(milliseconds=50)
 BUSY_TIMEOUT: Final = timedelta(seconds=10)
 QUEUE_NUMBER: Final = 0
-"""A lane has one queue, so its notices need no names."""
+"""A thread has one queue, so its announcements need no names."""
 
 _MOST_AT_ONCE: Final = 500
 _LOG = logging.getLogger(__name__)
@@ -40,19 +40,19 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """One verb: a step to take, and where its answer is to go once it is safe."""
+    """One verb: a step to take, and the future that gets its answer once the step is safe."""
 
     future: Future[object]
     work: Callable[[FileState], object]
     writes: bool
 
 
-class Lane:
-    """The thread, what it is handed, and everybody in this process who waits for something in the queue."""
+class FileThread:
+    """The thread, the tasks handed to it, and everybody in this process who waits for something in the queue."""
 
     def __init__(self, path: Path, name: str, *, sync: bool) -> None:
         self.path = path
-        self.notices = Notices()
+        self.subscribers = DatabaseSubscribers()
         self.users = 0
         self._name = name
         self._sync = sync
@@ -63,16 +63,16 @@ class Lane:
         self._stopped: Future[None] | None = None
         self._failing = False
         self._process = os.getpid()
-        # A daemon, so that a program that forgot to disconnect can end; the journal does not mind.
+        # A daemon, so that a program that forgot to disconnect can end; that does the journal no harm.
         self._thread = threading.Thread(target=self._run, name="workers-file", daemon=True)
         self._thread.start()
 
     def read(self, work: Callable[[FileState], T]) -> Future[T]:
-        """The future of what `work` finds; it changes nothing but what the clock changes."""
+        """Return the future of what `work` finds; it changes nothing, except what the clock changes."""
         return self._submit(work, writes=False)
 
     def write(self, work: Callable[[FileState], T]) -> Future[T]:
-        """The future of what `work` answers, resolved when all it changed is on the disk."""
+        """Return the future of what `work` answers, resolved when all that it changed is on the disk."""
         return self._submit(work, writes=True)
 
     def _submit(self, work: Callable[[FileState], T], *, writes: bool) -> Future[T]:
@@ -86,7 +86,7 @@ class Lane:
         return future
 
     async def close(self) -> None:
-        """All that was handed in is done, the files are closed and the thread is gone."""
+        """Wait until everything handed in is done, then close the files and end the thread."""
         with self._lock:
             if self._stopped is None:
                 self._stopped = Future()
@@ -126,10 +126,10 @@ class Lane:
         return going_on
 
     def _patience(self) -> float | None:
-        return POLL.total_seconds() if self.notices.wanted else None
+        return POLL.total_seconds() if self.subscribers.wanted else None
 
     def _watch(self) -> None:
-        """Whoever waits or listens knows what other processes did."""
+        """Tell those who wait or listen what other processes did."""
         try:
             news = self._copy is not None and self._copy.journal.changed()
         except OSError:
@@ -138,13 +138,13 @@ class Lane:
             self._do(deque())
 
     def _do(self, group: deque[_Task]) -> None:
-        """Every task's future is resolved: by its answer, or by what kept that from being safe."""
+        """Resolve every task's future, by its answer or by the error that kept it from being safe."""
         while True:
-            batch = _Batch(tasks=group)
+            batch = _Group(tasks=group)
             try:
                 with self._opened().locked():
                     self._take_steps(batch)
-            except Exception as error:  # whatever it is, the thread must live: others wait for what they handed in
+            except Exception as error:  # whatever it is, the thread must live: others wait for their tasks
                 self._tell(batch.heard)
                 self._fail(batch, error)
                 return
@@ -157,10 +157,10 @@ class Lane:
             if not group:
                 return
 
-    def _take_steps(self, batch: _Batch) -> None:
-        """The steps of the tasks that have answers now are safe; the other tasks are for another batch.
+    def _take_steps(self, batch: _Group) -> None:
+        """Take the steps of as many tasks as can be written together; the others are left for another batch.
 
-        If this raises, none is safe.
+        Tasks that have an answer afterwards are safe. If this raises, none is.
         """
         assert self._copy is not None, "opened with the directory"
         copy = self._copy
@@ -180,15 +180,15 @@ class Lane:
             self._copy = QueueCopy(self._directory, self._name, sync=self._sync)
         return self._directory
 
-    def _tell(self, news: News) -> None:
-        self.notices.tell(QUEUE_NUMBER, news.events, wake=news.wake)
+    def _tell(self, news: Announcements) -> None:
+        self.subscribers.tell(QUEUE_NUMBER, news.events, wake=news.wake)
 
-    def _fail(self, batch: _Batch, error: Exception) -> None:
+    def _fail(self, batch: _Group, error: Exception) -> None:
         waiting = [future for future, _ in batch.answers] + [task.future for task in batch.tasks]
         if not waiting and not self._failing:
             _LOG.warning("%s: cannot watch for what others do: %s", self.path, error)
             self._failing = True
-            self.notices.wake_all()  # who waits shall hear of it
+            self.subscribers.wake_all()  # let those who wait see the error
         if not isinstance(error, OSError | WorkersError) and self._copy is not None:
             self._copy.forget()  # a bug, and nobody knows how far it got
         for future in waiting:
@@ -205,26 +205,26 @@ class Lane:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Batch:
-    """Tasks, and what becomes of them; `heard` is what others did, true whatever becomes of ours."""
+class _Group:
+    """Tasks and their answers; `heard` is what other processes did, which is true whatever becomes of ours."""
 
     tasks: deque[_Task]
     spoilt: bool = False
     """Whether a step raised half-way, so that the state is not to be trusted."""
     answers: list[tuple[Future[object], object]] = field(default_factory=list)
-    heard: News = field(default_factory=News)
-    done: News = field(default_factory=News)
+    heard: Announcements = field(default_factory=Announcements)
+    done: Announcements = field(default_factory=Announcements)
 
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """The step raised: an error of the caller's making, for the caller to hear."""
+    """The step raised an error that the caller caused and is to receive."""
 
     error: Exception
 
 
-def _take_step(batch: _Batch, state: FileState, copy: QueueCopy, frames: list[bytes]) -> None:
-    """The first task has an answer, and what it changed is in `done` and `frames`."""
+def _take_step(batch: _Group, state: FileState, copy: QueueCopy, frames: list[bytes]) -> None:
+    """Answer the first task, and add what it changed to `done` and `frames`."""
     task = batch.tasks.popleft()
     answer: object
     try:
@@ -248,29 +248,29 @@ def _resolve(future: Future[object], answer: object) -> None:
 
 
 _lock = threading.Lock()
-# By process too: what a fork copied is of no use in the new one, and closing it there would do harm.
-_lanes: dict[tuple[int, Path, bool], Lane] = {}
+# The key has the process: a fork's copies are of no use in the child, and closing them there would do harm.
+_lanes: dict[tuple[int, Path, bool], FileThread] = {}
 
 
-def acquire(root: Path, name: str, *, sync: bool) -> Lane:
-    """This process's lane for the queue, with one user more; each must `release` it."""
+def acquire(root: Path, name: str, *, sync: bool) -> FileThread:
+    """Return this process's thread for the queue, counting one more user; each must `release` it."""
     path = directory_of(Path(os.path.realpath(root)), name)
     with _lock:
         key = (os.getpid(), path, sync)
-        lane = _lanes.get(key)
-        if lane is None:
-            lane = _lanes[key] = Lane(path, name, sync=sync)
-        lane.users += 1
-        return lane
+        thread = _lanes.get(key)
+        if thread is None:
+            thread = _lanes[key] = FileThread(path, name, sync=sync)
+        thread.users += 1
+        return thread
 
 
-async def release(lane: Lane) -> None:
-    """One user less; with the last one its thread is gone and its files are closed."""
+async def release(thread: FileThread) -> None:
+    """Count one user less; with the last one the thread ends and the files are closed."""
     with _lock:
-        lane.users -= 1
-        if lane.users:
+        thread.users -= 1
+        if thread.users:
             return
         for key, other in list(_lanes.items()):
-            if other is lane:
+            if other is thread:
                 del _lanes[key]
-    await lane.close()
+    await thread.close()

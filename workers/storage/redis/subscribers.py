@@ -1,4 +1,4 @@
-"""What is published about one queue of the Redis storage."""
+"""The messages published about one queue of the Redis storage."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterable, Sequence
 
 from workers.jobs import JobEventKind
 from workers.storage.on_redis.messages import KINDS, end_kind, unpack
-from workers.storage.on_redis.notices import Event, QueueNotices
+from workers.storage.on_redis.subscribers import ChannelSubscribers, Event
 from workers.storage.redis import inspect
 from workers.storage.redis.codec import bytes_of, text_of
-from workers.storage.redis.scripts import QueueScripts
+from workers.storage.redis.scripts import RedisScripts
 
 
-class Notices(QueueNotices):
+class RedisSubscribers(ChannelSubscribers):
     """The wake-ups and events of one queue."""
 
-    def __init__(self, queue: QueueScripts) -> None:
+    def __init__(self, queue: RedisScripts) -> None:
         super().__init__(queue.server, repr(queue.base))
         self._queue = queue
 

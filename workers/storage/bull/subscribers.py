@@ -1,13 +1,13 @@
-"""What is published about one Bull queue, by us and by Node.
+"""The messages published about one Bull queue, by us and by Node.
 
-Theory of operation. Waiters listen on the channels where Bull says that a job was added or is delayed, and that the
-queue goes on; what is said there does not matter, they look. Not everything is said: a retry at once, a promotion by
-hand and a job that stalled are not, so waiters also look by themselves. A busy worker does not wait; a wake-up for
-nobody ends that subscription, because each added job is one message.
+Theory of operation. Waiters listen on the channels where Bull announces that a job was added or is delayed, and that
+the queue goes on. The content of such a message does not matter: it makes them look. Not everything is announced (a
+retry at once, a promotion by hand and a stalled job are not), so waiters also look by themselves. A busy worker does
+not wait. A wake-up for nobody ends that subscription, because each added job is one message.
 
-Events of ours are on a channel of ours, many in one message. Node of dialect C tells of its own, one at a time, on
-channels without the prefix of the keys. There we tell Node of ours, too, all of us under one name, by which our own are
-known and passed over. Whatever is no event of Node is passed over as well.
+Our events are on a channel of ours, many in one message. Node of dialect C announces its events one at a time, on
+channels without the prefix of the keys. There we announce ours to Node, too. All of our processes use one name there,
+by which our own messages are recognised and skipped. Messages that are no events of Node are skipped as well.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Final
 
 from workers.jobs import JobEventKind
 from workers.storage.bull.codec import decode_id
-from workers.storage.bull.scripts import EMITTER, QueueScripts
+from workers.storage.bull.scripts import EMITTER, BullScripts
 from workers.storage.on_redis.messages import KINDS, unpack
 from workers.storage.on_redis.node_values import whole
-from workers.storage.on_redis.notices import Event, QueueNotices
+from workers.storage.on_redis.subscribers import ChannelSubscribers, Event
 
 NODE_KINDS: Final[Mapping[str, JobEventKind]] = {
     "waiting": JobEventKind.QUEUED,
@@ -35,21 +35,21 @@ NODE_KINDS: Final[Mapping[str, JobEventKind]] = {
 }
 
 LINGER_SECONDS: Final = 1.0
-"""How long wake-ups are heard that nobody waits for."""
+"""How long wake-ups are still heard when nobody waits any more."""
 MOST_BYTES: Final = 16 << 20
-"""The longest message of Node's that is read."""
+"""The longest message of Node that is read."""
 
 
-class Notices(QueueNotices):
-    """The wake-ups and events of one queue; `ends` tells how jobs ended, for those who may have missed it."""
+class BullSubscribers(ChannelSubscribers):
+    """The wake-ups and events of one queue; `ends` says how jobs ended, for those who may have missed it."""
 
     def __init__(
-        self, queue: QueueScripts, ends: Callable[[Sequence[str]], Awaitable[Sequence[JobEventKind | None]]]
+        self, queue: BullScripts, ends: Callable[[Sequence[str]], Awaitable[Sequence[JobEventKind | None]]]
     ) -> None:
         super().__init__(queue.server, repr(queue.base))
         self._queue = queue
         self._ends = ends
-        self._waited_at = 0.0  # when the last waiter so far went, on the monotonic clock
+        self._waited_at = 0.0  # when the last waiter left, on the monotonic clock
 
     @property
     def wake_channels(self) -> tuple[bytes, ...]:
@@ -65,15 +65,15 @@ class Notices(QueueNotices):
         return self._queue.own_channel("cancels")
 
     @contextmanager
-    def bell(self, names: Collection[str]) -> Iterator[asyncio.Event]:
-        with super().bell(names) as rung:
+    def woken(self, names: Collection[str]) -> Iterator[asyncio.Event]:
+        with super().woken(names) as woken:
             try:
-                yield rung
+                yield woken
             finally:
                 self._waited_at = time.monotonic()
 
     def heard(self, channel: bytes, body: bytes) -> bool:
-        if channel in self.wake_channels and not self._bells:
+        if channel in self.wake_channels and not self._waiting:
             return time.monotonic() - self._waited_at < LINGER_SECONDS
         return super().heard(channel, body)
 
@@ -87,7 +87,7 @@ class Notices(QueueNotices):
         try:
             events = unpack(body)
             found = [(KINDS[kind], decode_id(raw)) for kind, raw in zip(events[::2], events[1::2], strict=True)]
-        except Exception:  # of whatever kind msgpack and foreign bytes bring about: this is nothing of ours
+        except Exception:  # whatever msgpack makes of foreign bytes: the message is not ours
             return
         yield from found
 
@@ -99,7 +99,7 @@ class Notices(QueueNotices):
 
 
 def _events_of_node(channel: bytes, body: bytes) -> Iterator[Event]:
-    """The event in a message of Node's: `[who, job, ...]`, with the id among the job's options."""
+    """Yield the event in a message of Node: `[who, job, ...]`, with the id among the job's options."""
     try:
         message = json.loads(body) if len(body) <= MOST_BYTES else None
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What each deduplication key should stand for, kept in the plainest way."""
+"""The job that each deduplication key should belong to, kept in the simplest way."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from workers.jobs import NewJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedMark:
-    """Which job has a deduplication key; `until` by `throttle`, else for as long as its mode says."""
+class ExpectedKeyHolder:
+    """The job that has a deduplication key; `until` by `throttle`, otherwise for as long as its mode says."""
 
     job_id: str
     mode: DeduplicationMode
     until: datetime | None
 
 
-class ExpectedMarks:
-    """Who has which key."""
+class ExpectedKeys:
+    """All deduplication keys, and the jobs that have them."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, ExpectedMark] = {}
+        self._marks: dict[str, ExpectedKeyHolder] = {}
 
-    def take(self, new: NewJob, asked: Deduplication, now: datetime) -> ExpectedMark | None:
-        """The key is the new job's, or what has it."""
+    def take(self, new: NewJob, asked: Deduplication, now: datetime) -> ExpectedKeyHolder | None:
+        """Give the key to the new job, or return the mark that has it."""
         mark = self._marks.get(asked.key)
         if mark is not None and (mark.until is None or mark.until > now):
             return mark
         ttl = asked.ttl if asked.mode is DeduplicationMode.THROTTLE else None
         until = None if ttl is None else now + new.delay + ttl
-        self._marks[asked.key] = ExpectedMark(job_id=new.id, mode=asked.mode, until=until)
+        self._marks[asked.key] = ExpectedKeyHolder(job_id=new.id, mode=asked.mode, until=until)
         return None
 
     def let_go(self, job_id: str, *, claimed: bool, over: bool) -> None:
-        """A key by `simple` is free when its job is over, one by `debounce` when it is claimed too."""
+        """Free the keys of a job that is over; a key by `debounce` is free when the job is claimed, too."""
         for key, mark in list(self._marks.items()):
             ends = over or (claimed and mark.mode is DeduplicationMode.DEBOUNCE)
             if mark.job_id == job_id and mark.until is None and ends:

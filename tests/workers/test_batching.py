@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from workers.batching import Batcher
 from workers.errors import StorageUnavailable
-from workers.gathering import Gathering
 from workers.testing.steps import PATIENCE
 
 
@@ -19,7 +19,7 @@ class Doubling:
         self.groups: list[list[int]] = []
         self.gate = asyncio.Event()
         self.away = False
-        self.gathering = Gathering(self.double, limit)
+        self.batcher = Batcher(self.double, limit)
 
     async def double(self, items: Sequence[int]) -> list[int]:
         self.groups.append(list(items))
@@ -32,7 +32,7 @@ class Doubling:
 
     async def asked(self, *items: int) -> list[asyncio.Task[int]]:
         """Somebody asks for each, and none has an answer yet."""
-        tasks = [asyncio.create_task(self.gathering.ask(item)) for item in items]
+        tasks = [asyncio.create_task(self.batcher.ask(item)) for item in items]
         await asyncio.sleep(0)
         return tasks
 
@@ -53,7 +53,7 @@ async def test_who_asks_at_once_shares_a_call() -> None:
     doubling = Doubling(limit=3)
     assert await doubling.answers(await doubling.asked(1, 2, 3, 4, 5)) == [2, 4, 6, 8, 10]
     assert doubling.groups == [[1, 2, 3], [4, 5]]
-    assert await doubling.gathering.ask(6) == 12
+    assert await doubling.batcher.ask(6) == 12
 
 
 async def test_who_comes_during_a_call_shares_the_next() -> None:
@@ -92,7 +92,7 @@ async def test_who_is_cancelled_disturbs_nobody(leaving: int) -> None:
     rest = [number for number in (1, 2, 3) if number != leaving + 1]
     assert await doubling.answers([task for task in tasks if task is not tasks[leaving]]) == [2 * n for n in rest]
     assert doubling.groups == [rest]
-    assert await doubling.gathering.ask(4) == 8
+    assert await doubling.batcher.ask(4) == 8
 
 
 async def test_who_is_cancelled_under_way_disturbs_nobody() -> None:

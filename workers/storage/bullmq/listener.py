@@ -1,14 +1,14 @@
-"""Job events from the stream BullMQ keeps beside each queue, and from ours.
+"""Job events from the stream that BullMQ keeps beside each queue, and from ours.
 
 Theory of operation. One task per storage object reads the stream, from the first subscriber until there has been none
 for a second, and hands events to all of them. A subscription asks for the last entry of the stream and returns when the
-reader has passed it: nothing older arrives, nothing newer is missed. A broken connection is made again and reading goes
-on where it stopped.
+reader has passed it, so nothing older arrives and nothing newer is missed. A broken connection is made again, and
+reading goes on where it stopped.
 
-BullMQ has no word for a cancelled job, nor for one that goes on as the next link of its chain, so three events of ours
-are written into the stream; Node's `QueueEvents` passes names it does not know to whoever listens for them. Requests to
-cancel a running job are in a stream of ours besides: a worker that read every event to find them would pay more for
-that than for the jobs.
+BullMQ has no word for a cancelled job, nor for one that goes on as the next link of its chain. So three events of ours
+are written into the stream; Node's `QueueEvents` passes unknown names to those who listen for them. Requests to cancel
+a running job are also in a stream of ours: a worker that read every event to find them would spend more on that than on
+its jobs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
+from workers.backoff import Backoff
 from workers.errors import StorageError, StorageUnavailable
 from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.server import Reply
-from workers.storage.subscribers import Broadcast, BufferedSubscription, CancelRequests
+from workers.storage.subscribers import BufferedSubscription, CancelRequests, Subscribers
 
 CANCELLED_EVENT: Final = "cancelled"
 CANCEL_REQUESTED_EVENT: Final = "cancel-requested"
@@ -43,7 +44,7 @@ KINDS: Final[Mapping[str, JobEventKind]] = {
     CANCEL_REQUESTED_EVENT: JobEventKind.CANCEL_REQUESTED,
 }
 REQUEUED_FROM: Final = frozenset({"active", "failed", "completed"})
-"""A `waiting` event with such a `prev` is a job put back; others follow `added`, or only say that a delay ran out."""
+"""A `waiting` event with such a `prev` is a job put back; others follow `added`, or announce the end of a delay."""
 
 PAGE: Final = 1_000
 BLOCK_SECONDS: Final = 5.0
@@ -51,37 +52,37 @@ FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 2.0
 CATCH_UP_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 1.0
-"""How long the reader outlives the last subscriber, as waiters come one after another."""
+"""How long the reader outlives the last subscriber, because waiters often follow each other."""
 
 Position: TypeAlias = tuple[int, int]
 
 
-class EventFeed:
+class StreamListener:
     """Subscriptions to the events in one stream of a queue."""
 
     def __init__(self, queue: QueueAccess, stream: str) -> None:
         self._queue = queue
         self._stream = stream
-        self._broadcast = Broadcast()
+        self._listening = Subscribers()
         self._subscribers = 0
-        self._left_at = 0.0  # when the last subscriber so far went, on the monotonic clock
+        self._left_at = 0.0  # when the last subscriber left, on the monotonic clock
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
-        self._moved = asyncio.Condition()  # the reader's: like it, of one event loop
+        self._moved = asyncio.Condition()  # belongs to the reader and its event loop
         self._reader: asyncio.Task[None] | None = None
-        self._added = ""  # the job of an `added` or `continued` event, whose next `delayed` event is no failure
+        self._added = ""  # the job of an `added` or `continued` event: its next `delayed` event is no failure
 
     @asynccontextmanager
     async def subscribe(self, job_id: str | None) -> AsyncIterator[BufferedSubscription]:
-        """Events of one job, of every job with None, that happen from now on."""
+        """Subscribe to the events of one job, or of every job with None, from now on."""
         async with self._heard():
-            with self._broadcast.scope(job_id) as subscription:
+            with self._listening.scope(job_id) as subscription:
                 yield subscription
 
     @asynccontextmanager
     async def cancel_requests(self) -> AsyncIterator[CancelRequests]:
-        """Requests to cancel a running job from now on."""
+        """Subscribe to requests to cancel a running job, from now on."""
         async with self._heard():
-            with self._broadcast.cancel_requests() as subscription:
+            with self._listening.cancel_requests() as subscription:
                 yield subscription
 
     @asynccontextmanager
@@ -95,16 +96,16 @@ class EventFeed:
             self._left_at = time.monotonic()
 
     async def close(self) -> None:
-        """Nothing is read any more."""
+        """Stop reading."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
     def forget(self) -> None:
-        """The event loop is gone, and its reader and subscribers with it."""
+        """Forget the event loop, which is gone with its reader and subscribers."""
         keep_inherited(self._reader)
-        self._reader, self._subscribers, self._broadcast = None, 0, Broadcast()
+        self._reader, self._subscribers, self._listening = None, 0, Subscribers()
 
     async def _last_position(self) -> Position:
         [entries] = await self._queue.server.run([("XREVRANGE", self._stream, "+", "-", "COUNT", 1)])
@@ -124,14 +125,13 @@ class EventFeed:
             raise StorageUnavailable(f"the events of the queue could not be read up to now: {last}") from error
 
     async def _read(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while self._subscribers or time.monotonic() - self._left_at < LINGER_SECONDS:
             try:
                 await self._read_page()
-                pause = FIRST_PAUSE_SECONDS
+                backoff.reset()
             except (StorageUnavailable, StorageError):
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.pause())
 
     async def _read_page(self) -> None:
         since = "{}-{}".format(*self._position)
@@ -141,8 +141,8 @@ class EventFeed:
             for entry_id, flat in entries:
                 self._publish(dict(zip(flat[::2], flat[1::2], strict=True)))
                 self._position = _position(entry_id)
-            if len(entries) == PAGE:  # the stream is kept no shorter, but older entries may have been trimmed unread
-                self._broadcast.miss_cancels("more requests to cancel were made at once than the stream keeps")
+            if len(entries) == PAGE:  # older entries may have been trimmed unread: streams may be that short
+                self._listening.miss_cancels("more requests to cancel were made at once than the stream keeps")
         async with self._moved:
             self._moved.notify_all()
 
@@ -155,7 +155,7 @@ class EventFeed:
             kind = None
         self._added = raw if name in ("added", CONTINUED_EVENT) else ""
         if kind is not None and raw:
-            self._broadcast.publish(kind, decode_id(raw))
+            self._listening.publish(kind, decode_id(raw))
 
 
 def _position(entry_id: Reply) -> Position:

@@ -23,7 +23,7 @@ MAX_NUMBER: Final = 2**53
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})
 
 
-class BullQueue(Queue):
+class JobQueue(Queue):
     """The core's queue, with BullMQ's way of adding jobs."""
 
     def __init__(

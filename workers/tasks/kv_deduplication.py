@@ -1,6 +1,6 @@
-"""Deduplication beside a queue that cannot do it: a mark in a store of keys and values.
+"""Deduplication beside a queue that has none: a mark in a key-value store.
 
-Theory of operation. A mark is the id of the first job enqueued with its key, which nobody else ever has. Setting it is
+Theory of operation. A mark is the id of the first job enqueued with its key, which no other job ever has. Setting it is
 one atomic step, so of many callers one goes on to enqueue. What can happen between the two steps:
 
 - The enqueue fails or is cancelled: the mark is taken back, if it still is this caller's. So it is when setting it
@@ -25,14 +25,14 @@ from workers.kv.base import ConditionalKvStore
 T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 10.0
-"""How long a store may take for one answer."""
+"""How long the store may take to answer one call."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """Marks under `prefix` in a store that others may use too."""
+class KvDeduplication:
+    """Deduplication marks under `prefix` in a store that others may use too."""
 
     kv: ConditionalKvStore
     prefix: tuple[str, ...]
@@ -40,16 +40,16 @@ class Marks:
     async def once(
         self, key: tuple[str, ...], mark: str, ttl: timedelta, enqueue: Callable[[], Awaitable[object]]
     ) -> str | None:
-        """The key has this mark and `enqueue` has returned; or the mark is answered that it already had.
+        """Set the mark of the key and call `enqueue`, or return the mark that the key has already.
 
         Raises:
-            Exception: whatever `enqueue` raised; the key has no mark of this caller then.
+            Exception: whatever `enqueue` raised; the mark has been taken back.
             StorageUnavailable: the store did not answer.
         """
         place, token = (*self.prefix, *key), mark.encode()
         try:
             found = await _to_the_end(self.kv.set_if_absent(place, token, ttl=ttl))
-            if found is not None and found != token:  # its own, where a store repeats calls whose answer got lost
+            if found is not None and found != token:  # its own: a store may repeat a call
                 return found.decode(errors="backslashreplace")
             await enqueue()
         except (Exception, asyncio.CancelledError):
@@ -65,7 +65,10 @@ class Marks:
 
 
 async def _to_the_end(work: Coroutine[object, object, T]) -> T:
-    """The result of `work`; a cancellation is raised only when it has ended, so that nothing of it happens later."""
+    """Return the result of `work`.
+
+    A cancellation is raised only once it has ended, so that none of it happens later.
+    """
     task = asyncio.ensure_future(_bounded(work))
     cancellation: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,4 +1,4 @@
-"""One thread with one connection to an SQLite file, doing what it is handed in order."""
+"""A thread with a connection to an SQLite file, which does its tasks in order."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ POLL: Final = timedelta(milliseconds=50)
 _LOG = logging.getLogger(__name__)
 
 
-class Lane:
-    """One thread with one connection, doing what it is handed in order; connects when first needed.
+class SqliteThread:
+    """One thread with one connection, which does its tasks in order; it connects when first needed.
 
-    With `tick`, that is called about every 50 ms as long as `ticking()`.
+    `tick` is called about every 50 ms for as long as `ticking()` is true.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Lane:
         self._lock = threading.Lock()
         self._stopped: Future[None] | None = None
         self._process = os.getpid()
-        # A daemon, so that a program that forgot to disconnect can end; SQLite does not mind.
+        # A daemon, so that a program that forgot to disconnect can end; that does SQLite no harm.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[Connection], T]) -> Future[T]:
-        """The future of `work`'s result; database errors arrive as ours, everything else as it is."""
+        """Return the future of `work`'s result; database errors arrive translated, everything else as it is."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -77,20 +77,20 @@ class Lane:
         raise StorageUnavailable(f"{self._database} was disconnected")
 
     def stop(self) -> Future[None]:
-        """Done when all that was handed in is done and the connection is closed."""
+        """Return a future that is done when all tasks are done and the connection is closed."""
         with self._lock:
             if self._stopped is None:
                 self._stopped = Future()
-                self._stopped.set_running_or_notify_cancel()  # whoever is cancelled while waiting cancels nothing here
+                self._stopped.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel this future
                 if self._of_another_process:
-                    self._stopped.set_result(None)  # and the connection left alone: it is the other process's
+                    self._stopped.set_result(None)  # the connection is left alone: it is the parent's
                 else:
                     self._tasks.put(None)
             return self._stopped
 
     @property
     def _of_another_process(self) -> bool:
-        """Whether this is a copy that a fork made: threads stay behind, and would be waited for in vain."""
+        """Whether this is a fork's copy. It has no thread, so waiting for one would never end."""
         return self._process != os.getpid()
 
     def _run(self) -> None:
@@ -120,7 +120,7 @@ class Lane:
         assert self._tick is not None
         try:
             self._with_connection(self._tick)
-        except Exception as error:  # whatever it is, the thread must live: others wait for what they handed in
+        except Exception as error:  # whatever it is, the thread must live: others wait for their tasks
             if not self._tick_failed:
                 _LOG.warning("cannot watch %s for others' commits: %s", self._database, error)
             self._tick_failed = True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from workers.kv import Key
 
 
-class TaskMarks:
+class TaskKeys:
     """A `ConditionalKvStore` in the Redis of the queues, beside them.
 
     The first use connects it, `close` disconnects it.

@@ -1,4 +1,4 @@
-"""Tells of what a storage had to set aside."""
+"""Events for what a storage had to set aside."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from workers.storage.base import Repairable, Storage
 from workers.worker.events import Emitter, WorkerEventKind
 
 
-class News:
-    """What one storage set aside since it was last asked, as events."""
+class SetAsideReporter:
+    """Reports what one storage has set aside since it was last asked, as events."""
 
     def __init__(self, storage: Storage, events: Emitter) -> None:
         self._storage = storage if isinstance(storage, Repairable) else None
         self._events = events
 
     def tell(self) -> None:
-        """Every observer has seen an event for each."""
+        """Emit an event for each."""
         if self._storage is None:
             return
         for one in self._storage.news():

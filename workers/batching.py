@@ -1,0 +1,141 @@
+"""One call for many: what is asked while a call is under way goes into the next one, together.
+
+Theory of operation. There is never more than one call under way, so batches form by themselves: callers that ask in the
+same turn of the event loop share a call, and so do those that ask while the last one lasts. An idle batcher adds no
+delay. Settlements, the ledger of deliveries, enqueues and cached reads all go through here; they differ in what `call`
+does and in which errors concern a whole batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from workers.backoff import Backoff
+from workers.errors import StorageUnavailable
+
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 2.0
+
+T = TypeVar("T")
+R = TypeVar("R")
+Asked: TypeAlias = "tuple[T, asyncio.Future[R]]"
+
+
+def is_unavailable(error: Exception) -> bool:
+    """Tell whether asking again, about fewer items, would fail in the same way."""
+    return isinstance(error, StorageUnavailable)
+
+
+class Batcher(Generic[T, R]):
+    """Calls `call` with up to `limit` items at once; it returns their answers in the same order.
+
+    An error that `is_common` concerns the whole batch: it is the answer for every item, except that those worth
+    repeating (`repeats`, by default none) are tried again, with back-off, for as long as they are. After any other
+    error each item is tried alone, so that a bad one costs its neighbours nothing.
+
+    After a batch of more than `crowd` items the next one waits `linger` seconds, in which more may come.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[T]], Awaitable[Sequence[R]]],
+        limit: int,
+        *,
+        is_common: Callable[[Exception], bool] = is_unavailable,
+        repeats: Callable[[T], bool] = lambda _: False,
+        linger: float = 0.0,
+        crowd: int = 0,
+    ) -> None:
+        self._call = call
+        self._limit = limit
+        self._is_common = is_common
+        self._repeats = repeats
+        self._linger = linger
+        self._crowd = crowd
+        self._crowded = False  # whether the last batch was large
+        self._waiting: deque[Asked[T, R]] = deque()
+        self._taken: list[Asked[T, R]] = []  # of the call under way
+        self._serving: asyncio.Task[None] | None = None
+
+    async def ask(self, item: T) -> R:
+        """Return the answer for `item`, or raise its error. When cancelled before its turn, nothing is asked."""
+        return await self.put(item)
+
+    def put(self, item: T) -> asyncio.Future[R]:
+        """Add `item` to the next batch, and return the future of its answer; cancelling that takes it out again."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve(), name="batched-calls")
+        return future
+
+    async def close(self) -> None:
+        """Wait until everything that was asked is answered."""
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+
+    def abandon(self, error: Exception) -> None:
+        """End the call under way, and answer everything that was asked with `error`."""
+        if self._serving is not None:
+            self._serving.cancel()
+        _refuse([*self._taken, *self._waiting], error)
+        self._waiting.clear()
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting:
+                # At least one turn of the loop: those who were just answered may have the next question.
+                await asyncio.sleep(self._linger if self._crowded else 0)
+                self._taken = self._take()
+                self._crowded = len(self._taken) > self._crowd
+                await self._answer(self._taken)
+                self._taken = []
+        finally:
+            self._serving = None
+
+    def _take(self) -> list[Asked[T, R]]:
+        taken: list[Asked[T, R]] = []
+        while self._waiting and len(taken) < self._limit:
+            asked = self._waiting.popleft()
+            if not asked[1].done():
+                taken.append(asked)
+        return taken
+
+    async def _answer(self, batch: list[Asked[T, R]]) -> None:
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+        while batch:
+            try:
+                answers = await self._call([item for item, _ in batch])
+            except Exception as error:
+                if not self._is_common(error):
+                    await self._answer_apart(batch, error)
+                    return
+                _refuse([asked for asked in batch if not self._repeats(asked[0])], error)
+                batch = [asked for asked in batch if not asked[1].done()]
+                if batch:
+                    await asyncio.sleep(backoff.pause())
+            else:
+                _accept(batch, answers)
+                return
+
+    async def _answer_apart(self, batch: list[Asked[T, R]], error: Exception) -> None:
+        if len(batch) == 1:
+            _refuse(batch, error)
+            return
+        for asked in batch:
+            await self._answer([asked])
+
+
+def _accept(batch: Sequence[Asked[T, R]], answers: Sequence[R]) -> None:
+    for (_, future), answer in zip(batch, answers, strict=True):
+        if not future.done():
+            future.set_result(answer)
+
+
+def _refuse(batch: Sequence[Asked[T, R]], error: Exception) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error)
