@@ -1,12 +1,13 @@
 """Federation delivery: what application services import.
 
 `enqueue_delivery`, `enqueue_fanout` and the producers owe deliveries inside the application's transaction;
-`federation.sync` has them for plain code. `start_federation_worker`, or `python -m federation.workers`, delivers.
+`federation.sync` has the same calls for synchronous code. `start_federation_worker`, or `python -m federation.workers`,
+delivers.
 """
 
 from __future__ import annotations
 
-import federation.interrupts  # noqa: F401 - acts as it is imported, and first: what follows takes a while
+import federation.interrupts  # noqa: F401 - acts when it is imported, and comes first: what follows takes a while
 
 # isort: split
 import warnings
@@ -103,7 +104,7 @@ refuse_foreign()
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Names are imported when they are first used: the `federation` command must start fast, to complete words."""
+        """Import names when they are first used: the `federation` command must start fast, to complete words."""
         if name == "BullQueue":
             warnings.warn("federation.BullQueue is called JobQueue", DeprecationWarning, stacklevel=2)
             name = "JobQueue"

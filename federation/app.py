@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from federation.node.standing import ClientStanding
 
 MARKS_NAME: Final = "federation-tasks-keys"
-"""Stands in Redis keys where a queue's name would: no queue of ours has it."""
+"""Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
 
 OpenStorage: TypeAlias = Callable[[str], Storage]
 
@@ -84,9 +84,9 @@ class Federation:
     """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
 
     `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
-    leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that counts.
-    `clock` replaces the machine's wall clock, `database` and `storage`, which opens the queue of a name, those that the
-    settings choose, and `new_id` makes the ids of deliveries.
+    leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that is
+    counted. `clock` replaces the machine's wall clock. `database`, and `storage`, which opens the queue of a name,
+    replace those that the settings choose. `new_id` makes the ids of deliveries.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Federation:
         )
 
     def _key_rotation(self) -> KeyRotation | None:
-        """None for a node without a name or keys: nobody knows it by any."""
+        """Return None for a node without a URL or keys: nobody knows it by any."""
         if self.own_url is None or self.keys is None:
             return None
         return KeyRotation(
@@ -240,7 +240,7 @@ class Federation:
         )
 
     def _relay(self) -> SendThroughPeer | None:
-        """None for a node without a name or keys: no peer would relay for it."""
+        """Return None for a node without a URL or keys: no peer would relay for it."""
         if self.own_url is None or self.keys is None:
             return None
         return PeerRelay(
@@ -279,7 +279,7 @@ class Federation:
         )
 
     def worker_storage(self, queue: str) -> Storage:
-        """The storage a worker of this process uses, on the connection that is the workers' own."""
+        """Open the storage that a worker of this process uses, on the workers' own connection."""
         return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.worker_redis)
 
     def _open_storage(self, queue: str) -> Storage:
@@ -287,7 +287,7 @@ class Federation:
 
     @cached_property
     def redis(self) -> Redis | None:
-        """The producers' Redis client, None without a Redis."""
+        """The producers' Redis client, or None without a Redis."""
         return redis_client(self.settings)
 
     @cached_property
@@ -300,13 +300,13 @@ class Federation:
         """Where tasks' deduplication keys are kept on BullMQ and Bull; None elsewhere, where the queues keep them."""
         if self.redis is None or keyless_redis_url(self.settings) is None:
             return None
-        from federation.base.task_keys import TaskKeys  # here, as it needs the Redis package
+        from federation.base.task_keys import TaskKeys  # imported here, as it needs the Redis package
 
         return TaskKeys(self.redis, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
 
     @property
     def producers(self) -> Producers:
-        """What builds activities in this node's name.
+        """The builder of activities in this node's name.
 
         Raises:
             ConfigurationError: the node has no URL of its own.
@@ -322,12 +322,12 @@ class Federation:
         )
 
     def node_app(self, *, standing: ClientStanding | None = None) -> FastAPI:
-        """The inbound side; with *standing*, whoever serves it may turn clients away before it hears of them.
+        """Create the inbound side. With *standing*, the server may turn clients away before the application sees them.
 
         Raises:
             ConfigurationError: the node has no URL or no keys of its own.
         """
-        # Here, because only nodes that serve need the `node` extra.
+        # Imported here, because only nodes that serve need the `node` extra.
         from federation.node.admission import deliveries_limit
         from federation.node.app import create_node_app
         from federation.node.clients import Clients
@@ -361,7 +361,7 @@ class Federation:
         )
 
     async def close(self) -> None:
-        """Everything written, every connection closed; stop workers first. A second call does nothing more."""
+        """Write everything and close every connection. Stop workers first. A second call does nothing."""
         async with contextlib.AsyncExitStack() as stack:  # each step runs, whatever the others raise
             stack.push_async_callback(self.database.close)
             stack.push_async_callback(self.unnamed_proxies.close)

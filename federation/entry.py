@@ -1,6 +1,7 @@
-"""Where a process of ours begins: whenever Ctrl-C ends it, it ends in one line and with status 130.
+"""Where our processes begin: whenever Ctrl-C ends one, it prints one line and exits with status 130.
 
-`federation.interrupts` sees to that; a command that runs gets it as an exception, to undo what it began.
+`federation.interrupts` handles the signal; a running command gets it as an exception, so that it can undo what it
+began.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     mind_crashes()
     try:
         _run(lambda: command(arguments), minded=minded)
-    except KeyboardInterrupt:  # before the command minds it, or after
+    except KeyboardInterrupt:  # before the command handles it, or after
         end()
     except SystemExit as done:
-        # Everything is told: no thread need be awaited that still tries to reach what does not answer.
-        with suppress(OSError):  # nobody listens any more
+        # All output is written: do not wait for threads that still try to reach what does not answer.
+        with suppress(OSError):  # nobody reads the output any more
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(done.code if isinstance(done.code, int) else 1)
@@ -39,5 +40,5 @@ def _run(command: Callable[[], None], *, minded: bool) -> None:
             signal.signal(signal.SIGINT, raise_unless_importing)
         command()
     finally:
-        if minded:  # it is done; in the interpreter's last moments the signal would kill without a word
+        if minded:  # the command is done; in the interpreter's last moments the signal would kill without a message
             signal.signal(signal.SIGINT, signal.SIG_IGN)

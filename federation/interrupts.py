@@ -1,7 +1,7 @@
-"""What Ctrl-C does to a command of ours: at every moment one line, and status 130.
+"""How a command of ours reacts to Ctrl-C: at any moment with one line, and status 130.
 
-While modules are imported it ends the process on the spot: an exception raised then may end up in a callback of the
-interpreter, which prints and forgets it, or leave a library that half exists. What a transaction has begun by then is
+While modules are imported it ends the process on the spot. An exception raised then may end up in a callback of the
+interpreter, which prints and forgets it, or leave a library half imported. What a transaction has begun by then is
 undone as after any crash.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-# `signal` itself imports a good deal more, in whose midst Ctrl-C would come as an exception.
-from _signal import (  # type: ignore[import-not-found] # typeshed describes what `signal` makes of it alone
+# `signal` itself imports a good deal more, and during these imports Ctrl-C would come as an exception.
+from _signal import (  # type: ignore[import-not-found] # typeshed only describes `signal`, which is made of it
     SIGINT,
     default_int_handler,
     getsignal,
@@ -19,7 +19,7 @@ from _signal import (  # type: ignore[import-not-found] # typeshed describes wha
 )
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # spelt so, because `typing` takes a while
+if TYPE_CHECKING:  # written like this, because importing `typing` takes a while
     from collections.abc import Coroutine
     from types import FrameType
     from typing import NoReturn, TypeVar
@@ -28,15 +28,15 @@ if TYPE_CHECKING:  # spelt so, because `typing` takes a while
 
 
 def is_command() -> bool:
-    """Whether this process is `federation` or `python -m federation...`: nobody else is to be ended."""
+    """Tell whether this process is `federation` or `python -m federation...`; no other process may be ended."""
     program = sys.argv[0] if sys.argv else ""
-    if program == "-m":  # as long as Python looks for the module, and imports the packages around it
+    if program == "-m":  # while Python looks for the module, and imports the packages around it
         return sys.orig_argv[-len(sys.argv)].partition(".")[0] == "federation"
     return os.path.splitext(os.path.basename(program))[0] == "federation"
 
 
 def mind() -> bool:
-    """From now on Ctrl-C ends this process; False where it is another's to mind, as of a shell that has it ignored."""
+    """Let Ctrl-C end this process from now on. Return False if others handle it, such as a shell that ignores it."""
     if getsignal(SIGINT) not in (default_int_handler, end):
         return False
     signal(SIGINT, end)
@@ -44,7 +44,10 @@ def mind() -> bool:
 
 
 def raise_unless_importing(number: int, frame: FrameType | None) -> None:
-    """Handle the signal as an exception where the program itself is at work, to undo what it began."""
+    """Raise the signal as an exception, so that the program can undo what it began.
+
+    During an import, end the process instead.
+    """
     within = frame
     while within is not None:
         if within.f_code.co_filename.startswith("<frozen importlib"):
@@ -54,12 +57,12 @@ def raise_unless_importing(number: int, frame: FrameType | None) -> None:
 
 
 def run(work: Coroutine[object, object, T]) -> T:
-    """Run it as `asyncio.run`, which has a way of its own with Ctrl-C: it cancels the work, wherever that stands."""
+    """Run the work with `asyncio.run`, which has its own way of handling Ctrl-C: it cancels the work at any point."""
     import asyncio
 
     if getsignal(SIGINT) is not raise_unless_importing:
         return asyncio.run(work)
-    signal(SIGINT, default_int_handler)  # the only one that it takes the place of
+    signal(SIGINT, default_int_handler)  # the only handler that asyncio replaces
     try:
         return asyncio.run(work)
     finally:
@@ -67,7 +70,7 @@ def run(work: Coroutine[object, object, T]) -> T:
 
 
 def end(*_: object) -> NoReturn:
-    """End the process as Ctrl-C wants it, without a look back."""
+    """End the process as Ctrl-C requires, at once and without clean-up."""
     if "--json" in sys.argv:
         os.write(1, b'{"error": {"kind": "interrupted", "message": "interrupted", "details": []}}\n')
     else:

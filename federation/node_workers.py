@@ -1,4 +1,4 @@
-"""The workers of a process, and how they start, report and stop."""
+"""The workers of a process: how they start, report and stop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 NO_TASKS: Final[Mapping[str, Handler]] = {}
 PROBING: Final = timedelta(seconds=1)
-"""Between two looks at which servers that are away are due to be probed."""
+"""The time between two looks for absent servers that are due to be probed."""
 
 
 class Schedule(Protocol):
@@ -55,13 +55,13 @@ MakeSchedule: TypeAlias = Callable[[Sequence[RecurringJob], JobRunner], Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningWorker:
-    """A worker at work."""
+    """A worker that is running."""
 
     worker: Worker
     task: asyncio.Task[None]
 
     async def stop(self) -> None:
-        """The worker has stopped: claimed no more, let handlers finish for the grace, given the rest back.
+        """Stop the worker: it claims no more, lets handlers finish within the grace, and gives the rest back.
 
         Raises:
             Exception: what had ended the worker before.
@@ -71,9 +71,10 @@ class RunningWorker:
 
 
 class FederationWorkers:
-    """The delivery worker and the health-check worker of one node, and what they need beside them: the discovery
-    worker, which lives as long as the delivery worker, and the scheduler. With `tasks`, a worker for these too.
-    `schedule` makes what runs the recurring jobs at their times.
+    """The delivery worker and the health-check worker of one node, and what they need.
+
+    That is the discovery worker, which lives as long as the delivery worker, and the scheduler. With `tasks` there is a
+    worker for these, too. `schedule` makes what runs the recurring jobs at their times.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class FederationWorkers:
         self._scheduler = schedule(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
 
     def start(self) -> tuple[RunningWorker, RunningWorker]:
-        """Both run; a second call returns the same pair, until both have stopped."""
+        """Start both workers. Until both have stopped, a second call returns the same pair."""
         if self._running is None or all(running.task.done() for running in self._running):
             self._allow_descriptors()
             log.info(
@@ -112,7 +113,7 @@ class FederationWorkers:
             delivery = _run(self._delivery_worker())
             self._running = delivery, _run(self._health_check_worker())
             self._discovering = discovering = _run(self._discovery_worker())
-            # Deliveries that are let finish may wait for a discovery.
+            # Deliveries that are allowed to finish may wait for a discovery.
             delivery.task.add_done_callback(lambda _: discovering.worker.stop())
             if self._tasks and (self._working is None or self._working.task.done()):
                 self._working = _run(self._tasks_worker())
@@ -160,7 +161,7 @@ class FederationWorkers:
             concurrency=settings.federation_discovery_concurrency,
             overtime=settings.federation_overtime,
             lease=settings.federation_lease,
-            grace=timedelta(0),  # nobody waits for its jobs any more when it is stopped
+            grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more
             observers=[log_event, *self._observers],
         )
 
@@ -176,14 +177,14 @@ class FederationWorkers:
         )
 
     def request_stop(self) -> None:
-        """All begin to stop; a second request skips their grace."""
+        """Ask all workers to stop. A second request skips their grace."""
         self._stop_requested = True
         for running in (*(self._running or ()), self._working):
             if running is not None:
                 running.worker.stop()
 
     async def wait(self) -> None:
-        """Return when all have stopped; one that fails brings the others to a stop, and so does cancelling this call.
+        """Wait until all have stopped. If one fails, or this call is cancelled, the others are stopped.
 
         Raises:
             ExceptionGroup: what ended a worker.
@@ -202,7 +203,7 @@ class FederationWorkers:
             raise BaseExceptionGroup("a worker ended", errors)
 
     async def stop(self) -> None:
-        """All have stopped in their three phases. Idempotent."""
+        """Stop all workers in their three phases. Idempotent."""
         if self._running is not None:
             self._request_stop_once()
             await self.wait()
@@ -220,14 +221,14 @@ def _run(worker: Worker) -> RunningWorker:
 
 
 def _log_end(task: asyncio.Task[None]) -> None:
-    """A worker may run for weeks before anybody awaits it."""
+    """Log the error that ended a worker: it may be weeks before anybody awaits its task."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         log.error("worker_died", worker=task.get_name(), error=_message(error), **crash(error))
 
 
 class RowKeeper:
-    """Holds the delivery of a job that ended without an attempt having a say: its worker disappeared too often."""
+    """Holds the delivery of a job that ended without a decision by its attempt: its worker disappeared too often."""
 
     def __init__(self, federation: Federation) -> None:
         self._ledger = federation.ledger
@@ -244,7 +245,7 @@ class RowKeeper:
             self._write(self._hold(_delivery_of(event.claim), event.claim.job_id))
 
     async def close(self) -> None:
-        """What was begun is written."""
+        """Wait until what was begun is written."""
         await asyncio.gather(*self._writing)
 
     def _write(self, work: Coroutine[object, object, None]) -> None:
@@ -258,7 +259,7 @@ class RowKeeper:
         entry = Abandoned(delivery_id=delivery_id, job_id=job_id, at=now, until=now, error=reason)
         try:
             await self._ledger.abandoned(entry)
-        except Exception as error:  # the row is ready and its job has ended: the sweeper gives it another one
+        except Exception as error:  # the row is ready although its job has ended: the sweeper gives it another one
             log.error("delivery_row_not_held", delivery_id=delivery_id, **crash(error))
 
 
@@ -288,9 +289,12 @@ def _log_set_aside(event: WorkerEvent, fields: Mapping[str, object]) -> None:
 
 
 def log_event(event: WorkerEvent) -> None:
-    """One line for each event worth one: a worker's start, stop and errors, and every attempt that did not succeed."""
+    """Log one line for each event worth one.
+
+    These are a worker's start, stop and errors, and every attempt that did not succeed.
+    """
     level = _LEVELS.get(event.kind)
-    # They would be a line for each of a hundred thousand deliveries to a server that is down.
+    # These would make a line for each of a hundred thousand deliveries to a server that is down.
     if level is None or isinstance(event.error, Held | Superseded):
         return
     fields: dict[str, object] = {"queue": event.queue, "worker_id": event.worker_id}
@@ -315,12 +319,12 @@ def log_event(event: WorkerEvent) -> None:
 
 
 def _message(error: BaseException, *, queue: str | None = None) -> str | None:
-    """What the error says, if the text is ours: others may quote what was sent. A task's text is its application's."""
+    """Return the error's text if it is ours: others may quote what was sent. A task's text is its application's."""
     return str(error) if isinstance(error, WorkersError) or queue == TASKS_QUEUE_NAME else None
 
 
 def _destination(claim: Claim, error: BaseException | None) -> dict[str, object]:
-    """What the job delivers, and where; nothing for one that is no delivery."""
+    """Return what the job delivers, and where; nothing for a job that is no delivery."""
     try:
         delivery = FederationDeliveryJob.model_validate_json(claim.payload)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The nodes of a process: one for each event loop that asks, and one for plain code."""
+"""The nodes of a process: one for each event loop that asks, and one for synchronous code."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from workers.background import background
 from workers.homes import AtLoopEnd, Home, keep_inherited
 
 COLLECT_AFTER: Final = 10_000
-"""Objects made and kept; CPython's 700 to 2 000 are a few deliveries."""
+"""How many new objects start a garbage collection; CPython's 700 to 2 000 are a few deliveries."""
 
 SPARE_DESCRIPTORS: Final = 200
-"""For databases, queues, inbound connections, logs and the interpreter, beside the connections to other servers."""
+"""For databases, queues, inbound connections, logs and the interpreter; connections to servers come on top."""
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A node of this process, and the event loop that its connections belong to; None before one has asked for it."""
+    """A node of this process, and the event loop that its connections belong to.
+
+    The loop is None until one asks for the node.
+    """
 
     federation: Federation
     home: Home | None
@@ -35,16 +38,17 @@ class _Node:
 
 
 class _NodeProcess:
-    """Written by the functions below, under the lock."""
+    """The state of this process; the functions below write it, under the lock."""
 
     lock = threading.Lock()
     nodes: ClassVar[list[_Node]] = []
 
 
 def get_federation() -> Federation:
-    """The node of the running event loop, made from the environment on first use; without a loop, that of any.
+    """Return the node of the running event loop, made from the environment on first use.
 
-    A loop has a node of its own, as connections cannot leave theirs; it is closed when the loop is shut down.
+    Without a loop, return the node of any. Each loop has a node of its own, as connections cannot leave their loop; it
+    is closed when the loop is shut down.
 
     Raises:
         ConfigurationError: lists every malformed setting.
@@ -62,7 +66,7 @@ def get_federation() -> Federation:
 
 
 def adopt(federation: Federation) -> None:
-    """`federation` is this process's node: what the application's tasks use is what runs them."""
+    """Make `federation` this process's node, so that the application's tasks use the same node that runs them."""
     here = _here()
     with _NodeProcess.lock:
         _drop_gone()
@@ -71,7 +75,7 @@ def adopt(federation: Federation) -> None:
 
 
 def release() -> Federation | None:
-    """The running event loop has no node any more; the one it had is for the caller to close."""
+    """Take the node away from the running event loop, and return it; the caller has to close it."""
     here = _here()
     with _NodeProcess.lock:
         _drop_gone()
@@ -82,7 +86,9 @@ def release() -> Federation | None:
 
 
 def background_node() -> Federation:
-    """The node that serves plain code, in the background loop; made on first use, and closed at the process's end.
+    """Return the node for synchronous code, in the background loop.
+
+    It is made on first use, and closed at the process's end.
 
     Raises:
         ConfigurationError: lists every malformed setting.
@@ -91,7 +97,7 @@ def background_node() -> Federation:
 
 
 def close_background_node() -> None:
-    """Plain code has no node any more; its next use makes another."""
+    """Close the node for synchronous code, if there is one. Its next use makes another."""
     with _NodeProcess.lock:
         has_one = any(node.home is not None and node.home.loop is background.loop for node in _NodeProcess.nodes)
     if has_one:
@@ -111,7 +117,7 @@ async def _close_here() -> None:
 
 
 def _settle(node: _Node, here: Home | None) -> None:
-    """The node belongs to this loop from now on, and is closed with it, unless somebody else owns it."""
+    """Assign the node to this loop from now on, and close it with the loop, unless somebody else owns it."""
     node.home = node.home or here
     if here is not None and not node.adopted and here.loop is not background.loop:
         node.at_loop_end = AtLoopEnd(partial(_close_with_loop, node))
@@ -128,7 +134,7 @@ async def _close_with_loop(node: _Node) -> None:
 def _here() -> Home | None:
     try:
         return Home.here()
-    except RuntimeError:  # plain code
+    except RuntimeError:  # synchronous code
         return None
 
 
@@ -137,7 +143,7 @@ def _apart(node: _Node, here: Home | None) -> bool:
 
 
 def _found(here: Home | None) -> _Node | None:
-    """That of the loop, or else one that belongs to none yet; for plain code any, the youngest first."""
+    """Return the loop's node, or else one that belongs to no loop yet; for synchronous code any, the youngest first."""
     young = _NodeProcess.nodes[::-1]
     if here is None:
         young.sort(key=lambda node: node.home is not None and node.home.loop is background.loop)
@@ -149,7 +155,7 @@ def _found(here: Home | None) -> _Node | None:
 
 
 def _settings() -> Settings:
-    """Those of the node that this process runs, else the environment's."""
+    """Return the settings of the node that this process runs, or else the environment's."""
     adopted = (node.federation.settings for node in _NodeProcess.nodes if node.adopted)
     return next(adopted, None) or Settings.load()
 
@@ -159,7 +165,7 @@ def _drop_gone() -> None:
 
 
 def _forget() -> None:
-    """This is a fork's child: the nodes are the parent's."""
+    """Forget all nodes in a fork's child: they are the parent's."""
     _NodeProcess.lock = threading.Lock()  # another thread may have held it at the fork
     keep_inherited(_NodeProcess.nodes)
     _NodeProcess.nodes = []
@@ -169,7 +175,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def set_aside_loaded() -> None:
-    """Garbage collections pass over what the process holds now, its code above all, and come less often."""
+    """Exclude what the process holds now, mainly its code, from garbage collections, and make these rarer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
@@ -177,14 +183,14 @@ def set_aside_loaded() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptors:
-    """How many open files a node needs where all its slots and all its room are taken, and may have."""
+    """How many open files a node needs at most, with all its slots and all its room taken, and how many it may have."""
 
     needed: int
     allowed: int
 
     @property
     def advice(self) -> str | None:
-        """What to do where they are too few; None where they suffice."""
+        """What to do if they are too few; None if they suffice."""
         if self.allowed >= self.needed:
             return None
         raised = f"raise the hard limit of open files to {self.needed} (`LimitNOFILE=`, `ulimit -Hn`)"
@@ -192,18 +198,18 @@ class Descriptors:
 
 
 def descriptors(settings: Settings) -> Descriptors:
-    """Those of a process started as this one was, once `allow_descriptors` has done what it can."""
+    """Return the descriptors of a process started like this one, once `allow_descriptors` has done what it can."""
     return Descriptors(needed=_needed(settings), allowed=_or_endless(resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def allow_descriptors(settings: Settings) -> Descriptors:
-    """The soft limit of open files is as high as the node needs, or as the hard limit is; it is never lowered."""
+    """Raise the soft limit of open files to what the node needs, or to the hard limit. It is never lowered."""
     needed = _needed(settings)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _or_endless(soft) < needed:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, _or_endless(hard)), hard))
-        except (OSError, ValueError):  # macOS has another limit besides, and says "unlimited" here
+        except (OSError, ValueError):  # macOS has another limit in addition, and says "unlimited" here
             return Descriptors(needed=needed, allowed=soft)
     return Descriptors(needed=needed, allowed=_or_endless(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 

@@ -1,4 +1,4 @@
-"""What a node does again and again."""
+"""The recurring jobs of a node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAUSE: Final = timedelta(milliseconds=5)
 
 
 def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
-    """The recurring jobs of this node, by name."""
+    """Return the recurring jobs of this node."""
     settings = federation.settings
     jobs = [
         RecurringJob(
@@ -93,11 +93,11 @@ def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awai
 
 
 async def _drop_old_pair(rotation: KeyRotation, file: Path) -> bool:
-    """Whether the old pair was dropped, as nobody needs it."""
+    """Drop the old pair if nobody needs it any more. Return whether it was dropped."""
     newest = rotation.newest
     if not await rotation.is_over():
         return False
-    await rotation.forget_old(newest)  # blacklisted servers needed it, and may not be blacklisted for ever
+    await rotation.forget_old(newest)  # blacklisted servers still needed it, and may not stay blacklisted for ever
     try:
         return drop_old_pair(file, newest=newest)
     except OSError as error:
@@ -120,7 +120,7 @@ def _storage_sweep(queues: Sequence[Queue]) -> Callable[[], Awaitable[Mapping[st
             while gone >= SWEPT_AT_ONCE:
                 gone = await queue.storage.sweep(SWEPT_AT_ONCE)
                 removed += gone
-                await asyncio.sleep(PAUSE.total_seconds())  # claims have their turn
+                await asyncio.sleep(PAUSE.total_seconds())  # let claims have their turn
         return {"removed": removed}
 
     return sweep

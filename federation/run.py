@@ -1,4 +1,4 @@
-"""A process of ours, from its start to its orderly end."""
+"""One of our processes, from its start to its orderly end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Part(Protocol):
 async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: int | None = None) -> None:
     """Deliver, serve, or both, until SIGTERM or SIGINT; a second signal skips the grace.
 
-    With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on it.
+    With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on that port.
 
     Raises:
         ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module of
@@ -86,14 +86,19 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
 
 
 async def _look_at_host(federation: Federation) -> None:
-    """It is no reason not to start: the host application may be migrating right now."""
+    """Log which host tables are missing.
+
+    The process starts all the same: the host application may be migrating right now.
+    """
     names = await missing_host_tables(federation.database)
     if names:
         log.error("host_tables_missing", missing=list(names), advice=HOST_ADVICE)
 
 
 def _metrics() -> ProcessMetrics:
-    from federation.monitoring.prometheus import ProcessMetrics  # here, because only this needs the `metrics` extra
+    from federation.monitoring.prometheus import (
+        ProcessMetrics,
+    )  # here: only this needs the extra
 
     return ProcessMetrics()
 
@@ -123,7 +128,7 @@ def _stopping_on_signals(parts: Sequence[Part]) -> Iterator[None]:
 
 
 def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:
-    # Here, because only this needs the `node` extra.
+    # Imported here, because only this needs the `node` extra.
     from federation.node.clients import Clients
     from federation.node.server import NodeServer
     from federation.node.standing import ClientStanding

@@ -1,4 +1,4 @@
-"""What application services call: one `Federation` per process, made from the environment on first use."""
+"""The calls for application services: one `Federation` per process, made from the environment on first use."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 class _ServiceProcess:
-    """What this process runs; written by `start_federation_worker` and `close_federation`."""
+    """What this process runs; `start_federation_worker` and `close_federation` write it."""
 
     workers: FederationWorkers | None = None
 
 
 async def start_federation_worker() -> tuple[RunningWorker, RunningWorker]:
-    """The delivery worker and the health-check worker of this process run; a second call returns the same pair.
+    """Start this process's delivery worker and health-check worker. A second call returns the same pair.
 
-    Beside them run the tasks declared so far, and those of the modules that FEDERATION_TASKS names.
+    A further worker runs the tasks declared so far, and those of the modules that FEDERATION_TASKS names.
 
     Raises:
         ConfigurationError: lists every malformed setting, or the modules that cannot be imported.
@@ -49,7 +49,7 @@ async def start_federation_worker() -> tuple[RunningWorker, RunningWorker]:
 
 
 async def close_federation() -> None:
-    """This process's workers have stopped and its connections are closed; the next use starts afresh."""
+    """Stop this process's workers and close its connections. The next use starts afresh."""
     running, _ServiceProcess.workers = _ServiceProcess.workers, None
     try:
         if running is not None:
@@ -61,9 +61,9 @@ async def close_federation() -> None:
 
 
 def get_redis_connection() -> redis.asyncio.Redis:
-    """The process's Redis client for producers.
+    """Return the process's Redis client for producers.
 
-    A command without an answer fails after 5 s; nothing caps how often its caller asks again.
+    A command without an answer fails after 5 s; nothing limits how often its caller asks again.
 
     Raises:
         ConfigurationError: REDIS_URL is not set.
@@ -72,7 +72,7 @@ def get_redis_connection() -> redis.asyncio.Redis:
 
 
 def get_redis_worker_connection() -> redis.asyncio.Redis:
-    """The process's Redis client for workers, another one than the producers'.
+    """Return the process's Redis client for workers, which is another one than the producers'.
 
     Raises:
         ConfigurationError: REDIS_URL is not set.
@@ -87,36 +87,39 @@ def _required(client: redis.asyncio.Redis | None) -> redis.asyncio.Redis:
 
 
 def get_federation_queue() -> JobQueue:
-    """The delivery queue: 5 attempts, 5, 10, 20 and 40 s apart, completed jobs kept 24 h, failed ones 7 days."""
+    """Return the delivery queue: 5 attempts, 5, 10, 20 and 40 s apart, completed jobs kept 24 h, failed ones 7 days."""
     return get_federation().delivery_queue
 
 
 def get_health_check_queue() -> JobQueue:
-    """The health-check queue."""
+    """Return the health-check queue."""
     return get_federation().health_check_queue
 
 
 async def schedule_health_check(server_url: str, attempt: int) -> None:
-    """Probe `attempt` (from 0) of the server is due in 5 + 10 * attempt minutes; scheduling it again does nothing."""
+    """Schedule probe `attempt` (from 0) of the server in 5 + 10 * attempt minutes. Scheduling it again does nothing."""
     await get_federation().schedule_health_check(server_url, attempt)
 
 
 async def process_federation_delivery(job: Job) -> None:
-    """One attempt at a delivery; see `DeliveryProcessor`. Under a stock `bullmq.Worker` wrap it in `as_processor`."""
+    """Make one attempt at a delivery; see `DeliveryProcessor`.
+
+    For a stock `bullmq.Worker`, wrap it in `as_processor`.
+    """
     await get_federation().delivery_processor(job)
 
 
 async def process_health_check(job: Job) -> None:
-    """One probe; see `HealthCheckProcessor`."""
+    """Make one probe; see `HealthCheckProcessor`."""
     await get_federation().health_check_processor(job)
 
 
 async def handle_follow_ack(
     ack: Ack, server_url: str, cached_public_key: str | None, delivery_job_id: str, job_id: str | None = None
 ) -> bool:
-    """The follow says what its acknowledgment says, and the delivery's row is gone. False: no such follow is known.
+    """Update the follow as its acknowledgment says, and delete the delivery's row.
 
-    `job_id` is for the log alone.
+    Return False if no such follow is known. `job_id` is only for the log.
 
     Raises:
         PermanentFailure: the acknowledgment is not that server's; the row is gone all the same.
@@ -145,7 +148,7 @@ async def handle_follow_ack(
 
 
 def transaction() -> AbstractAsyncContextManager[AsyncSession]:
-    """`async with transaction() as session:` commits, then every delivery enqueued in it is in the queue."""
+    """Begin a transaction: `async with transaction() as session:` commits, then adds every delivery enqueued in it."""
     return get_federation().outbox.transaction()
 
 
@@ -158,7 +161,7 @@ async def enqueue_delivery(
     *,
     ordering_key: str | None = None,
 ) -> str:
-    """A delivery is owed from the moment `session` commits; returns its id. See `Outbox.enqueue_delivery`."""
+    """Owe a delivery from the moment `session` commits, and return its id. See `Outbox.enqueue_delivery`."""
     return await get_federation().outbox.enqueue_delivery(
         session, name, target_url, server_url, payload, ordering_key=ordering_key
     )
@@ -173,7 +176,7 @@ async def enqueue_fanout(
     *,
     ordering_key: str | None = None,
 ) -> tuple[str, ...]:
-    """One payload is owed to `path` on every server; returns the deliveries' ids. See `Outbox.enqueue_fanout`."""
+    """Owe one payload to `path` on every server, and return the deliveries' ids. See `Outbox.enqueue_fanout`."""
     return await get_federation().outbox.enqueue_fanout(
         session, name, path, server_urls, payload, ordering_key=ordering_key
     )
@@ -187,7 +190,7 @@ async def request_follow(
     server_url: str,
     requester_signature: str | None = None,
 ) -> RequestedFollow:
-    """A follow is stored and its request owed; see `Producers.request_follow`."""
+    """Store a follow and owe its request; see `Producers.request_follow`."""
     return await get_federation().producers.request_follow(
         session,
         follower_id=follower_id,
@@ -200,7 +203,7 @@ async def request_follow(
 async def request_unfollow(
     session: AsyncSession, *, follower_id: str, following_id: str, server_url: str
 ) -> str | None:
-    """A follow is removed and the other server will hear of it; see `Producers.request_unfollow`."""
+    """Remove a follow and owe the news of it to the other server; see `Producers.request_unfollow`."""
     return await get_federation().producers.request_unfollow(
         session, follower_id=follower_id, following_id=following_id, server_url=server_url
     )
@@ -216,7 +219,7 @@ async def publish_post(
     post_id: str | None = None,
     author_signature: str | None = None,
 ) -> PublishedPost:
-    """A post is stored and owed to every server that shall have it; see `Producers.publish_post`."""
+    """Store a post and owe it to every server that is to have it; see `Producers.publish_post`."""
     return await get_federation().producers.publish_post(
         session,
         author_id=author_id,
@@ -239,7 +242,7 @@ async def federation_fetch(
     server_url: str | None = None,
     skip_health_update: bool = False,
 ) -> Fetched:
-    """A response from another server, guarded and bounded; see `FederationFetch`."""
+    """Fetch a response from another server, guarded and bounded; see `FederationFetch`."""
     return await get_federation().fetch(
         url,
         method=method,
@@ -253,15 +256,15 @@ async def federation_fetch(
 
 
 async def discover_and_register(server_url: str) -> KnownServer:
-    """The server is registered here, and was asked to register us; see `Discovery`."""
+    """Register the server here, and ask it to register us; see `Discovery`."""
     return await get_federation().discovery(server_url)
 
 
 async def mark_server_healthy(server_url: str, *, reason: str = "operator") -> None:
-    """The server counts as healthy."""
+    """Mark the server as healthy."""
     await get_federation().registry.mark_healthy(server_url, reason=reason)
 
 
 async def mark_server_unhealthy(server_url: str, code: str) -> None:
-    """The server counts as unhealthy because of `code`, and its first probe is scheduled."""
+    """Mark the server as unhealthy because of `code`, and schedule its first probe."""
     await get_federation().registry.mark_unhealthy(server_url, code)

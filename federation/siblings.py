@@ -1,4 +1,4 @@
-"""Tell the packages `db` and `workers` that are installed with this one from an application's own of the same name."""
+"""Tells the packages `db` and `workers` that are installed with this one from an application's own of the same name."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 from federation.interrupts import is_command
 
 _MARKS: Final = {"db": ("deliveries", "follows", "scheduling"), "workers": ("kv", "middlewares", "storage")}
-"""What our packages contain, and a stranger's does not contain all of.
+"""Modules of our packages, not all of which another application's package contains.
 
-Not where they lie: that may be another folder than ours, a zip file, or nowhere that a path could name. And not what
-`__init__.py` says: to read it is to import all of SQLAlchemy.
+Where the packages lie says nothing: it may be another folder than ours, a zip file, or no place that a path could
+name. Neither is `__init__.py` used: reading it would import all of SQLAlchemy.
 """
 
 
 def refuse_foreign() -> None:
-    """Return if `db` and `workers`, which are not imported for that, are ours, or are not there at all.
+    """Check that `db` and `workers` are ours, or do not exist at all. They are not imported for that.
 
     Raises:
         ImportError: an application's own module has one of the names. The `federation` command ends with one line.
@@ -32,14 +32,16 @@ def refuse_foreign() -> None:
         "deliveries from a process of its own that does not have it on sys.path"
     )
     if is_command():
-        from federation.cli.problems import fail  # here, because an application that is refused has no use for it
+        from federation.cli.problems import (
+            fail,
+        )  # here: only a refused command needs it
 
         fail(problem)
     raise ImportError(problem)
 
 
 def _foreign(name: str) -> str | None:
-    """Where what `import name` would give lies, None if that is ours."""
+    """Return where the module lies that `import name` would give, or None if it is ours."""
     module = sys.modules.get(name)
     if module is not None:
         place, inside = getattr(module, "__file__", None), getattr(module, "__path__", None)
@@ -54,9 +56,9 @@ def _foreign(name: str) -> str | None:
 
 
 def _find(name: str, path: Iterable[str] | None = None) -> ModuleSpec | None:
-    """Ask as `import` does; `importlib.util.find_spec` would import the package around `name` first."""
+    """Find the module as `import` does; `importlib.util.find_spec` would import the package around `name` first."""
     for finder in sys.meta_path:
-        find_spec = getattr(finder, "find_spec", None)  # `import` passes over a finder without it, too
+        find_spec = getattr(finder, "find_spec", None)  # `import` skips finders without it, too
         spec: ModuleSpec | None = find_spec(name, path) if find_spec else None
         if spec is not None:
             return spec

@@ -1,7 +1,8 @@
-"""Owing deliveries from plain code: threads, scripts, Flask, Django, `def` endpoints of FastAPI, Celery tasks.
+"""Owing deliveries from synchronous code: threads, scripts, Flask, Django, `def` endpoints of FastAPI, Celery tasks.
 
-The calls of `federation`, without `await`. They write through the caller's own connection, in the caller's thread and
-transaction; one background loop per process does what follows the commit. Any thread may call them, after a fork too.
+These are the calls of `federation`, without `await`. They write through the caller's own connection, in the caller's
+thread and transaction; one background loop per process does what follows the commit. Any thread may call them, even
+after a fork.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from workers.homes import ForkLock, keep_inherited
 T = TypeVar("T")
 
 Caller: TypeAlias = "Session | Connection | DjangoConnection | DbApiConnection"
-"""In whose transaction a delivery is owed: an SQLAlchemy or SQLModel session, an SQLAlchemy connection, Django's
+"""The owner of the transaction: an SQLAlchemy or SQLModel session, an SQLAlchemy connection, Django's
 `connection` in a `transaction.atomic` block, or one of `sqlite3` or psycopg 3."""
 
 
 class _Plain:
-    """This process's side of the node that serves plain code."""
+    """This process's side of the node for synchronous code."""
 
     def __init__(self, node: Federation) -> None:
         self.node = node
@@ -45,7 +46,7 @@ class _Plain:
 
 
 class _SyncProcess:
-    """Written under the lock."""
+    """The state of this process, written under the lock."""
 
     lock = ForkLock()
     plain: _Plain | None = None
@@ -55,7 +56,7 @@ def _plain() -> _Plain:
     found = _SyncProcess.plain
     if found is not None and found.pid == os.getpid():
         return found
-    node = background_node()  # not under the lock: other threads' work in that loop may ask for it
+    node = background_node()  # not under the lock, which work of other threads in that loop may need
     with _SyncProcess.lock:
         found = _SyncProcess.plain
         if found is not None and found.pid != os.getpid():
@@ -68,9 +69,10 @@ def _plain() -> _Plain:
 
 @contextmanager
 def transaction() -> Iterator[Session]:
-    """`with transaction() as session:` commits; the jobs of every delivery enqueued in it are there then, or follow.
+    """Begin a transaction: `with transaction() as session:` commits.
 
-    The session is on the node's own database.
+    The jobs of every delivery enqueued in it are in the queue then, or follow. The session is on the node's own
+    database.
 
     Raises:
         RuntimeError: this thread is inside such a block already; hand its session on instead.
@@ -89,10 +91,10 @@ def enqueue_delivery(
     *,
     ordering_key: str | None = None,
 ) -> str:
-    """A delivery is owed from the moment `session` commits; returns its id. See `Outbox.enqueue_delivery`.
+    """Owe a delivery from the moment `session` commits, and return its id. See `Outbox.enqueue_delivery`.
 
     Raises:
-        TypeError: no session or connection of plain code; names the call that takes it.
+        TypeError: no synchronous session or connection; the message names the call that accepts it.
         ValueError: as `Outbox.enqueue_delivery`; or it is closed, or in no transaction. Nothing is written then.
     """
     plain = _plain()
@@ -114,7 +116,7 @@ def enqueue_fanout(
     *,
     ordering_key: str | None = None,
 ) -> tuple[str, ...]:
-    """One payload is owed to `path` on every server; returns the deliveries' ids. See `Outbox.enqueue_fanout`.
+    """Owe one payload to `path` on every server, and return the deliveries' ids. See `Outbox.enqueue_fanout`.
 
     Raises:
         TypeError, ValueError: as `enqueue_delivery`.
@@ -139,7 +141,7 @@ def request_follow(
     server_url: str,
     requester_signature: str | None = None,
 ) -> RequestedFollow:
-    """A follow is stored and its request owed; see `Producers.request_follow`.
+    """Store a follow and owe its request; see `Producers.request_follow`.
 
     An unknown server is discovered first, over the network, while the calling thread waits: call this before the
     session's other writes.
@@ -161,7 +163,7 @@ def request_follow(
 
 
 def request_unfollow(session: Caller, *, follower_id: str, following_id: str, server_url: str) -> str | None:
-    """A follow is removed and the other server will hear of it; see `Producers.request_unfollow`."""
+    """Remove a follow and owe the news of it to the other server; see `Producers.request_unfollow`."""
     plain = _plain()
     unfollow = partial(
         plain.node.producers.produced.unfollow,
@@ -183,7 +185,7 @@ def publish_post(
     post_id: str | None = None,
     author_signature: str | None = None,
 ) -> PublishedPost:
-    """A post is stored and owed to every server that shall have it; see `Producers.publish_post`."""
+    """Store a post and owe it to every server that is to have it; see `Producers.publish_post`."""
     plain = _plain()
     post = partial(
         plain.node.producers.produced.post,
@@ -208,7 +210,7 @@ def enqueue_task(
     delay: timedelta = timedelta(0),
     ordering_key: str | None = None,
 ) -> Enqueued:
-    """One run of the task is queued; see `federation.tasks.enqueue_task`.
+    """Queue one run of the task; see `federation.tasks.enqueue_task`.
 
     With `session` it is part of its transaction. Without one it is in the queue when this returns: the calling thread
     waits, and on SQLite must not hold a transaction open that has written.
@@ -244,7 +246,7 @@ def enqueue_task(
 
 
 def close() -> None:
-    """What this process has open for plain code is closed; the next call opens it anew."""
+    """Close what this process has open for synchronous code. The next call opens it anew."""
     with _SyncProcess.lock:
         plain, _SyncProcess.plain = _SyncProcess.plain, None
     if plain is not None:

@@ -55,7 +55,7 @@ class _NodesQueue:
 
 
 class _NodesMarks:
-    """Where this process's node marks keys that its queues cannot keep; not looked for before there is one."""
+    """Where this process's node marks keys that its queues cannot keep; it is not looked for before there is one."""
 
     async def get(self, key: Key) -> bytes | None:
         return await self._store().get(key)
@@ -82,7 +82,7 @@ class _NodesMarks:
 _TASKS: Final = Tasks(_NodesQueue(), _NodesMarks(), deduplication_fallback="closed")
 
 task = _TASKS.task
-"""See `Tasks.task`: the decorated function is a task of the application."""
+"""Declares the decorated function as a task of the application; see `Tasks.task`."""
 
 
 async def enqueue_task(
@@ -95,10 +95,10 @@ async def enqueue_task(
     delay: timedelta = timedelta(0),
     ordering_key: str | None = None,
 ) -> Enqueued:
-    """One run of the task is queued, or `duplicate` is answered with the id of the job that has the key.
+    """Queue one run of the task, or return `duplicate` with the id of the job that has the key.
 
-    With `session` both are part of its transaction: job and key are there if it commits, and from then on. On BullMQ
-    and Bull the key is a mark in their Redis, by `throttle` alone; see `Tasks` for what that cannot keep.
+    With `session` both are part of its transaction: job and key exist from its commit on, if it commits. On BullMQ and
+    Bull the key is a mark in their Redis, and only `throttle` is possible; see `Tasks` for what that cannot keep.
 
     Raises:
         Unsupported: a session, but the queues are not in its database; a mode or a key that the queue cannot keep.
@@ -142,7 +142,7 @@ def joining_spec(
     delay: timedelta,
     ordering_key: str | None,
 ) -> JobSpec:
-    """One run of the task as a job of a transaction in the node's database.
+    """Build one run of the task as a job of a transaction in the node's database.
 
     Raises:
         Unsupported: the queues are not in that database; a mode or a key that the queue cannot keep.
@@ -164,7 +164,7 @@ def joining_spec(
 
 
 def declared_tasks(modules: Sequence[str]) -> Mapping[str, Handler]:
-    """The application's tasks as handlers: those of `modules`, which are imported, and those declared before.
+    """Return the application's tasks as handlers: those of `modules`, which are imported, and those declared before.
 
     Raises:
         ConfigurationError: lists every module that cannot be imported; or none of them declares a task.
@@ -173,7 +173,7 @@ def declared_tasks(modules: Sequence[str]) -> Mapping[str, Handler]:
     for name in modules:
         try:
             import_module(name)
-        except (ImportError, SyntaxError) as error:  # any other is the application's own, and has its traceback
+        except (ImportError, SyntaxError) as error:  # any other error is the application's own, and gets its traceback
             problems.append(f"FEDERATION_TASKS: {name} cannot be imported: {_told(error)}")
     handlers = _TASKS.handlers()
     if modules and not problems and not handlers:

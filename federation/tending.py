@@ -1,7 +1,7 @@
-"""What a delivering process does for servers that are away, again and again: look at those due, release what is held.
+"""What a delivering process does for absent servers, again and again: probe those due, release what is held.
 
-Beside the workers and not among the recurring jobs, which one process at a time runs and a lease guards: every process
-may do this at once, as each look and each batch is taken by one of them in the database.
+This runs beside the workers and not among the recurring jobs, which one process at a time runs under a lease: every
+process may do it at once, as each probe and each batch is taken by one of them in the database.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _name(tick: Tick) -> str:
 
 
 class Tending:
-    """Runs each of `ticks` at its interval, apart from each other, from `start` until `stop`.
+    """Runs each of `ticks` at its interval, independently of each other, from `start` until `stop`.
 
     The interval is counted from the end of a tick; it doubles after each that raises, up to `LONGEST_PAUSE`.
     """
@@ -37,14 +37,14 @@ class Tending:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """They run; nothing happens if they do."""
+        """Start the ticks, unless they are running."""
         if not self._tasks:
             self._tasks = [
                 asyncio.create_task(_repeat(tick, interval), name=_name(tick)) for tick, interval in self._ticks.items()
             ]
 
     async def stop(self) -> None:
-        """None of them runs any more."""
+        """Stop all ticks."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -58,6 +58,6 @@ async def _repeat(tick: Tick, interval: timedelta) -> None:
         try:
             await tick()
             pause = interval
-        except Exception as error:  # the database or the queue is away; everything due stays so
+        except Exception as error:  # the database or the queue is away; everything due stays due
             pause = min(pause * 2, LONGEST_PAUSE)
             log.error("tending_failed", **crash(error))

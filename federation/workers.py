@@ -1,6 +1,6 @@
 """`python -m federation.workers` delivers until SIGTERM or SIGINT, as `federation workers run` does."""
 
-if __name__ == "__main__":  # before anything else, for Ctrl-C
+if __name__ == "__main__":  # before anything else, so that Ctrl-C is handled
     from federation.entry import main
 
     main(["workers", "run"])

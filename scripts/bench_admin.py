@@ -1,11 +1,12 @@
-"""What an administrator's bulk commands take with a great many deliveries: `deliveries stats`, `retry` and `drop`.
+"""How long an administrator's bulk commands take with very many deliveries: `deliveries stats`, `retry` and `drop`.
 
     python scripts/bench_admin.py [--place sqlite postgres bullmq] [--rows 1000000] [--jobs 50000] [--profile FILE]
 
-Of so many deliveries, each in a group of a thousand that share a text, `--jobs` are owed and wait in the queue, as many
-have failed and have a failed job, as many have failed and have none any more, and all the others have failed for
-another reason, long ago. `stats` counts them all, `retry` takes those that failed lately, with and without a job, and
-`drop` takes all. The queue is beside the rows on SQLite and on PostgreSQL, and on BullMQ with the rows on PostgreSQL.
+There are `--rows` deliveries, in groups of a thousand that share a text. `--jobs` of them are owed and wait in the
+queue, as many have failed and have a failed job, as many have failed and have no job any more, and all the others have
+failed for another reason, long ago. `stats` counts them all, `retry` retries those that failed lately, with and without
+a job, and `drop` drops all. The queue is beside the rows on SQLite and on PostgreSQL, or on BullMQ with the rows on
+PostgreSQL.
 
 Every place is fresh. Prints a table on stderr, with seconds and CPU seconds of this process, and one JSON object on
 stdout. Needs the `dev` extra.
@@ -91,7 +92,7 @@ async def measure(settings: Settings, options: argparse.Namespace) -> list[dict[
             await timed("drop", options.rows, bulk.drop(Selection()), profile),
         ]
         counts = await federation.delivery_queue.counts()
-        # The failed jobs of what was retried stay on record: the row names another one since.
+        # The failed jobs of retried deliveries stay on record: their rows name other jobs since then.
         left = sum(number for state, number in counts.items() if state is not JobState.FAILED)
         if left or await deliveries.count(federation.database, []):
             raise RuntimeError(f"{left} jobs are left, or rows are")
@@ -115,7 +116,7 @@ async def timed(
 
 
 async def fill(federation: Federation, rows: int, jobs: int) -> None:
-    """All the deliveries, and the jobs of those that have one."""
+    """Make all the deliveries, and the jobs of those that have one."""
     now = datetime.now(UTC)
     for kind, first, last in (("old", 3 * jobs, rows), ("lately", 0, 2 * jobs), ("owed", 2 * jobs, 3 * jobs)):
         for start in range(first, last, AT_ONCE):
@@ -128,7 +129,7 @@ async def fill(federation: Federation, rows: int, jobs: int) -> None:
 
 
 async def insert_rows(federation: Federation, kind: str, count: int, now: datetime) -> list[dict[str, object]]:
-    """So many rows more, in groups that share a text."""
+    """Insert `count` more rows, in groups that share a text."""
     failed: dict[str, object] = {}
     if kind != "owed":
         code = LATELY if kind == "lately" else LONG_AGO
@@ -181,7 +182,7 @@ async def enqueue(federation: Federation, rows: Sequence[dict[str, object]]) -> 
 
 
 async def fail(federation: Federation, count: int) -> None:
-    """So many of the waiting jobs have failed for good."""
+    """Let `count` of the waiting jobs fail for good."""
     storage, error = federation.delivery_queue.storage, ErrorInfo(type="RetryableFailure", message="it failed")
     while count > 0:
         claims = await storage.claim("bench", leases={ANY_NAME: MINUTE}, limit=min(GROUP, count))

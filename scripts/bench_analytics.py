@@ -1,4 +1,4 @@
-"""How long the analytics take, how that grows, and what they need of memory, beside pandas and DuckDB.
+"""How long the analytics take, how that grows, and how much memory they need, compared with pandas and DuckDB.
 
     python scripts/bench_analytics.py [--attempts 1000000 3000000 10000000] [--servers 10000] [--repeat 1]
 
@@ -82,10 +82,10 @@ def make_exports(exports: Path, *, attempts: int, servers: int) -> None:
 
 
 def child(engine: str, exports: Path, results: Path) -> dict[str, Any]:
-    """What a fresh process measured; only why where it did not come to an end."""
+    """Return what a fresh process measured, or why it did not come to an end."""
     command = [sys.executable, __file__, "--role", engine, "--exports", str(exports), "--results", str(results)]
     started = time.monotonic()
-    # Days are UTC days: Spark's session says so, the others take the process's time zone.
+    # Days are UTC days: Spark's session says so, the others use the process's time zone.
     finished = subprocess.run(command, capture_output=True, env={**os.environ, "TZ": "UTC"}, text=True)
     seconds = time.monotonic() - started
     if finished.returncode:
@@ -102,7 +102,7 @@ def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def add_growth(rows: list[dict[str, Any]]) -> None:
-    """Each row knows how its time grew against its engine's smallest input, for each time the input grew."""
+    """Add to each row how its time grew, against its engine's smallest input, each time the input grew."""
     first: dict[str, dict[str, Any]] = {}
     for row in rows:
         if "cpu" in row:
@@ -116,7 +116,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def run_spark(exports: Path, results: Path) -> dict[str, float]:
-    """All outputs, each written as Parquet."""
+    """Compute all outputs, each written as Parquet."""
     from federation.analytics.data.inputs import read_exports
     from federation.analytics.data.sinks import write_outputs
     from federation.analytics.figures.compute import compute
@@ -146,7 +146,7 @@ def run_spark(exports: Path, results: Path) -> dict[str, float]:
 
 
 def run_pandas(exports: Path, results: Path) -> dict[str, float]:
-    """The daily rows, the way one would write it."""
+    """Compute the daily rows, the way one would write it."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     import pandas
 
@@ -166,7 +166,7 @@ def run_pandas(exports: Path, results: Path) -> dict[str, float]:
 
 
 def run_duckdb(exports: Path, results: Path) -> dict[str, float]:
-    """The daily rows, the way one would write it."""
+    """Compute the daily rows, the way one would write it."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     import duckdb
 
@@ -201,13 +201,13 @@ def cpu_of(pid: int) -> float:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory the process ever had resident."""
+    """Return the most memory that the process ever had resident."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def live_heap_mib(spark: Any) -> float:
-    """What of the heap is in use after a collection, at the end."""
+    """Return how much of the heap is in use after a collection, at the end."""
     spark._jvm.java.lang.System.gc()
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
     return float((runtime.totalMemory() - runtime.freeMemory()) / (1 << 20))

@@ -2,7 +2,7 @@
 
     python scripts/bench_blacklist.py [--database sqlite|postgres] [--rules 100000]
 
-Half of the rules are origins, half domains with a star. Every database is fresh. Prints one JSON object per database.
+Half of the rules are origins, half are domains with a star. Every database is fresh. Prints one JSON object each.
 Needs the `dev` extra.
 """
 
@@ -92,7 +92,7 @@ def rule(number: int) -> str:
 
 
 def look_ups(rules: RuleSet, count: int) -> dict[str, float]:
-    """Microseconds of CPU each, the median of a few rounds, over many different URLs."""
+    """Measure microseconds of CPU for each, the median of a few rounds, over many different URLs."""
     numbers = [7_919 * n % count for n in range(LOOK_UPS)]
     kinds = {
         "covered_by_origin": [f"https://server-{n | 1}.evil.example" for n in numbers],
@@ -127,7 +127,7 @@ async def memory(database: Database) -> float:
 
 
 async def lags(url: str, database: Database) -> dict[str, float]:
-    """Seconds from the commit of a rule, over another connection pool, until a busy process applies it."""
+    """Measure the seconds from the commit of a rule, over another connection pool, until a busy process applies it."""
     elsewhere, known, seen, costs = Database(url), Blacklist(database), [], []
     await known.covering("https://x.example")
     for number in range(LAGS):

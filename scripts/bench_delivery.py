@@ -4,11 +4,11 @@
         [--fanout [RECIPIENTS]]
 
 Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another process that answer each delivery with a
-canned, validly signed acknowledgment, and the worker in a third. Half of the deliveries are follows, half posts, of
-about 1.5 KB each.
+canned, validly signed acknowledgment, and the worker in a third process. Half of the deliveries are follows, half
+posts, of about 1.5 KB each.
 
 `--fanout` delivers nothing. It measures what it takes to owe one post of 2.4 KB to 20 000 servers, or as many as are
-given, on BullMQ and PostgreSQL: at most 10 s, and 24 MB in Valkey, are what we want.
+given, on BullMQ and PostgreSQL. The aim is at most 10 s, and 24 MB in Valkey.
 
 Prints a table on stderr and one JSON object on stdout. Needs the `dev` extra.
 """
@@ -100,7 +100,7 @@ def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str,
         environment = stack.enter_context(node_environment(queue))
         peers = stack.enter_context(peer_process(servers, own_keys(environment)))
         environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(options.concurrency)
-        # The cap per server protects from slow ones; with one server it would measure the cap.
+        # The limit per server protects from slow ones; with one server, only the limit would be measured.
         environment["FEDERATION_PER_SERVER"] = str(options.concurrency)
         environment["BENCH_PEERS"] = json.dumps(peers.servers)
         environment["BENCH_DELIVERIES"] = str(options.deliveries)
@@ -151,7 +151,7 @@ async def deliver_all(profile: Any) -> dict[str, float]:
     left = True
     while left:
         await asyncio.sleep(0.05)
-        left = await is_owed(federation)  # not the queue's jobs: a held delivery has none
+        left = await is_owed(federation)  # counts rows, not the queue's jobs: a held delivery has none
     seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     if profile:
         profile.disable()
@@ -172,7 +172,7 @@ async def deliver_all(profile: Any) -> dict[str, float]:
 
 
 async def is_owed(federation: Any) -> bool:
-    """Whether a delivery is not over."""
+    """Tell whether a delivery is not over."""
     from sqlalchemy import select
     from sqlmodel import col
 
@@ -183,7 +183,7 @@ async def is_owed(federation: Any) -> bool:
 
 
 async def mishaps(federation: Any) -> tuple[int, int]:
-    """How many deliveries failed, and how many attempts were made after a delivery had been held: none should be."""
+    """Count the deliveries that failed, and the attempts made after a delivery had been held: both should be none."""
     from sqlalchemy import func, select
     from sqlmodel import col
 

@@ -6,10 +6,10 @@
 Figures:
 - `hanging`: speed and p95 of deliveries to healthy servers while a tenth of all servers hangs for ever, against the
   same run with none hanging, to servers that are known and to servers that are discovered first;
-- `held`: what the queues are asked in a minute with 100 000 deliveries held, against a minute with none;
-- `hold`, `release`: statements that it takes to hold and to release 10 000;
+- `held`: how much the queues are asked in a minute with 100 000 deliveries held, against a minute with none;
+- `hold`, `release`: how many statements it takes to hold and to release 10 000;
 - `fanout`: a post to 20 000 servers, half of which are down;
-- `return`: how soon a server that was away for an hour is noticed, and has the 10 000 held for it.
+- `return`: how soon the return of a server that was away for an hour is noticed, and it has the 10 000 held for it.
 
 Prints a table on stderr and one JSON object on stdout. `--scale` makes everything smaller, for a trial. With `--check`
 the exit status is 1 if a bar is missed. Needs the `dev` extra.

@@ -10,19 +10,19 @@ job, with `--backlog` other jobs waiting behind; and, idle, the time from an enq
 `--memory` what a waiting job takes in Valkey. Several values of `--backlog` are compared with the first: "times
 slower".
 
-`--chains` takes `--jobs` jobs once as they are and once as the links of chains (of 5, or of what is given) and says how
-many times as long the links take, enqueueing included, which is what a user waits for, and processing alone. At most
-1.3 times as long, enqueueing included, is what we want of every storage.
+`--chains` measures `--jobs` jobs once as they are and once as the links of chains (of 5, or of what is given) and says
+how many times as long the links take: with enqueueing, which is what a user waits for, and for processing alone. The
+aim for every storage is at most 1.3 times as long, with enqueueing.
 
 `--expiry` lets results (1 000 000, or what is given) end at one moment while a hundred jobs per second are claimed and
-completed, and tells how long those claims take while the reaper removes the results, and when all are gone. What we
-want is that 999 of 1 000 claims take less than 50 ms. `bench/expiry.py` says which storages take fewer results.
+completed. It measures how long those claims take while the reaper removes the results, and when all are gone. The aim
+is that 999 of 1 000 claims take less than 50 ms. `bench/expiry.py` says which storages get fewer results.
 
 `--concurrency` without a value leaves only what these four add.
 
 `--peers` measures other queues in the same run and compares each with our storage on the same server: arq, saq,
-procrastinate and pgqueuer, which want an environment of their own (`bench/peers.py` says how to make it), the `bullmq`
-package's own worker, and Node's `bull` 1.x, which wants Node. Their settings are in `bench/peer_process.py` and
+procrastinate and pgqueuer, which need an environment of their own (`bench/peers.py` says how to make it), the `bullmq`
+package's own worker, and Node's `bull` 1.x, which needs Node. Their settings are in `bench/peer_process.py` and
 `bench/node_bull.mjs`.
 
 Every run gets a fresh queue on a fresh server; kinds are interleaved and medians of `--repeat` runs shown: tables on
@@ -85,7 +85,7 @@ def parse() -> argparse.Namespace:
 
 
 def throughput_rows(options: argparse.Namespace, others: list[peers.Peer]) -> Iterator[Row]:
-    """Our storages, each followed by the peers on the same server."""
+    """Yield our storages, each followed by the peers on the same server."""
     table = f"{options.jobs} jobs"
     for storage in options.storage:
         for concurrency in options.concurrency:
@@ -120,7 +120,7 @@ def extra_rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def chain_rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Plain jobs and links in the same row, as each run compares the two."""
+    """Yield rows with plain jobs and links together, as each run compares the two."""
     table = f"{options.jobs} jobs, plain and as links of chains of {options.chains}"
     for storage in options.storage if options.chains else ():
         for concurrency in options.concurrency or CONCURRENCY:

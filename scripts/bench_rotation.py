@@ -1,9 +1,9 @@
-"""What it takes to bring a node's new keys to every server it knows: `federation keys rotate`, a process on loopback.
+"""How long it takes to bring a node's new keys to every server it knows: `federation keys rotate` on loopback.
 
     python scripts/bench_rotation.py [--place sqlite postgres] [--servers 2000] [--kill-after SECONDS] [--check]
 
-The servers are one other process, which does all that the protocol asks of them. With `--kill-after` the command gets
-`kill -9` each time so many seconds have passed, and is run again; in the end every server has to know the new keys.
+The servers are one other process, which does all that the protocol asks of them. With `--kill-after` the command is
+killed by `kill -9` after that many seconds, and run again; in the end every server has to know the new keys.
 
 Prints a table on stderr and one JSON object on stdout, with the load of the machine. With `--check` the exit status is
 1 if the bar is missed. Needs the `dev` extra.

@@ -3,13 +3,13 @@
     python scripts/bench_strangers.py [--figure flood cost] [--rate 200] [--seconds 60] [--offered 50] [--check]
 
 Figures:
-- `flood`: bad requests from 50 addresses of 127.0.0.0/8, three small ones for each large one; meanwhile p95 and losses
-  of good follows at 10/s, growth of the process' resident memory, and its deliveries, against the same time without a
-  flood. So many deliveries a second are owed (`--offered`); more than it can deliver measure how fast it is;
-- `cost`: CPU of the process for each kind of refused request, against that of a good follow and 20 ms for each MiB.
+- `flood`: bad requests from 50 addresses of 127.0.0.0/8, three small ones for each large one. Meanwhile it measures p95
+  and losses of good follows at 10/s, growth of the process's resident memory, and its deliveries, against the same time
+  without a flood. `--offered` deliveries a second are owed; more than it can deliver show how fast it is;
+- `cost`: the process's CPU for each kind of refused request, against that of a good follow and 20 ms for each MiB.
 
 Prints a table on stderr and one JSON object on stdout. With `--check` the exit status is 1 if a bar is missed. Needs
-the `dev` extra, and Linux, whose `/proc` tells what a process takes.
+the `dev` extra, and Linux, whose `/proc` shows what a process uses.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The database is DATABASE_URL's, from the environment or from `.env` in the working directory, as for the node itself. A
 file is replaced in one step, so that nobody reads half of one; without --output the list goes to standard output.
-`federation blacklist import` takes it back.
+`federation blacklist import` reads it again.
 """
 
 from __future__ import annotations

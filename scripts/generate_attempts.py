@@ -19,7 +19,7 @@ from spark_environment import find_environment
 
 
 def main() -> None:
-    """Make what the arguments ask for; ends with 2 and one line where that is impossible."""
+    """Make what the arguments ask for. If that is impossible, end with 2 and one line."""
     find_environment()
     from federation.cli.problems import complete
 

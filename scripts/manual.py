@@ -1,12 +1,12 @@
-"""Run the manual, as a reader would who types what it shows.
+"""Runs the manual, like a reader who types what it shows.
 
     python scripts/manual.py [PAGE ...]
 
-Every block of Python of a README runs as it stands, in the order of its page, in a process that ends with 0 and says
-nothing on stderr; a page of questions and answers is asked. What `federation/README.md` has for a shell is typed there,
-its operator's day on other ports. Each page has a folder of its own, with a node in it where its programs need one.
-Needs what the pages use: the extras `metrics`, `node`, `otel` and `redis`. What needs Spark is left out:
-`tests/federation/analytics` runs it.
+Every block of Python in a README is run as it stands, in the order of its page, in a process that must end with 0 and
+print nothing on stderr; on a page of questions and answers, the questions are asked. What `federation/README.md` shows
+for a shell is typed there, its operator's day on other ports. Each page has a folder of its own, with a node in it if
+its programs need one. Needs what the pages use: the extras `metrics`, `node`, `otel` and `redis`. What needs Spark is
+left out: `tests/federation/analytics` runs it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ FOLDERS: Final = ("db", "docs", "federation", "workers")
 SPARK: Final = "federation/analytics/README.md"
 DAY: Final = "federation/README.md"
 NODES: Final = ("README.md", DAY)
-"""Pages whose programs are a node's."""
+"""Pages whose programs need a node."""
 ARGUMENTS: Final = {"README.md": ("alice", "hello, fediverse")}
-"""What a page's program is called with, as its first line says."""
+"""The arguments of a page's program, as its first line says."""
 PORTS: Final = ("8451", "8452")
-"""The node's of the operator's day, and its peer's, where nobody listens."""
+"""The port of the node of the operator's day, and that of its peer, where nobody listens."""
 CERTAIN: Final = ("federation init ", "federation users add ")
-"""What prints the same on every fresh node."""
+"""Commands that print the same on every fresh node."""
 WORKERS: Final = 3
-"""Of a node without tasks of an application's own; by then it listens."""
+"""The number of workers of a node without tasks of an application; when all are ready, it listens."""
 SECONDS: Final = 120
 
 HEADING_OR_FENCE: Final = re.compile(
@@ -47,12 +47,12 @@ HEADING_OR_FENCE: Final = re.compile(
 
 
 class Untrue(Exception):
-    """The manual shows what is not so; the message says where, and what is."""
+    """The manual shows something that is not so; the message says where, and what is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a page shows to be typed. An indented block is of the shell, and has no language."""
+    """Something that a page shows to be typed. An indented block is for the shell, and has no language."""
 
     page: str
     title: str
@@ -65,7 +65,7 @@ class Block:
 
 
 def main() -> None:
-    """Run the pages; ends with 1 and one reason at the first block that does not do what is shown."""
+    """Run the pages. At the first block that does not do what is shown, end with 1 and the reason."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "page", nargs="*", default=readmes(), help="by its path in the repository (default: every README)"
@@ -81,18 +81,18 @@ def main() -> None:
 
 
 def pages() -> list[str]:
-    """Every page there is, by its path in the repository."""
+    """Return every page, by its path in the repository."""
     found = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
 def readmes() -> list[str]:
-    """Those that are shown to be run; the others have tests of their own, of what their programs print."""
+    """Return the pages that are run. The others have tests of their own, of what their programs print."""
     return [page for page in pages() if page.endswith("README.md")]
 
 
 def blocks(page: str) -> list[Block]:
-    """What the page shows, in its order."""
+    """Return what the page shows, in its order."""
     text, title, found = (ROOT / page).read_text(), "", list[Block]()
     for match in HEADING_OR_FENCE.finditer(text):
         title = match["title"] or title
@@ -104,7 +104,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def run(page: str, folder: Path) -> None:
-    """Run what the page shows, from `folder` on."""
+    """Run what the page shows, beginning in `folder`."""
     shown = [block for block in blocks(page) if block.language == "python" or (page == DAY and of_a_shell(block))]
     if page == SPARK:
         say(f"{page} is left out, as it needs Spark")
@@ -131,7 +131,7 @@ def make_node(node: Path) -> Path:
 
 
 class Reader:
-    """Does in a folder what a page shows; what it started there has ended with its block."""
+    """Does in a folder what a page shows. What it started there has ended with its block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -146,18 +146,21 @@ class Reader:
             end(process)
 
     def program(self, block: Block) -> None:
-        """Run it in a process of its own, from the file that its first line names, if one does."""
+        """Run it in a separate process, from the file that its first line names, if it names one."""
         named = re.match(r"# (\w+\.py)\n", block.text)
         if named:
             (self._folder / named[1]).write_text(block.text)
         code = [named[1]] if named else ["-c", block.text]
         arguments = [sys.executable, "-W", "error", *code, *ARGUMENTS.get(block.page, ())]
         told = command(arguments, self._folder, str(block))
-        if told.stderr and "basicConfig" not in block.text:  # one is about what is logged there
+        if told.stderr and "basicConfig" not in block.text:  # one program is about what is logged there
             raise Untrue(f"{block} says on stderr{quoted(told.stderr)}")
 
     def type(self, block: Block) -> None:
-        """Type each command. It ends well, or finds nothing to do: what is told of other servers is not here."""
+        """Type each command.
+
+        It succeeds, or finds nothing to do: what is shown of other servers does not exist here.
+        """
         for line, shown in self._transcript(block.text):
             if line.startswith("federation init"):
                 self._folder = self._folder.with_name("fresh")
@@ -172,7 +175,7 @@ class Reader:
                 compare(block, sights(shown), sights(told.stdout))
 
     def _transcript(self, text: str) -> Iterator[tuple[str, str]]:
-        """Each command with what it printed: all lines are commands where none comes after a `$`."""
+        """Yield each command with what it printed. If no line begins with `$`, all lines are commands."""
         for shown, instead in self._instead.items():
             text = text.replace(shown, instead)
         plain = re.sub("^    ", "", text, flags=re.M).strip()
@@ -181,7 +184,7 @@ class Reader:
             yield line, told + "\n"
 
     def _start(self, line: str) -> None:
-        """In the foreground until it works, in the background for as long as there is more to type."""
+        """Start it: in the foreground until it works, in the background for as long as there is more to type."""
         log = self._folder / "log"
         with log.open("w") as file:
             process = begin(["sh", "-c", f"exec env {line.removesuffix(' &')}"], self._folder, stderr=file)
@@ -198,9 +201,9 @@ class Reader:
 
 
 def sights(told: str) -> str:
-    """What the doctor looked at, without what it thinks of it: recurring jobs have not run yet.
+    """Return what the doctor examined, without its verdicts: recurring jobs have not run yet.
 
-    And without the open files, of which it speaks where this machine allows few.
+    The open files are left out, too, as they are mentioned only where this machine allows few.
     """
     lines = [line.split() for line in told.splitlines() if not line.startswith(" ")]
     return "".join(f"{words[1]}\n" for words in lines if words[1] != "open")
@@ -214,7 +217,7 @@ def compare(block: Block, shown: str, told: str) -> None:
 def command(
     arguments: Sequence[str], folder: Path, what: str, *, statuses: Sequence[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
-    """Run it until it ends, with one of these statuses."""
+    """Run it until it ends with one of these statuses."""
     process = begin(arguments, folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         stdout, stderr = process.communicate(timeout=SECONDS)
@@ -228,7 +231,10 @@ def command(
 
 
 def begin(arguments: Sequence[str], folder: Path, **streams: int) -> subprocess.Popen[str]:
-    """Start it where nothing of this machine's settings is: the `federation` beside this Python, and the PYTHONPATH."""
+    """Start it without any settings of this machine.
+
+    It only has the `federation` beside this Python, and the PYTHONPATH.
+    """
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "JAVA_HOME") if name in os.environ}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
@@ -243,14 +249,14 @@ def begin(arguments: Sequence[str], folder: Path, **streams: int) -> subprocess.
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Let neither it nor what it started run on."""
+    """Stop it, and everything that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(SECONDS)
 
 
 def free_ports(count: int) -> list[str]:
-    """Ports on which nobody listens, all of them different."""
+    """Return ports on which nobody listens, all of them different."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [str(server.getsockname()[1]) for server in servers]
     for server in servers:

@@ -2,11 +2,11 @@
 
     scripts/mutate federation/delivery workers/storage/sql/sqlite [--most 40] [--minutes 15] [--seed 1]
 
-The changes are Cosmic Ray's: another comparison, another number, a condition turned round, a loop that never runs. In
-each place one change is tried; another seed chooses other places and other changes. Everything happens in a copy of the
-tree, so the checkout stays as it is, however the run ends. The tests are those nearest to the module, see `NEAREST`:
-they run once under coverage, and then with each change those that reach its line, the quickest first. Ends with 1 if a
-change survived. That need not be a fault of the tests: some changes make no difference. Lua and SQL are not changed.
+The changes are Cosmic Ray's: another comparison, another number, an inverted condition, a loop that never runs. In each
+place one change is tried; another seed chooses other places and other changes. Everything happens in a copy of the
+tree, so the checkout stays as it is, however the run ends. The tests are those nearest to the module, see `NEAREST`.
+They run once under coverage; then, with each change, those run that reach its line, the quickest first. Ends with 1 if
+a change survived. That need not be a fault of the tests: some changes make no difference. Lua and SQL are not changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ON_SQLITE: Final = "not (postgres or redis or bull or file)"
 
 
 def only(storage: str) -> str:
-    """Of the conformance suite only what this storage is put to."""
+    """Return an expression that keeps of the conformance suite only the cases for this storage."""
     return f"not test_conformance or -{storage}]"
 
 
@@ -67,22 +67,22 @@ NEAREST: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "federation/*": (("tests/federation/test_*.py",), ON_SQLITE),
     "*": ((), ""),
 }
-"""By the first pattern that fits a module: its tests, and which of them to leave out, for pytest's `-k`.
+"""By the first pattern that fits a module: its tests, and pytest's `-k`, which chooses among them.
 
-Where none are named, it is the folder that mirrors the module's.
+If no tests are named, they are in the folder that mirrors the module's.
 """
 
 VAIN: Final = re.compile("BitOr|Mul_Div$|_Is(Not)?(_|$)")
-"""Operators whose changes say nothing.
+"""Operators whose changes are not informative.
 
-`|` is nearly always one of types, `*` to `/` is one among parameters, and `is` to `==` or back changes little.
+`|` nearly always joins types, `*` to `/` concerns parameters, and `is` to `==` or back changes little.
 """
 
 PATIENCE: Final = 3
-"""How often the time that tests took without a change they may take with one; then their run is ended."""
+"""How many times as long tests may take with a change as without; then their run is ended."""
 
 LONGEST_SECONDS: Final = 3600.0
-"""Of a run without a change."""
+"""The longest duration of a run without a change."""
 
 COVERAGE: Final = "[run]\nsource = workers,federation,db\nconcurrency = thread,greenlet\n"
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15, metavar="M", help="begin with no other change after (15)")
     parser.add_argument("--seed", type=int, default=1, help="chooses among the changes (1)")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started and copied goes with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started and copied is removed
     mutants = mutants_of(modules(arguments.paths), arguments.seed)
     print(f"{len(mutants)} places to change, of which at most {arguments.most} are tried", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as directory:
@@ -125,14 +125,14 @@ def modules(paths: Sequence[str]) -> list[str]:
 
 
 def mutants_of(modules: Sequence[str], seed: int) -> list[Mutant]:
-    """One for each place, in random order."""
+    """Return one mutant for each place, in random order."""
     mutants = [mutant for module in modules for mutant in all_mutants(module, (ROOT / module).read_text())]
     random.Random(seed).shuffle(mutants)  # noqa: S311 - no secret
     return list({(mutant.module, mutant.line, mutant.column): mutant for mutant in mutants}.values())
 
 
 def all_mutants(module: str, original: str) -> Iterator[Mutant]:
-    """Whether dataclasses are frozen, slotted or take keywords only is nothing that tests are for."""
+    """Yield every mutant, except those of dataclass options: tests need not show that they are frozen or slotted."""
     nodes = list(ast_nodes(get_ast(original)))
     lines = original.splitlines()
     for name in filter(telling, operator_names()):
@@ -145,13 +145,13 @@ def all_mutants(module: str, original: str) -> Iterator[Mutant]:
 
 
 def telling(operator: str) -> bool:
-    """Whether to use it. Those that take arguments want to be told names of variables."""
+    """Tell whether to use the operator. Those that take arguments would need names of variables."""
     turned_round = operator.endswith(("_Is_IsNot", "_IsNot_Is"))
     return not get_operator(operator).arguments() and (turned_round or VAIN.search(operator) is None)
 
 
 def try_out(mutants: Sequence[Mutant], tree: Tree, *, minutes: float) -> Counter[str]:
-    """How many fared how; each survivor is printed as soon as it is known."""
+    """Try the mutants, and count the verdicts. Each survivor is printed as soon as it is known."""
     end = time.monotonic() + 60 * minutes
     tally: Counter[str] = Counter()
     for mutant in mutants:
@@ -168,7 +168,7 @@ def try_out(mutants: Sequence[Mutant], tree: Tree, *, minutes: float) -> Counter
 
 
 def runs_alike(original: str, code: str) -> bool:
-    """Whether the change is one of annotations, of what `zip` checks, or of a `*` that leaves no program at all."""
+    """Tell whether the change concerns annotations, what `zip` checks, or a `*` that leaves no valid program."""
     try:
         return effective(code) == effective(original)
     except SyntaxError:
@@ -196,7 +196,7 @@ class Tree:
     """A copy of the tree, and the tests in it."""
 
     def __init__(self, directory: Path) -> None:
-        directory.chmod(0o755)  # PostgreSQL, which runs under another user when we are root, has its data below
+        directory.chmod(0o755)  # PostgreSQL, which runs as another user if we are root, has its data below it
         self._directory = directory
         self._tree = directory / "tree"
         shutil.copytree(ROOT, self._tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "node_modules"))
@@ -213,7 +213,7 @@ class Tree:
         self._changes = 0
 
     def verdict(self, mutant: Mutant, code: str) -> str:
-        """What became of the module with this code: killed, survived, or timeout."""
+        """Test the module with this code, and return the verdict: killed, survived, or timeout."""
         suite = self._suite(mutant.module)
         tests = suite.reaching(self._tree / mutant.module, mutant.line)
         if not tests:
@@ -223,7 +223,7 @@ class Tree:
         original = file.read_bytes()
         try:
             file.write_text(code)
-            # Bytecode is kept by the file's size and its time in seconds, which two changes may have in common.
+            # Bytecode is cached by the file's size and its time in seconds, which two changes may have in common.
             self._changes += 1
             os.utime(file, (self._changes, self._changes))
             status = self._run(["-x", f"@{self._directory / 'tests'}"], PATIENCE * suite.expected(tests))
@@ -275,7 +275,7 @@ class Tree:
             )
         try:
             return run.wait(seconds)
-        finally:  # the servers are not of its group, and end when it does
+        finally:  # the servers are not in its group, and end when it does
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGKILL)
             run.wait()
@@ -296,11 +296,14 @@ class Suite:
             self.seconds.pop(test, None)
 
     def expected(self, tests: Iterable[str]) -> float:
-        """The seconds that these tests took, together with what comes before and after them."""
+        """Return the seconds that these tests took, together with what comes before and after them."""
         return self._start + sum(self.seconds[test] for test in tests)
 
     def reaching(self, file: Path, line: int) -> list[str]:
-        """The quickest first. For what runs as the module is imported, those that reach anything in it."""
+        """Return the tests that reach the line, the quickest first.
+
+        For a line that runs when the module is imported, these are the tests that reach anything in it.
+        """
         contexts = self._data.contexts_by_lineno(str(file))
         own = contexts.get(max((one for one in contexts if one <= line), default=0), [])
         reaching = own if any(own) else [context for some in contexts.values() for context in some]

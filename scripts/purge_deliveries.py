@@ -1,9 +1,9 @@
-"""Deletes what has been kept long enough: settled deliveries, attempts, expired rotations, texts nothing refers to.
+"""Deletes what has been kept long enough: settled deliveries, attempts, expired rotations, unused texts.
 
     scripts/purge_deliveries
 
 For nodes that run no scheduler, from cron; the scheduler's job `purge` does the same. The database is DATABASE_URL's,
-from the environment or from `.env` in the working directory. Prints how many rows of which kind have gone.
+from the environment or from `.env` in the working directory. Prints how many rows of each kind were deleted.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from spark_environment import find_environment
 
 
 def main() -> None:
-    """Run it; ends as the command does."""
+    """Run the command, and end as it does."""
     find_environment()
     from federation.cli import main as federation
 

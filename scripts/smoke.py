@@ -1,11 +1,11 @@
-"""Build the wheel and run a node from it, outside this checkout: what a newcomer gets, and no more than that.
+"""Builds the wheel and runs a node from it, outside this checkout: with what a newcomer gets, and nothing else.
 
     scripts/smoke
 
 The wheel holds every file of the three packages, is installed with its extra `node` into an environment of its own, and
 a node from there is set up, answers, is examined and stops in order. Then `scripts/manual.py` runs the manual, with
-the extras that its programs use. Each step is one line; the first that goes wrong ends this with 1 and the reason.
-Needs Python alone, with its venv module. Leaves nothing behind.
+the extras that its programs use. Each step prints one line; the first that fails ends the script with 1 and the reason.
+Needs only Python, with its venv module. Leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zipfile import ZipFile
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = ("db", "federation", "workers")
 URL: Final = "https://node.example"
-"""Nobody's, for ever: the doctor cannot find the node there."""
+"""A URL that never belongs to anybody: the doctor cannot find the node there."""
 PIP_SECONDS: Final = 300
 START_SECONDS: Final = 90
 COMMAND_SECONDS: Final = 120
@@ -43,9 +43,9 @@ class Broken(Exception):
 
 
 def main() -> None:
-    """Take every step; ends with 1 and one reason at the first that goes wrong."""
+    """Take every step. At the first that goes wrong, end with 1 and the reason."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes and folders go, as with Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes and folders are removed, as with Ctrl-C
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="federation-smoke-") as folder:
@@ -64,7 +64,7 @@ def smoke(folder: Path) -> None:
     say(f"built {wheel.name}")
     check_wheel(wheel)
     say("it holds every file of the three packages, and nothing else")
-    # Modules are compiled when they are first imported: that is a part of them.
+    # Modules are compiled when they are first imported: that is part of the time.
     pip(python, folder, "install", "--no-compile", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[node]")
     pip(python, folder, "check")
     say("installed it with its extra `node`")
@@ -86,9 +86,10 @@ def build(python: Path, folder: Path) -> Path:
 
 
 def check_wheel(wheel: Path) -> None:
-    """The wheel has the files that this checkout has, with their contents, and no package besides.
+    """Check that the wheel has the files of this checkout, with their contents, and no other package.
 
-    Compared with the folders, not with what git knows: what is ignored by mistake is missing in the wheel as well.
+    It is compared with the folders, not with what git knows: what is ignored by mistake would be missing in the wheel,
+    too.
     """
     with ZipFile(wheel) as archive:
         packed = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
@@ -133,9 +134,9 @@ def run_node(federation: Path, node: Path) -> None:
 
 
 def examine(federation: Path, node: Path) -> None:
-    """The doctor finds nothing wrong but what is: under its name the node is not to be found.
+    """Check that the doctor finds nothing wrong, except that the node is not to be found under its name.
 
-    Most of the recurring jobs have not run yet, at once after the start.
+    Right after the start, most of the recurring jobs have not run yet.
     """
     told = json.loads(command([str(federation), "doctor", "--json"], node))
     verdicts = {finding["check"]: finding["verdict"] for finding in told["findings"]}
@@ -165,7 +166,7 @@ def stop(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def logged(line: str) -> dict[str, Any]:
-    """The event in a line of the log; a line that is none is as bad as an error."""
+    """Return the event in a line of the log; a line that is none counts as an error."""
     try:
         event: dict[str, Any] = json.loads(line)
         return event
@@ -174,7 +175,7 @@ def logged(line: str) -> dict[str, Any]:
 
 
 def answer(process: subprocess.Popen[bytes], log: Path, url: str) -> dict[str, Any]:
-    """The JSON object that `url` answers with, as soon as it is asked with success."""
+    """Return the JSON object that `url` answers with, as soon as it answers with success."""
     deadline = time.monotonic() + START_SECONDS
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while True:
@@ -182,7 +183,7 @@ def answer(process: subprocess.Popen[bytes], log: Path, url: str) -> dict[str, A
             with direct.open(url, timeout=5) as response:
                 found: dict[str, Any] = json.load(response)
                 return found
-        except (OSError, HTTPException, ValueError) as error:  # among them urllib's, for every status but success
+        except (OSError, HTTPException, ValueError) as error:  # includes urllib's, for every status but success
             reason = error
         if process.poll() is not None:
             raise Broken(f"the node ended with status {process.returncode}{quoted(log.read_text())}")
@@ -192,7 +193,7 @@ def answer(process: subprocess.Popen[bytes], log: Path, url: str) -> dict[str, A
 
 
 def pip(python: Path, folder: Path, *arguments: str) -> None:
-    """In the environment of `python`; pip's own settings apply, as where to find packages."""
+    """Run pip in the environment of `python`. Its own settings apply, such as where to find packages."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     command([str(python), "-m", "pip", "--disable-pip-version-check", *arguments], folder, settings, within=PIP_SECONDS)
 
@@ -204,7 +205,7 @@ def command(
     *,
     within: float = COMMAND_SECONDS,
 ) -> str:
-    """What it prints on stdout; it has to end with 0, and in time."""
+    """Run the command, and return what it prints on stdout. It has to end with 0, and in time."""
     process = begin(arguments, folder, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         printed, complaints = (text.decode() for text in process.communicate(timeout=within))
@@ -219,7 +220,7 @@ def command(
 
 @contextmanager
 def running(arguments: Sequence[str], folder: Path, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The process and the file with its log; it is gone afterwards."""
+    """Start the process, and yield it with the file of its log. It is gone afterwards."""
     log = folder.parent / "log"
     with log.open("wb") as file:
         process = begin(arguments, folder, {**bare_environment(), **more}, stdout=file, stderr=file)
@@ -232,7 +233,10 @@ def running(arguments: Sequence[str], folder: Path, **more: str) -> Iterator[tup
 def begin(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None, **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """A session of its own, for `end` to find what it started, and for Ctrl-C to reach this program alone."""
+    """Start the command in a session of its own.
+
+    So `end` finds what it started, and Ctrl-C only reaches this program.
+    """
     variables = bare_environment() if environment is None else environment
     return subprocess.Popen(
         arguments, cwd=folder, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **streams
@@ -240,14 +244,14 @@ def begin(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """If it has not ended by itself, neither it nor what it started runs any more."""
-    if process.poll() is None:  # else its number may be another's by now
+    """Stop it and everything that it started, unless it has ended by itself."""
+    if process.poll() is None:  # otherwise its number may be another process's by now
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(COMMAND_SECONDS)
 
 
 def bare_environment() -> dict[str, str]:
-    """Nothing of this machine's settings: neither a node's nor a checkout on PYTHONPATH."""
+    """Return an environment without settings of this machine: neither a node's nor a checkout on PYTHONPATH."""
     return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
 
 
@@ -258,7 +262,7 @@ def free_port() -> int:
 
 
 def quoted(text: str) -> str:
-    """The end of a long output."""
+    """Return the end of a long output."""
     return "".join(f"\n  {line}" for line in text.splitlines()[-QUOTED_LINES:])
 
 

@@ -1,4 +1,4 @@
-"""Where the scripts beside it find Spark, and this checkout, which is on the path once this is imported."""
+"""Where the scripts beside this one find Spark, and this checkout, which is on the path once this is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 
 def find_environment() -> None:
-    """This program goes on where pyspark is installed: here, or in `.venv`; else it ends, and says what to install."""
+    """Continue this program where pyspark is installed: here, or in `.venv`. Otherwise end, and say what to install."""
     if importlib.util.find_spec("pyspark") and importlib.util.find_spec("sqlmodel"):
         return
     python = ROOT / ".venv" / "bin" / "python"

@@ -1,8 +1,8 @@
 """What an administrator does with the blacklist: add, remove, list and look up rules, move them in and out as CSV.
 
 Theory of operation. A rule is named by its canonical spelling; rows that spell it otherwise, as another process may
-write them, are the same rule here. Who changes rules takes the lock of the revision row first, so checking and writing
-is one step even for two administrators at once, and every process sees the change within two seconds.
+write them, are the same rule here. A change of rules locks the revision row first, so checking and writing is one step
+even for two administrators at once, and every process sees the change within two seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 
 
 class Change(StrEnum):
-    """What became of a rule that was asked for."""
+    """What became of a rule that was added."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -83,9 +83,9 @@ async def add(
     expires_at: datetime | None = None,
     own_url: str | None = None,
 ) -> tuple[Change, Entry]:
-    """*rule* (`https://evil.example`, or `*.evil.example` with all below it) is in force, for that reason, until then.
+    """Put *rule* (`https://evil.example`, or `*.evil.example` with all below it) in force until *expires_at*.
 
-    What said otherwise of the same rule is replaced; it keeps the time it was first made.
+    It replaces rows of the same rule that say otherwise, but keeps the time at which the rule was first made.
 
     Raises:
         RuleError: no rule, one that covers *own_url*, no reason, or an end that is past or without a time zone.
@@ -103,7 +103,7 @@ async def add(
 
 
 async def remove(database: Database, rule: str) -> tuple[Entry, ...]:
-    """Every row of *rule* is gone, in whatever spelling; returns what they were, nothing if there were none."""
+    """Delete every row of *rule*, in whatever spelling. Return the deleted rows, which may be none."""
     name = _name_of(rule)
     async with database.transaction() as session:
         await lock(session)
@@ -113,7 +113,10 @@ async def remove(database: Database, rule: str) -> tuple[Entry, ...]:
 
 
 async def check(database: Database, url: str) -> tuple[Entry, ...]:
-    """The rows in force whose rule covers *url*, which may be a bare host name; nothing: it is not blacklisted."""
+    """Return the rows in force whose rule covers *url*, which may be a bare host name.
+
+    Without any, it is not blacklisted.
+    """
     now = datetime.now(UTC)
     covering = {url, *rules_covering(url if "://" in url else f"https://{url}")}
     async with database.read() as session:
@@ -121,7 +124,7 @@ async def check(database: Database, url: str) -> tuple[Entry, ...]:
 
 
 async def list_rules(database: Database, *, limit: int = 100, after: tuple[str, str] | None = None) -> Page:
-    """Up to *limit* rows in the order of their rules, expired ones included, from where the page before ended."""
+    """Return up to *limit* rows in the order of their rules, expired ones included, from where the last page ended."""
     query = ALL_ROWS.order_by(col(BlacklistedServer.server_url), col(BlacklistedServer.id)).limit(limit + 1)
     if after is not None:
         url, row = after
@@ -134,10 +137,10 @@ async def list_rules(database: Database, *, limit: int = 100, after: tuple[str, 
 
 
 async def export_csv(database: Database, file: IO[str], *, expired: bool = False) -> int:
-    """The rules in force, or with *expired* all rows, are in *file* (opened with `newline=""`); how many.
+    """Write the rules in force, or with *expired* all rows, to *file* (opened with `newline=""`). Return how many.
 
-    In the order of the rules, so that two exports can be compared. The file can be imported again, and opened in a
-    spreadsheet: no reason is a formula there.
+    They follow the order of the rules, so that two exports can be compared. The file can be imported again, and opened
+    in a spreadsheet: no reason is a formula there.
     """
     now, count = datetime.now(UTC), 0
     write_header(file)

@@ -1,7 +1,7 @@
-"""Blacklists as CSV: our own format, read and written, and Mastodon's domain blocks, read.
+"""Blacklists as CSV: reads and writes our own format, and reads Mastodon's domain blocks.
 
-Files come from strangers: lines, records, the file and the number of bad rows are bounded. A bad row is reported with
-its line and the others are read; where it cannot be told where a row ends, the file is refused.
+Files come from strangers, so there are bounds on lines, records, the file and the number of bad rows. A bad row is
+reported with its line, and the others are read. If it cannot be told where a row ends, the file is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MASTODON_REASON: Final = "Mastodon domain block"
 _NO_REASON: Final = "no reason given"
 _NO_BLOCK: Final = frozenset({"silence", "noop"})
 
-# What a spreadsheet would take for a formula, and what an export of such a text looks like.
+# A text that a spreadsheet would take for a formula, and the form in which such a text is exported.
 _FORMULA = re.compile(r"'*\s*[=+\-@]")
 _GUARDED_FORMULA = re.compile(r"'+\s*[=+\-@]")
 
@@ -45,7 +45,7 @@ class CsvError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineNote:
-    """Something to say about the row that begins on *line*."""
+    """A remark about the row that begins on *line*."""
 
     line: int
     text: str
@@ -62,14 +62,14 @@ class ReadRules:
 
 
 class Skipped(Exception):
-    """The row is sound and asks for nothing."""
+    """The row is valid and asks for nothing."""
 
 
 ReadRow: TypeAlias = Callable[[Mapping[str, str]], WantedRule]
 
 
 def read_csv(file: IO[bytes], *, own_url: str | None = None) -> ReadRules:
-    """The rules in *file*, in either format, told apart by the first line; those that cover *own_url* are bad rows.
+    """Return the rules in *file*. The first line tells the two formats apart. Rules that cover *own_url* are bad rows.
 
     Raises:
         CsvError: not UTF-8, over a bound, without a first line we know, with a quote that has no end, or with more bad
@@ -98,14 +98,14 @@ def read_csv(file: IO[bytes], *, own_url: str | None = None) -> ReadRules:
 
 
 def write_header(file: IO[str]) -> None:
-    """*file*, opened with `newline=""`, begins as our format does."""
+    """Write the first line of our format to *file*, which was opened with `newline=""`."""
     csv.writer(file, lineterminator="\n").writerow(COLUMNS)
 
 
 def write_entry(file: IO[str], entry: Entry) -> None:
-    """The row is in *file*; no cell of it is a formula to a spreadsheet, and `read_csv` gets back what it was.
+    """Write the row to *file*. No cell of it is a formula to a spreadsheet, and `read_csv` restores what it was.
 
-    A reason as other processes may have written it is brought into the form of ours.
+    A reason as other processes may have written it is brought into our form.
     """
     reason = shown_reason(entry.reason)[:MAX_REASON_CHARACTERS] or _NO_REASON
     ends = _time_text(entry.expires_at) if entry.expires_at else ""
@@ -145,7 +145,10 @@ def _our_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
 
 
 def _mastodon_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
-    """A domain block there is of the domain and all below it, with any scheme and port: a rule with a star here."""
+    """Convert a domain block.
+
+    In Mastodon it covers the domain and all below it, with any scheme and port: a star rule here.
+    """
     domain = row["domain"].strip()
     severity = row.get("severity", "suspend").strip().lower()
     if "*" in domain:
@@ -162,7 +165,7 @@ def _mastodon_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
 
 
 def _records(file: IO[bytes], bad: list[LineNote]) -> Iterator[tuple[int, list[str]]]:
-    """Each record and the line it begins on; a line that is no CSV is noted in *bad*."""
+    """Yield each record and the line that it begins on; note in *bad* each line that is no CSV."""
     lines = _BoundedLines(file)
     reader = csv.reader(lines, strict=True)
     while True:
@@ -181,7 +184,7 @@ def _records(file: IO[bytes], bad: list[LineNote]) -> Iterator[tuple[int, list[s
 
 
 class _BoundedLines:
-    """The lines of a file as text; iteration ends with `CsvError` at the first that is too long or no UTF-8."""
+    """The lines of a file as text; iteration ends with `CsvError` at the first line that is too long or no UTF-8."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -191,7 +194,7 @@ class _BoundedLines:
         self.number = 0
 
     def begin_record(self) -> int:
-        """The number of the line that comes next, with which a record begins."""
+        """Begin a record, and return the number of the line that comes next."""
         self._record_bytes = 0
         self._record_line = self.number + 1
         return self._record_line

@@ -1,4 +1,4 @@
-"""Importing a blacklist: first what would change, then the change."""
+"""Importing a blacklist: first a plan of what would change, then the change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from federation.admin.blacklist_rows import Entry, WantedRule, entries_in, lock,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """A rule that is there and shall be otherwise."""
+    """A rule that exists and is to become different."""
 
     before: tuple[Entry, ...]
     after: WantedRule
@@ -34,13 +34,13 @@ class ImportPlan:
 
     @property
     def wanted(self) -> tuple[WantedRule, ...]:
-        """Every rule the file asks for."""
+        """Every rule that the file asks for."""
         return (*self.added, *(change.after for change in self.changed), *self.unchanged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """How many rules an import has added, changed, and found as they should be."""
+    """How many rules an import has added, changed, and found unchanged."""
 
     added: int
     changed: int
@@ -57,7 +57,7 @@ class BadRows(ValueError):
 
 
 async def plan_import(database: Database, file: IO[bytes], *, own_url: str | None = None) -> ImportPlan:
-    """What importing *file*, ours or Mastodon's, would do; nothing is written. See `read_csv` for the formats.
+    """Return what importing *file*, ours or Mastodon's, would do. Nothing is written. See `read_csv` for the formats.
 
     Raises:
         CsvError: the file cannot be read at all.
@@ -68,12 +68,12 @@ async def plan_import(database: Database, file: IO[bytes], *, own_url: str | Non
 
 
 async def apply_import(database: Database, plan: ImportPlan, *, skip_bad: bool = False) -> Imported:
-    """Every rule of *plan* is in force as the file says, in one transaction: all of them, or none if it fails.
+    """Put every rule of *plan* in force, in one transaction: all of them, or none if it fails.
 
     What has changed since it was planned is taken into account. Doing it again changes nothing.
 
     Raises:
-        BadRows: the plan has bad rows and not *skip_bad*; nothing was imported.
+        BadRows: the plan has bad rows and *skip_bad* is not set; nothing was imported.
     """
     if plan.bad and not skip_bad:
         raise BadRows(plan.bad)

@@ -1,4 +1,4 @@
-"""The rows of the blacklist as administration reads and replaces them."""
+"""The rows of the blacklist, as administration reads and replaces them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL_ROWS: Final = select(
     col(BlacklistedServer.expires_at),
 )
 
-# White space, and what could steer a terminal or turn the text around; surrogates fit into no database.
+# White space, and characters that control a terminal or reverse the text; surrogates fit into no database.
 _UNSHOWABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 
@@ -38,7 +38,7 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row: the rule in canonical spelling (as stored, if it has none), why and until when (None: for good)."""
+    """One row: the rule in canonical spelling (as stored, if it has none), the reason, and the end (None for none)."""
 
     id: str
     rule: str
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedRule:
-    """A rule as it shall be; in canonical spelling, its reason fit to be shown."""
+    """A rule as it is to become, in canonical spelling, its reason fit to be shown."""
 
     rule: str
     reason: str
@@ -61,7 +61,7 @@ class WantedRule:
     created_at: datetime | None = None
 
     def is_met_by(self, entries: Sequence[Entry]) -> bool:
-        """Whether the rows of this rule say just that, in one row and one spelling."""
+        """Tell whether the rows of this rule say just that, in one row and one spelling."""
         return len(entries) == 1 and (self.rule, self.reason, self.expires_at) == (
             entries[0].server_url,
             shown_reason(entries[0].reason),
@@ -70,7 +70,7 @@ class WantedRule:
 
 
 def checked_rule(text: str, own_url: str | None) -> str:
-    """The canonical spelling of the rule *text*.
+    """Return the canonical spelling of the rule *text*.
 
     Raises:
         RuleError: it is none, or it covers *own_url*.
@@ -88,7 +88,7 @@ def checked_rule(text: str, own_url: str | None) -> str:
 
 
 def checked_reason(text: str) -> str:
-    """The reason in one line, fit to be shown anywhere.
+    """Return the reason in one line, fit to be shown anywhere.
 
     Raises:
         RuleError: nothing is left of it, or it is too long.
@@ -102,18 +102,18 @@ def checked_reason(text: str) -> str:
 
 
 def shown_reason(text: str) -> str:
-    """*text* in one line, without control characters."""
+    """Return *text* in one line, without control characters."""
     return _UNSHOWABLE.sub(" ", text).strip()
 
 
 async def lock(session: AsyncSession) -> None:
-    """Nobody else changes the blacklist until the transaction ends."""
-    # On SQLite every transaction that writes has the whole file to itself from its first statement on.
+    """Keep everybody else from changing the blacklist until the transaction ends."""
+    # On SQLite every writing transaction has the whole file to itself from its first statement on.
     await session.execute(select(col(BlacklistRevision.id)).with_for_update())
 
 
 async def entries_in(session: AsyncSession) -> AsyncIterator[Entry]:
-    """Every row, a few thousand at a time."""
+    """Yield every row; a few thousand are read at a time."""
     row_id = col(BlacklistedServer.id)
     query = ALL_ROWS.order_by(row_id).limit(SCAN_PAGE)
     last: str | None = None
@@ -127,7 +127,7 @@ async def entries_in(session: AsyncSession) -> AsyncIterator[Entry]:
 
 
 async def replace(session: AsyncSession, changes: Sequence[tuple[WantedRule, Sequence[Entry]]]) -> list[Entry]:
-    """Each wanted rule is one row, in place of the rows beside it; the time the rule was first made stays."""
+    """Write each wanted rule as one row, in place of the rows given with it. The time the rule was first made stays."""
     now = datetime.now(UTC)
     await delete_rows(session, [entry.id for _, before in changes for entry in before])
     entries = [
@@ -157,14 +157,14 @@ async def replace(session: AsyncSession, changes: Sequence[tuple[WantedRule, Seq
 
 
 async def delete_rows(session: AsyncSession, ids: Sequence[str]) -> None:
-    """The rows with these ids are gone."""
+    """Delete the rows with these ids."""
     for start in range(0, len(ids), BATCH):
         batch = ids[start : start + BATCH]
         await session.execute(delete(BlacklistedServer).where(col(BlacklistedServer.id).in_(batch)))
 
 
 def entry_of(row_id: str, server_url: str, reason: str, created_at: datetime, expires_at: datetime | None) -> Entry:
-    """A row of `ALL_ROWS`."""
+    """Build the entry of a row of `ALL_ROWS`."""
     try:
         rule = canonical_rule(server_url)
     except UrlError:

@@ -1,6 +1,7 @@
-"""What the doctor looks at: each check stands for itself, changes nothing, and says what it found and what to do.
+"""The checks of the doctor: each is independent, changes nothing, and says what it found and what to do.
 
-A `note` is what cannot be known now and need not be wrong, as that a node that nobody started does not answer.
+A `note` is something that cannot be known now and need not be wrong: for example, that a node which nobody started does
+not answer.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ CLOCK_FAILURE: Final = timedelta(minutes=1)
 OLD_BACKLOG: Final = timedelta(hours=1)
 MISSED_RUNS: Final = 3
 NEVER_WRITTEN: Final = frozenset({"blacklist_revision", "database_identity", "relay_candidates", "server_scorecards"})
-"""By a node: triggers write the first, with their owner's rights, and the analytics the others."""
+"""Tables that a node never writes: triggers write the first, with their owner's rights, the analytics the others."""
 
 
 class Verdict(StrEnum):
@@ -105,8 +106,11 @@ async def database(federation: Federation) -> Found:
 
 
 async def _knows_us_as_another(federation: Federation) -> bool:
-    """No node registers itself: by its URL or its key it is found with its peers alone."""
-    assert federation.keys is not None  # or the settings had been refused
+    """Tell whether the database is another node's.
+
+    No node registers itself, so only its peers have its URL or its key.
+    """
+    assert federation.keys is not None  # otherwise the settings would have been refused
     own_keys = [pair.signing.public_text for pair in federation.keys.pairs()]
     is_us = or_(col(Server.url) == federation.own_url, col(Server.public_key).in_(own_keys))
     async with federation.database.read() as session:
@@ -114,7 +118,10 @@ async def _knows_us_as_another(federation: Federation) -> bool:
 
 
 async def writes(federation: Federation) -> Found:
-    """Whether it takes what we write: a statement that changes no row needs the rights and the lock all the same."""
+    """Check that the database accepts writes.
+
+    A statement that changes no row needs the rights and the lock all the same.
+    """
     tables = FederationTable.metadata.tables.keys() - NEVER_WRITTEN
     async with federation.database.read() as session:
         lacking = await (await session.connection()).run_sync(denied, tables)
@@ -137,7 +144,10 @@ async def host(federation: Federation) -> Found:
 
 
 async def known_keys(federation: Federation) -> Found:
-    """Whether servers and this node know each other by the keys that they have; the gravest trouble is told first."""
+    """Check that servers and this node know each other by the keys that they have.
+
+    The gravest problem is reported first.
+    """
     seen = await survey(federation)
     if seen.missing:
         text = f"{_some(seen.missing)} this node by keys that are not set here"
@@ -158,13 +168,16 @@ async def known_keys(federation: Federation) -> Found:
 
 
 async def _runs_with_other_keys(federation: Federation, asker: str) -> bool:
-    """Whether what runs shows another pair than the newest to a server that knows it; no, if it shows none."""
-    assert federation.own_url is not None  # or the settings had been refused
+    """Tell whether the running node shows another pair than the newest to a server that knows it.
+
+    No answer counts as no.
+    """
+    assert federation.own_url is not None  # otherwise the settings would have been refused
     assert federation.keys is not None
     try:
         response = await _own_discover(federation.own_url, federation.settings, asker=asker)
         shown = parse_discover_document(response.body)
-    except (OutboundError, ProtocolError):  # another check tells of that
+    except (OutboundError, ProtocolError):  # another check reports that
         return False
     newest = federation.keys.pairs()[0].signing.public_text
     return shown.origin == federation.own_url and shown.public_key != newest
@@ -233,7 +246,9 @@ async def open_files(federation: Federation) -> Found:
 async def clock(federation: Federation) -> Found:
     skews = {"the database's": await _database_skew(federation)}
     if federation.redis is not None:
-        from redis.exceptions import RedisError  # here, because a node without a Redis need not have the package
+        from redis.exceptions import (
+            RedisError,
+        )  # here: a node without a Redis need not have it
 
         try:
             before = datetime.now(UTC)
@@ -255,14 +270,14 @@ async def _database_skew(federation: Federation) -> timedelta:
     async with federation.database.read() as session:
         connection = await session.connection()
         if connection.dialect.name != "postgresql":
-            return timedelta(0)  # this machine's
+            return timedelta(0)  # the database's clock is this machine's
         before = datetime.now(UTC)
         now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
         return now.astimezone(UTC) - _middle(before)
 
 
 def _middle(before: datetime) -> datetime:
-    """When the server that was asked at `before` and has answered by now most likely looked at its clock."""
+    """Return when a server that was asked at `before`, and has answered by now, most likely read its clock."""
     return before + (datetime.now(UTC) - before) / 2
 
 
@@ -319,7 +334,7 @@ async def backlog(federation: Federation) -> Found:
 
 
 _HELD_BY_TROUBLE: Final = frozenset({HoldReason.SERVER, HoldReason.OURS})
-"""The other reasons pass by themselves, and soon."""
+"""Reasons that point to a problem; the others pass by themselves, and soon."""
 
 
 def _are(number: int, how: str) -> str:
@@ -337,7 +352,7 @@ async def claims(federation: Federation) -> Found:
 
 
 async def discover(federation: Federation) -> Found:
-    assert federation.own_url is not None  # or the settings had been refused
+    assert federation.own_url is not None  # otherwise the settings would have been refused
     assert federation.keys is not None
     start = f"start the node, or mend BETTER_AUTH_URL ({federation.own_url}), DNS or the proxy before it"
     try:
@@ -361,8 +376,8 @@ async def discover(federation: Federation) -> Found:
 
 
 async def _own_discover(own_url: str, settings: Settings, *, asker: str | None = None) -> Response:
-    """What the running node answers to anybody, or to the server *asker*."""
-    # Our own address may well be a private one; only this one client may ask it.
+    """Return what the running node answers to anybody, or to the server *asker*."""
+    # Our own address may well be private; only this one client may use it.
     guard = AddressGuard(settings.dev_allowed_hostnames | {urlsplit(own_url).hostname or ""})
     headers = {} if asker is None else {ORIGIN_HEADER: asker}
     async with FederationClient(guard, pooled_transport(guard)) as client:

@@ -1,4 +1,4 @@
-"""Keys that two servers show: who is registered with one, and who claims it, in vain so far."""
+"""Keys that two servers show: one is registered with it, the other claims it, without success so far."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from federation.servers.claims import CLAIM_AGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """`claimed_by` shows a key with which `holder` is registered, and last did so `at` some time.
+    """`claimed_by` shows a key with which `holder` is registered, and did so last at the time `at`.
 
-    `proved`: it showed that it holds that key. `holder_proved`: so did the holder.
+    `proved` says that it has proved to hold that key, `holder_proved` that the holder has.
     """
 
     holder: str
@@ -36,9 +36,9 @@ class Claim:
 
 
 async def claims(database: Database, url: str | None = None) -> Sequence[Claim]:
-    """The claims of the last week, those that were proved first; with a *url*, those that concern that server.
+    """Return the claims of the last week, those that were proved first; with a *url*, those that concern that server.
 
-    A claimant that has been registered since, with whatever keys, claims nothing any more.
+    A claimant that has been registered since, with whatever keys, no longer claims anything.
     """
     claimant = aliased(Server)
     query = (

@@ -1,4 +1,4 @@
-"""What copies of a database leave behind: the application's tasks, which are in the queue alone."""
+"""What copies of a database leave behind: the application's tasks, which are only in the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENDED = (JobState.COMPLETED, JobState.FAILED)
 
 
 async def tasks_in(file: Path) -> int:
-    """How many tasks of the application have not ended in the queues of an SQLite database; 0 if it has no queues."""
+    """Count the application's tasks that have not ended in the queues of an SQLite database; 0 if it has no queues."""
     storage = SqlStorage(URL.create("sqlite", database=str(file)), TASKS_QUEUE_NAME)
     try:
         await storage.connect()

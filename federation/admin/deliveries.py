@@ -1,4 +1,4 @@
-"""What an administrator sees of deliveries: which are owed or held, which were given up, why, and where they pile up.
+"""What an administrator sees of deliveries: which are owed, held or given up, why, and where they pile up.
 
 A delivered delivery has no row. Ready and held ones are owed; failed and expired ones are kept for a week.
 """
@@ -22,7 +22,7 @@ MAX_ATTEMPTS_SHOWN: Final = 50
 K = TypeVar("K")
 
 OPEN: Final = "open"
-"""Owed: ready or held."""
+"""Stands for the deliveries that are owed: ready or held."""
 
 AnyState: TypeAlias = DeliveryState | Literal["open"]
 
@@ -38,7 +38,7 @@ class Age(StrEnum):
 
 _AGES: Final = ((Age.MINUTE, timedelta(minutes=1)), (Age.HOUR, timedelta(hours=1)), (Age.DAY, timedelta(days=1)))
 
-# Versions before the states marked what they gave up by `settled_at` alone, and may still run beside this one.
+# Versions without states mark what they give up by `settled_at` alone, and may still run beside this one.
 _STATE: Final[ColumnElement[DeliveryState]] = case(
     (
         and_(col(DeliveryJob.state) == DeliveryState.READY, col(DeliveryJob.settled_at).is_not(None)),
@@ -49,7 +49,7 @@ _STATE: Final[ColumnElement[DeliveryState]] = case(
 
 
 def is_in(state: AnyState) -> ColumnElement[bool]:
-    """Rows in the state, written so that the indexes of those that are owed serve."""
+    """Return the condition for rows in the state, in a form for which the indexes of owed deliveries serve."""
     column, settled = col(DeliveryJob.state), col(DeliveryJob.settled_at)
     match state:
         case DeliveryState.READY:
@@ -64,8 +64,9 @@ def is_in(state: AnyState) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which deliveries are meant: those that meet everything that is set. `code` is that of the last failed attempt;
-    `older_than` counts from when the delivery was made.
+    """Which deliveries are meant: those that meet everything that is set.
+
+    `code` is that of the last failed attempt; `older_than` counts from when the delivery was made.
     """
 
     server_url: str | None = None
@@ -79,7 +80,7 @@ class Selection:
         return self == Selection()
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """As SQL."""
+        """Return the selection as SQL conditions."""
         conditions: list[ColumnElement[bool]] = []
         if self.ids:
             conditions.append(col(DeliveryJob.id).in_(self.ids))
@@ -96,8 +97,10 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRow:
-    """One delivery without its text. `held_until` is when a held one is released, where that is known; `error_code` and
-    `last_error` are of the last attempt that failed.
+    """One delivery without its text.
+
+    `held_until` is when a held one is released, if that is known; `error_code` and `last_error` are of the last attempt
+    that failed.
     """
 
     id: str
@@ -120,7 +123,10 @@ class DeliveryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt as `delivery_attempts` has it; `code` is None if it delivered, `remote_code` what the server said."""
+    """One attempt as `delivery_attempts` has it.
+
+    `code` is None if it delivered, `remote_code` is what the server said.
+    """
 
     started_at: datetime
     series: int | None
@@ -143,7 +149,7 @@ class DeliveryPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCount:
-    """How many deliveries to a server are in each state; None: rows that name no server."""
+    """How many deliveries to a server are in each state. `server_url` None stands for rows that name no server."""
 
     server_url: str | None
     ready: int
@@ -155,8 +161,10 @@ class ServerCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryStats:
-    """Where deliveries stand. `open` ones are owed, ready or held; `ages` are theirs. `servers` are those with the most
-    rows, `held_servers` how many of all have held ones, `codes` why deliveries failed.
+    """Where deliveries stand.
+
+    `open` ones are owed, ready or held, and `ages` are theirs. `servers` are those with the most rows, `held_servers`
+    is the number of servers with held ones, `codes` says why deliveries failed.
     """
 
     open: int
@@ -177,7 +185,7 @@ class DeliveryStats:
 async def list_deliveries(
     database: Database, selection: Selection, *, limit: int = 50, after: str | None = None
 ) -> DeliveryPage:
-    """Up to *limit* of the selected deliveries in the order of their ids, from where the page before ended."""
+    """Return up to *limit* of the selected deliveries in the order of their ids, from where the page before ended."""
     query = _rows().where(*selection.conditions()).order_by(col(DeliveryJob.id)).limit(limit + 1)
     if after is not None:
         query = query.where(col(DeliveryJob.id) > after)
@@ -187,13 +195,16 @@ async def list_deliveries(
 
 
 async def show(database: Database, delivery_id: str) -> tuple[DeliveryRow, tuple[AttemptRow, ...]] | None:
-    """The delivery and its last attempts, oldest first; None if there is no such row: delivered, dropped or purged."""
+    """Return the delivery and its last attempts, oldest first, or None if it has no row.
+
+    Then it was delivered, dropped or purged.
+    """
     async with database.read() as session:
         row = (await session.execute(_rows().where(col(DeliveryJob.id) == delivery_id))).one_or_none()
         if row is None:
             return None
         delivery = DeliveryRow(**row._mapping)
-        # By the server, which is indexed together with the time; by the delivery alone it would be a scan.
+        # Searches by the server, which is indexed together with the time: by the delivery alone it would be a scan.
         mine = [col(DeliveryAttempt.delivery_id) == delivery_id]
         if delivery.server_url is not None:
             mine.append(col(DeliveryAttempt.server_url) == delivery.server_url)
@@ -202,21 +213,21 @@ async def show(database: Database, delivery_id: str) -> tuple[DeliveryRow, tuple
 
 
 async def last_attempts(database: Database, server_url: str, *, limit: int = 5) -> Sequence[AttemptRow]:
-    """The last attempts at a server, the latest first."""
+    """Return the last attempts at a server, the latest first."""
     query = _attempts(col(DeliveryAttempt.server_url) == server_url, limit=limit)
     async with database.read() as session:
         return [AttemptRow(**row._mapping) for row in await session.execute(query)]
 
 
 async def count(database: Database, conditions: Sequence[ColumnElement[bool]]) -> int:
-    """How many deliveries meet all *conditions*."""
+    """Count the deliveries that meet all *conditions*."""
     async with database.read() as session:
         query = select(func.count()).select_from(DeliveryJob).where(*conditions)
         return int((await session.execute(query)).scalar_one())
 
 
 async def stats(database: Database, selection: Selection, *, servers: int = 10) -> DeliveryStats:
-    """The selected deliveries, counted by state, code, age, and for the *servers* that have the most of them."""
+    """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them."""
     now = datetime.now(UTC)
     created = col(DeliveryJob.created_at)
     age = case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
@@ -282,7 +293,7 @@ def _rows() -> Select[*tuple[Any, ...]]:
 
 
 def _attempts(*conditions: ColumnElement[bool], limit: int) -> Executable:
-    """The latest first."""
+    """Build the query for the attempts that meet all *conditions*, the latest first."""
     return (
         select(
             col(DeliveryAttempt.started_at),
@@ -302,7 +313,7 @@ def _attempts(*conditions: ColumnElement[bool], limit: int) -> Executable:
 
 
 def _is_for(server_url: str) -> ColumnElement[bool]:
-    """Rows of Node producers name no server: their target tells."""
+    """Return the condition for rows of the server. Rows of Node producers name no server: their target tells it."""
     target = col(DeliveryJob.target_url)
     unnamed = and_(col(DeliveryJob.server_url).is_(None), target.startswith(f"{server_url}/", autoescape=True))
     return or_(col(DeliveryJob.server_url) == server_url, unnamed)

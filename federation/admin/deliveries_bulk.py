@@ -1,24 +1,24 @@
-"""Giving deliveries another chance that were given up, and giving deliveries up; a million of them, in batches.
+"""Retrying deliveries that were given up, and giving deliveries up: a million of them, in batches.
 
-Theory of operation. Both walk the rows there are, each once, a batch at a time: no transaction is long, what is done
-stays done if the command is stopped, and repeating it does the rest. They go by id, and on SQLite in the order of the
-file: ids are random, and a batch of them would touch as many pages as rows. Rows of one ordering key are changed
-together, whichever of them a batch meets first. Jobs may live elsewhere than rows, so the order of steps makes every
-interruption harmless.
+Theory of operation. Both walk over the existing rows, each once, a batch at a time: no transaction is long, what is
+done stays done if the command is stopped, and repeating it does the rest. They go by id, and on SQLite in the order of
+the file, because ids are random, and a batch of them would touch as many pages as rows. Rows of one ordering key are
+changed together, whichever of them a batch meets first. Jobs may live elsewhere than rows, so the order of steps makes
+every interruption harmless.
 
-`retry` makes the rows ready for a new series of attempts, then adds their jobs, which have ids of their own: what the
-queue remembers of earlier ones is no matter. Between the two steps a row is ready and without a job: just what the
-outbox sweeper looks for. No attempt can be under way, because no job may act for a row that is not ready. A row whose
-ordering key has a younger one that is owed is left alone: sent now it would undo what that one does. One that has an
-older one waits behind it.
+`retry` makes the rows ready for a new series of attempts, then adds their jobs. These have ids of their own, so it does
+not matter what the queue remembers of earlier ones. Between the two steps a row is ready and without a job, which is
+just what the outbox sweeper looks for. No attempt can be under way, because no job may act for a row that is not ready.
+If a younger row of the same ordering key is owed, a row is left alone: sent now, it would undo what the younger one
+does. If an older one is owed, the row waits behind it.
 
-`drop` removes the job that the row names, then the row. A job that a worker is running stays, and so does its row: the
-delivery may be arriving at this moment, and what the attempt reports must find its row. Which are running is asked
-before and after the removal, so one that ends in between is not taken for one that never began; a row that names
-another job by then has moved on, and stays as well. What a job could still come from is the sweeper, which adds that of
-any ready row: so jobs of ready rows that refer to a shared text, which the end of one row does not take away, are
-removed once more. Any other completes without sending when it finds its text gone. The transaction that removes a row
-makes the next of its ordering key ready, as the ledger's do.
+`drop` removes the job that the row names, then the row. If a worker is running the job, both stay: the delivery may be
+arriving at this moment, and what the attempt reports must find its row. Which jobs are running is asked before and
+after the removal, so that a job which ends in between is not taken for one that never began. A row that names another
+job by then has moved on, and stays as well. Only the sweeper could still add a job, as it does for any ready row. So
+jobs of ready rows that refer to a shared text are removed once more, because that text does not go with one row. Any
+other job finds its text gone, and completes without sending. The transaction that removes a row makes the next of its
+ordering key ready, as the ledger's transactions do.
 """
 
 from __future__ import annotations
@@ -63,18 +63,20 @@ from workers import JobState
 BATCH: Final = 5_000
 RUNNING_PAGE: Final = 1_000
 JOBS_AT_ONCE: Final = 1_000
-"""Added in one round trip: a statement of several thousand is slower."""
+"""How many jobs are added in one round trip: a statement of several thousand is slower."""
 KEYS_AT_ONCE: Final = 200
-"""Ordering keys locked by one transaction: PostgreSQL has room for a few thousand locks in all."""
+"""How many ordering keys one transaction locks: PostgreSQL has room for a few thousand locks in all."""
 
 Progress = Callable[[int], None]
-"""Told how many rows more have been dealt with."""
+"""Called with the number of further rows that have been dealt with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """How many deliveries are owed again. `left` were not, for a Node producer wrote them and has their jobs;
-    `out_of_order` neither, for a younger delivery of their ordering key is owed, or an older one comes first.
+    """How many deliveries are owed again.
+
+    `left` were left alone, because a Node producer wrote them and has their jobs. So were `out_of_order`, because a
+    younger delivery of their ordering key is owed, or an older one comes first.
     """
 
     retried: int
@@ -84,7 +86,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """How many deliveries are given up; `busy`: an attempt at them is under way, they are as they were."""
+    """How many deliveries were given up. `busy` ones were left as they are, because an attempt is under way."""
 
     dropped: int
     busy: int
@@ -92,7 +94,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Rows by the jobs they name, and their ordering keys, of which all selected rows are here."""
+    """Rows by the jobs that they name, and ordering keys, all selected rows of which are in the batch."""
 
     jobs: Mapping[str, str]
     keys: Sequence[str]
@@ -119,7 +121,10 @@ def _unwatched(_rows: int) -> None:
 
 
 def _is_among(column: ColumnElement[str], values: Sequence[str], dialect: str) -> ColumnElement[bool]:
-    """As `IN`, with all values in one parameter: a statement of thousands takes longer to write than to run."""
+    """Return the same condition as `IN`, with all values in one parameter.
+
+    A statement with thousands of parameters takes longer to write than to run.
+    """
     if dialect == "postgresql":
         return column == any_(literal(list(values), ARRAY(Text)))
     listed = func.json_each(json.dumps(list(values))).table_valued("value")
@@ -135,9 +140,9 @@ class BulkDeliveries:
         self._batch = batch
 
     async def retry(self, selection: Selection, *, progress: Progress = _unwatched) -> Retried:
-        """Every selected delivery that was given up is owed again, with fresh attempts, and its job is in the queue.
+        """Make every selected delivery that was given up owed again, with new attempts, and add its job to the queue.
 
-        Failed and expired ones; held ones only where the selection names that state, or ids.
+        Failed and expired ones are retried; held ones only if the selection names that state, or ids.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
@@ -160,7 +165,7 @@ class BulkDeliveries:
         return Retried(retried=retried, left=left, out_of_order=len(out_of_order))
 
     async def drop(self, selection: Selection, *, progress: Progress = _unwatched) -> Dropped:
-        """The selected deliveries are given up: row, text and job are gone, but for those a worker is just trying.
+        """Give up the selected deliveries: delete row, text and job, except for those that a worker is just trying.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
@@ -223,7 +228,7 @@ class BulkDeliveries:
             await self._queue.add_bulk([row.job() for row in rows[start : start + JOBS_AT_ONCE]])
 
     async def _running(self) -> set[str]:
-        """The jobs that are at a worker: as many as all workers together hold."""
+        """Return the jobs that workers are running; there are only as many as all workers together hold."""
         page = await self._queue.manage.list(JobState.PROCESSING, limit=RUNNING_PAGE)
         found = {job.id for job in page.jobs}
         while page.cursor is not None:
@@ -232,7 +237,7 @@ class BulkDeliveries:
         return found
 
     async def _delete_rows(self, jobs: Mapping[str, str], conditions: Sequence[ColumnElement[bool]]) -> set[str]:
-        """Those of the rows are gone that still name these jobs, and meet the conditions; which."""
+        """Delete those of the rows that still name these jobs and meet the conditions. Return which."""
         gone = (
             delete(TABLE)
             .where(*conditions)
@@ -263,14 +268,17 @@ class BulkDeliveries:
 
 
 def retryable(selection: Selection) -> ColumnElement[bool]:
-    """Which of the selected deliveries may be retried: those given up, and held ones that are meant explicitly."""
+    """Return the condition for the selected deliveries that may be retried.
+
+    These are the ones that were given up, and held ones that are meant explicitly.
+    """
     given_up = or_(is_in(DeliveryState.FAILED), is_in(DeliveryState.EXPIRED))
     means_held = selection.state is DeliveryState.HELD or (selection.state is None and selection.ids)
     return or_(given_up, is_in(DeliveryState.HELD)) if means_held else given_up
 
 
 def _ready_again(connection: Connection, ids: Sequence[str], chosen: Sequence[ColumnElement[bool]]) -> _Again:
-    """Those without an ordering key are ready for a new series."""
+    """Make rows without an ordering key ready for a new series."""
     statement = (
         update(TABLE)
         .where(*chosen, TABLE.c.ordering_key.is_(None), _is_among(TABLE.c.id, ids, connection.dialect.name))
@@ -282,7 +290,7 @@ def _ready_again(connection: Connection, ids: Sequence[str], chosen: Sequence[Co
 
 
 def _in_order_again(connection: Connection, *, keys: Sequence[str], chosen: Sequence[ColumnElement[bool]]) -> _Again:
-    """Those of the ordering keys are owed again where nothing younger is: the oldest is ready, the others wait for it.
+    """Make rows of the ordering keys owed again where nothing younger is: the oldest is ready, the others wait for it.
 
     They keep the number of their attempts: a follow that was sent once must not be taken for one that never was.
     """
@@ -298,7 +306,7 @@ def _in_order_again(connection: Connection, *, keys: Sequence[str], chosen: Sequ
         last_open = max((index for index, row in enumerate(rows) if _is_open(row)), default=-1)
         has_older = False
         for index, row in enumerate(rows):
-            is_open = _is_open(row)  # of those that are meant: held
+            is_open = _is_open(row)  # among the rows that are meant, this means held
             if row.meant and not has_older and (is_open or index > last_open):
                 done.ready.append(_owed(row))
                 has_older = True
@@ -329,7 +337,7 @@ def _place(row: Row[*tuple[Any, ...]]) -> tuple[str, str, int]:
 
 
 def _owed(row: Row[*tuple[Any, ...]]) -> OwedRow:
-    """The row as it is about to be: in its next series."""
+    """Return the row as it is about to be: in its next series."""
     values = {field.name: row._mapping[field.name] for field in fields(OwedRow)}
     return OwedRow(**values | {"series": row.series + 1})
 
@@ -353,7 +361,7 @@ _FRESH: Final[dict[str, Any]] = {
     "canary_at": None,
     "sending": None,
     "holds": 0,
-    # What was once under way in too many crashes runs apart from others again, alone.
+    # A delivery that was under way in too many crashes runs apart from others again, alone.
     "suspect": case((TABLE.c.suspect.is_not(None), 1)),
 }
 _READY_AGAIN: Final[dict[str, Any]] = _FRESH | {
@@ -361,4 +369,4 @@ _READY_AGAIN: Final[dict[str, Any]] = _FRESH | {
     "series": TABLE.c.series + 1,
     "job_id": TABLE.c.id + "." + cast(TABLE.c.series + 1, Text),
 }
-"""The series and the name of its job are `rows.series_job_id`'s."""
+"""The name of the series' job has the form of `rows.series_job_id`."""

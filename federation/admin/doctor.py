@@ -1,6 +1,6 @@
-"""Everything a node needs, looked at once: what is in order, what is not, and what to do about it.
+"""Examines everything that a node needs, once: what is in order, what is not, and what to do about it.
 
-Each check stands for itself and none changes anything, so a doctor may be called at any time, beside a running node.
+Each check is independent and changes nothing, so the doctor may run at any time, beside a running node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLOSING: Final = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found, and what to do if that is not good."""
+    """What one check found, and what to do about it."""
 
     check: str
     verdict: Verdict
@@ -39,7 +39,7 @@ class Finding:
 
 
 async def examine() -> list[Finding]:
-    """What every check found about the node that this process's environment and working directory describe."""
+    """Run every check on the node that this process's environment and working directory describe."""
     return [
         *(Finding(check="settings", verdict=Verdict.WARNING, found=told(name, nearest), advice="mend or remove it")
           for name, nearest in misspelt().items()),
@@ -63,13 +63,13 @@ async def _examine_settings() -> list[Finding]:
         found += [Finding(check="keys", verdict=Verdict.OK, found="both pairs fit together")]
         return found + await _examine(federation)
     finally:
-        with contextlib.suppress(TimeoutError):  # what does not answer may not let itself be closed soon
+        with contextlib.suppress(TimeoutError):  # what does not answer may take long to close, too
             async with asyncio.timeout(CLOSING.total_seconds()):
                 await federation.close()
 
 
 async def _examine(federation: Federation) -> list[Finding]:
-    """Side by side: what does not answer costs its patience once, not once for each check."""
+    """Run the checks side by side: what does not answer costs its patience once, not once for each check."""
     until = asyncio.get_running_loop().time() + PATIENCE.total_seconds()
     look = partial(_run, federation=federation, until=until)
     async with asyncio.TaskGroup() as group:
@@ -125,6 +125,6 @@ async def _run(
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The worst verdict among the findings."""
+    """Return the worst verdict among the findings."""
     order = list(Verdict)
     return max((finding.verdict for finding in findings), key=order.index)

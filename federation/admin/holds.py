@@ -1,4 +1,4 @@
-"""What an administrator does with the way to a server: hold its deliveries, and let held ones go."""
+"""What an administrator does with the way to a server: hold its deliveries, and release held ones."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 BATCH: Final = 1_000
 
 _PACED: Final = (HoldReason.SERVER, HoldReason.REST)
-"""What the nodes send by themselves once the link is up, oldest first and slowly at first."""
+"""Reasons after which the nodes send by themselves once the link is up, oldest first and slowly at first."""
 
 Progress = Callable[[int], None]
-"""Told how many rows more have been dealt with."""
+"""Called with the number of further rows that have been dealt with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetGo:
-    """How many held deliveries go out now; `in_order` wait for an older one of their ordering key, and follow it."""
+    """How many held deliveries go out now; `in_order` ones wait for an older one of their ordering key."""
 
     released: int
     in_order: int
@@ -40,27 +40,27 @@ def _unwatched(_rows: int) -> None:
 
 
 async def hold(federation: Federation, url: str) -> int:
-    """Deliveries to the server are held until `release`; how many are owed to it. Attempts under way end as they do."""
+    """Hold deliveries to the server until `release`. Return how many are owed to it. Attempts under way go on."""
     await federation.links.hold(url)
     return await deliveries.count(federation.database, _of(url, is_in(DeliveryState.READY), is_in(DeliveryState.HELD)))
 
 
 async def release(federation: Federation, url: str) -> LetGo:
-    """The server's link is up, whatever is known of it, and what is held for it goes out, at the nodes' pace.
+    """Bring the server's link up, whatever is known of it, and release what is held for it, at the nodes' pace.
 
     Raises:
         SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
     """
     await federation.links.release(url)
     paced = await _count(federation, _of(url, _held_for(*_PACED)))
-    # Those that may crash workers go out by themselves, in ever smaller groups.
+    # Deliveries that may crash workers go out by themselves, in ever smaller groups.
     soon = _held_for(HoldReason.BUSY, HoldReason.OURS) & col(DeliveryJob.suspect).is_(None)
     others = await _ready(federation, _of(url, soon), _unwatched)
     return LetGo(released=paced + others, in_order=await _count(federation, _of(url, _held_for(HoldReason.ORDER))))
 
 
 async def release_all(federation: Federation, *, progress: Progress = _unwatched) -> LetGo:
-    """Every link is up, nobody holds any, and every held delivery has its job in the queue, at once.
+    """Bring every link up, end every operator's hold, and add the jobs of all held deliveries to the queue at once.
 
     Raises:
         SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
@@ -73,7 +73,7 @@ async def release_all(federation: Federation, *, progress: Progress = _unwatched
 
 
 async def _closed(federation: Federation) -> Sequence[str]:
-    """The servers whose link is not up, or is held, or that asked for a pause that is not over."""
+    """Return the servers whose link is down, or held, or that asked for a pause which is not over."""
     is_closed = or_(
         col(ServerLink.state) != LinkState.UP,
         col(ServerLink.operator_hold).is_(True),
@@ -83,8 +83,8 @@ async def _closed(federation: Federation) -> Sequence[str]:
 
 
 async def _ready(federation: Federation, chosen: Sequence[ColumnElement[bool]], progress: Progress) -> int:
-    """The chosen held deliveries are ready, and their jobs in the queue; how many. The oldest first."""
-    # Those that a worker holds again meanwhile would go round and round.
+    """Make the chosen held deliveries ready, the oldest first, and add their jobs to the queue. Return how many."""
+    # Without this, deliveries that a worker holds again meanwhile would be released again and again.
     held_before = col(DeliveryJob.held_at) <= datetime.now(UTC)
     oldest = select(col(DeliveryJob.id)).where(*chosen, held_before).order_by(col(DeliveryJob.created_at)).limit(BATCH)
 

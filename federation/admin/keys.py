@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from federation.app import Federation
 
 Progress: TypeAlias = Callable[[int, str], AbstractContextManager[Callable[[int], None]]]
-"""Shows how much of so many things called so is done."""
+"""Shows progress: called with how many things there are, and what they are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotationState:
     """How many servers know the newest keys, and which do not.
 
-    `old_kept`: there are old keys beside them; `restart_needed`: they come from the environment, which no process reads
-    again.
+    `old_kept` says that there are old keys beside them; `restart_needed` that the keys come from the environment, which
+    no process reads again.
     """
 
     confirmed: int
@@ -37,13 +37,15 @@ class RotationState:
 
 
 async def waiting(federation: Federation) -> list[Waiting]:
-    """The servers that need the old keys; none where there are no such keys."""
+    """Return the servers that need the old keys. Without old keys there are none."""
     rotation = _rotation(federation)
     return await rotation.waiting() if rotation.is_under_way else []
 
 
 async def rotate(federation: Federation, *, only: str | None, progress: Progress) -> RotationState:
-    """There are new keys, and every server that did not know them was asked to, or *only* that one.
+    """Make new keys if there are none yet, and ask servers to accept them.
+
+    All servers are asked that do not know them, or *only* that one.
 
     Raises:
         ConfigurationError: they cannot be written where the old ones come from.
@@ -59,10 +61,10 @@ async def rotate(federation: Federation, *, only: str | None, progress: Progress
 
 
 async def forget_old(federation: Federation) -> RotationState:
-    """There are no old keys, and every server counts as knowing the new ones.
+    """Delete the old keys, and note that every server knows the new ones.
 
     Raises:
-        ConfigurationError: they are not in a file of this node.
+        ConfigurationError: the old keys are not in a file of this node.
     """
     rotation = _rotation(federation)
     file = federation.settings.key_file()

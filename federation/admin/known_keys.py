@@ -1,4 +1,4 @@
-"""Who knows whom by which keys: servers that do not know ours, or show others than are registered for them."""
+"""Which keys servers know: servers that do not know ours, or show others than are registered for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_REFUSING: Final = 50
 
 
 class Ours(StrEnum):
-    """Which of our pairs a server knows; `missing`: one that this process has not."""
+    """Which of our pairs a server knows; `missing` is one that this process does not have."""
 
     NEWEST = "newest"
     OLD = "old"
@@ -45,11 +45,11 @@ class Ours(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """URLs of servers by how their keys, and ours there, fit.
+    """URLs of servers, by how well their keys match what we know, and ours what they know.
 
-    `newest` know our newest pair, as they should, `old` the one before alone, and `missing` one that is not here;
-    `mismatched` show another signing key than the registered one; `refusing` did not know the signature of the last
-    attempt of this hour.
+    `newest` know our newest pair, as they should, `old` only the one before, and `missing` one that is not here;
+    `mismatched` show another signing key than the registered one; `refusing` did not recognise the signature of the
+    last attempt, within this hour.
     """
 
     newest: Sequence[str]
@@ -60,7 +60,7 @@ class Survey:
 
 
 def known_pair(ring: KeyRing | None, knows_key: str | None) -> Ours | None:
-    """By which of our pairs a server knows us whose row says *knows_key*; None without keys."""
+    """Return by which of our pairs a server knows us whose row says *knows_key*, or None if we have no keys."""
     if ring is None:
         return None
     newest, *older = ring.pairs(now=True)
@@ -71,14 +71,14 @@ def known_pair(ring: KeyRing | None, knows_key: str | None) -> Ours | None:
 
 
 def meaning(problem: str) -> str:
-    """What became of asking a server to take our new keys, in words."""
+    """Describe in words why a server did not accept our new keys."""
     if problem.startswith("HTTP_"):
         return f"it answered with status {problem.removeprefix('HTTP_')}"
     return _MEANING.get(problem, "it could not be reached")
 
 
 async def survey(federation: Federation) -> Survey:
-    """What is known of all servers that are not blacklisted; nobody is asked."""
+    """Return what is known of all servers that are not blacklisted. No server is asked."""
     mismatched = select(col(ServerLink.server_url)).where(col(ServerLink.state) == LinkState.MISMATCH)
     async with federation.database.read() as session:
         rows = (await session.execute(select(col(Server.url), col(Server.knows_key)).order_by(col(Server.url)))).all()
@@ -98,7 +98,7 @@ async def survey(federation: Federation) -> Survey:
 
 
 def refuses_signature(last_attempts: Sequence[AttemptRow]) -> bool:
-    """Whether the latest of them ended with a signature that the server did not know."""
+    """Tell whether the latest of them ended with a signature that the server did not recognise."""
     return any(attempt.remote_code == _UNKNOWN_SIGNATURE for attempt in last_attempts[:1])
 
 

@@ -18,7 +18,7 @@ CLEAN_BATCH: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How many jobs of a queue are in each state, and whether they wait for `resume`."""
+    """How many jobs of a queue are in each state, and whether the queue is paused."""
 
     queue: str
     paused: bool
@@ -36,7 +36,7 @@ class SeenWorker:
 
 
 def all_queues(federation: Federation) -> tuple[Queue, ...]:
-    """The queues of the node: deliveries, health checks, discoveries, tasks."""
+    """Return the queues of the node: deliveries, health checks, discoveries, tasks."""
     return (
         federation.delivery_queue,
         federation.health_check_queue,
@@ -46,7 +46,7 @@ def all_queues(federation: Federation) -> tuple[Queue, ...]:
 
 
 def chosen_queues(federation: Federation, name: str | None) -> tuple[Queue, ...]:
-    """The queue *name*, which may leave out what all begin with; all for None.
+    """Return the queue *name*, which may lack the prefix common to all; for None, all queues.
 
     Raises:
         LookupError: there is none of that name.
@@ -62,7 +62,7 @@ def chosen_queues(federation: Federation, name: str | None) -> tuple[Queue, ...]
 
 
 async def stats(queues: Sequence[Queue]) -> list[QueueStats]:
-    """How many jobs are where.
+    """Count the jobs in each state.
 
     Raises:
         Unreachable: a queue does not answer.
@@ -76,21 +76,21 @@ async def stats(queues: Sequence[Queue]) -> list[QueueStats]:
 
 
 async def pause(queues: Sequence[Queue]) -> None:
-    """No worker, in whichever process, claims a job of these queues until `resume`; running jobs go on."""
+    """Keep all workers, in whichever process, from claiming jobs of these queues until `resume`. Running jobs go on."""
     for queue in queues:
         await connect(queue)
         await queue.manage.pause()
 
 
 async def resume(queues: Sequence[Queue]) -> None:
-    """Jobs of these queues are claimed again."""
+    """Let workers claim jobs of these queues again."""
     for queue in queues:
         await connect(queue)
         await queue.manage.resume()
 
 
 async def clean(queues: Sequence[Queue], state: JobState, *, older_than: timedelta) -> dict[str, int]:
-    """Records of jobs that ended so, longer ago than *older_than*, are gone; how many, by queue.
+    """Delete records of jobs that ended in *state*, longer ago than *older_than*. Return how many, by queue.
 
     Rows in the database are not touched: a failed delivery can still be retried.
     """
@@ -106,7 +106,7 @@ async def clean(queues: Sequence[Queue], state: JobState, *, older_than: timedel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What became of a job that had been set aside, or of a key that was in the way of a queue."""
+    """What became of a job that had been set aside, or of a key that blocked a queue."""
 
     queue: str
     id: str
@@ -115,7 +115,7 @@ class Repair:
 
 
 async def quarantined(queues: Sequence[Queue]) -> list[SetAside]:
-    """What other programs left in these queues that no worker can run."""
+    """Return what other programs left in these queues and no worker can run."""
     found = []
     for queue in queues:
         await connect(queue)
@@ -124,12 +124,15 @@ async def quarantined(queues: Sequence[Queue]) -> list[SetAside]:
 
 
 def set_nothing_aside(queues: Sequence[Queue]) -> bool:
-    """Whether there can be nothing to repair in any of these queues, wherever they are damaged."""
+    """Tell whether none of these queues ever sets anything aside, so that there can be nothing to repair."""
     return not any(queue.manage.sets_aside for queue in queues)
 
 
 async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:
-    """Jobs that were set aside are queued again, keys in the way of a queue set aside; with *drop* the rest is gone."""
+    """Queue jobs again that were set aside, and set aside keys that block a queue.
+
+    With *drop* delete what cannot be repaired.
+    """
     found: list[Repair] = []
     for queue in queues:
         await connect(queue)
@@ -141,7 +144,7 @@ async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:
 
 
 async def workers(queues: Sequence[Queue]) -> list[SeenWorker]:
-    """The workers seen lately, in all processes."""
+    """Return the workers seen lately, in all processes."""
     found = []
     for queue in queues:
         await connect(queue)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """A recurring job and its last run; while it runs it has begun and has no outcome, or an earlier one."""
+    """A recurring job and its last run. While it runs it has begun, and has no outcome or an earlier run's."""
 
     name: str
     does: str
@@ -30,7 +30,7 @@ class JobRow:
 
 
 async def list_jobs(federation: Federation) -> list[JobRow]:
-    """What recurs on this node."""
+    """Return the recurring jobs of this node."""
     runs = {run.name: run for run in await last_runs(federation.database)}
     found = []
     for job in recurring_jobs(federation):
@@ -51,10 +51,10 @@ async def list_jobs(federation: Federation) -> list[JobRow]:
 
 
 async def run(federation: Federation, name: str) -> Run | None:
-    """The job has run to its end; None if another process is running it at this moment.
+    """Run the job to its end. Return None if another process is running it at this moment.
 
     Raises:
-        LookupError: there is no job of that name; says which there are.
+        LookupError: there is no job of that name; the message says which there are.
     """
     jobs = {job.name: job for job in recurring_jobs(federation)}
     if name not in jobs:

@@ -1,4 +1,4 @@
-"""What an administrator does with the servers we know: list and show them, look at them again, forget them."""
+"""What an administrator does with the servers we know: list, show, probe and forget them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRow:
-    """One row of the registry; `updated_at` is when its health was last looked at, or changed."""
+    """One row of the registry; `updated_at` is when its health was last checked, or changed."""
 
     url: str
     is_healthy: bool
@@ -49,13 +49,13 @@ class ServerRow:
 
     @property
     def known(self) -> KnownServer:
-        """What deliveries know of it."""
+        """What deliveries know of the server."""
         return KnownServer(**{column.name: getattr(self, column.name) for column in fields(KnownServer)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """What becomes of deliveries to a server, and how many are held for it; of an unknown one, that they are sent."""
+    """The state of deliveries to a server, and how many are held for it. To an unknown server they are sent."""
 
     state: LinkState
     since: datetime | None
@@ -70,7 +70,7 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorecard:
-    """What the analytics say of a server, of `window_days` days up to and including `as_of`."""
+    """What the analytics say of a server, about the `window_days` days up to and including `as_of`."""
 
     window_days: int
     as_of: date
@@ -111,7 +111,7 @@ _UNKNOWN_LINK: Final[dict[str, Any]] = {
 
 
 def server_url(text: str) -> str:
-    """The canonical URL of the server *text* names, which may be a bare host name.
+    """Return the canonical URL of the server that *text* names, which may be a bare host name.
 
     Raises:
         UrlError: it names none.
@@ -122,7 +122,10 @@ def server_url(text: str) -> str:
 async def list_servers(
     database: Database, *, healthy: bool | None = None, limit: int = 100, after: str | None = None
 ) -> ServerPage:
-    """Up to *limit* servers by URL, from where the page before ended; with *healthy*, only those that are (not)."""
+    """Return up to *limit* servers by URL, from where the page before ended.
+
+    With *healthy* True or False, only servers that are healthy, or are not, are returned.
+    """
     query = _rows().order_by(col(Server.url)).limit(limit + 1)
     if healthy is not None:
         query = query.where(col(Server.is_healthy).is_(healthy))
@@ -134,14 +137,14 @@ async def list_servers(
 
 
 async def show(database: Database, url: str) -> ServerRow | None:
-    """The registry's row of *url*, None if there is none."""
+    """Return the registry's row of *url*, or None if there is none."""
     async with database.read() as session:
         row = (await session.execute(_rows().where(col(Server.url) == url))).one_or_none()
     return None if row is None else ServerRow(**row._mapping)
 
 
 async def links(database: Database, urls: Sequence[str]) -> dict[str, LinkRow]:
-    """The links to these servers."""
+    """Return the links to these servers."""
     names = [column.name for column in fields(LinkRow) if column.name != "held"]
     columns = (getattr(ServerLink, name) for name in names)
     query = select(col(ServerLink.server_url), *columns).where(col(ServerLink.server_url).in_(urls))
@@ -168,7 +171,7 @@ async def links(database: Database, urls: Sequence[str]) -> dict[str, LinkRow]:
 
 
 async def health_events(database: Database, url: str, *, limit: int = 5) -> Sequence[HealthEvent]:
-    """The last changes of the server's health, the latest first."""
+    """Return the last changes of the server's health, the latest first."""
     query = (
         select(col(ServerHealthEvent.at), col(ServerHealthEvent.to_state), col(ServerHealthEvent.reason))
         .where(col(ServerHealthEvent.server_url) == url)
@@ -180,7 +183,7 @@ async def health_events(database: Database, url: str, *, limit: int = 5) -> Sequ
 
 
 async def scorecards(database: Database, urls: Sequence[str], *, window_days: int = 7) -> dict[str, Scorecard]:
-    """The latest scorecards of these servers; none before the analytics have run."""
+    """Return the latest scorecards of these servers. Before the analytics have run there are none."""
     columns = (getattr(ServerScorecard, column.name) for column in fields(Scorecard))
     query = select(col(ServerScorecard.server_url), *columns).where(
         col(ServerScorecard.server_url).in_(urls), col(ServerScorecard.window_days) == window_days
@@ -191,10 +194,10 @@ async def scorecards(database: Database, urls: Sequence[str], *, window_days: in
 
 
 async def probe(federation: Federation, server: ServerRow) -> str | None:
-    """The server was asked for `/discover`: why it is not well, None if it is, and then registry and link say so.
+    """Ask the server for `/discover`. Return why it is not well; if it is, note that in the registry and its link.
 
-    Where only a delivery can show whether the server takes deliveries again, the next one is tried now. A failed look
-    counts for nothing: the probes go on as planned. A blacklisted server is not asked.
+    Where only a delivery can show whether the server accepts deliveries again, the next one is tried now. A failed
+    probe is not counted: the planned probes go on. A blacklisted server is not asked.
     """
     if await federation.registry.is_blacklisted(server.url):
         return "it is blacklisted here, and was not asked"
@@ -212,14 +215,14 @@ async def probe(federation: Federation, server: ServerRow) -> str | None:
 
 
 async def count_follows(database: Database, url: str) -> int:
-    """How many follows name the server, and would go with it."""
+    """Count the follows that name the server, and would be deleted with it."""
     named = or_(col(Follow.follower_server_url) == url, col(Follow.following_server_url) == url)
     async with database.read() as session:
         return int((await session.execute(select(func.count()).select_from(Follow).where(named))).scalar_one())
 
 
 async def forget(database: Database, url: str) -> bool:
-    """The server is no longer in the registry, and the follows that name it are gone with it; False: it was not there.
+    """Delete the server from the registry, together with the follows that name it. Return False if it was not there.
 
     It is discovered anew when something is to be delivered to it, or when it introduces itself.
     """

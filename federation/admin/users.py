@@ -1,6 +1,7 @@
 """Local users of a node that has no host application: the rows of the minimal table `user`.
 
-Where a host has that table, users are the host's: half of one, without what else it keeps, would be worse than none.
+Where a host has that table, the users are the host's: half a user, without what else the host keeps, would be worse
+than none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from federation.base.errors import ConfigurationError
 from federation.base.reach import HOST_ADVICE, enumerated
 
 MAX_ID_LENGTH: Final = 512
-"""As long as the ids of users in activities may be."""
+"""The greatest length of users' ids in activities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class LocalUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserPage:
-    """Some users by id, and the id to go on after, None at the end."""
+    """Some users by id, and the id to go on after, which is None at the end."""
 
     users: list[LocalUser]
     after: str | None
@@ -56,7 +57,7 @@ async def add(database: Database, user: LocalUser) -> bool:
 
 
 async def list_users(database: Database, *, limit: int, after: str | None = None) -> UserPage:
-    """Show users by id, those of a host application too.
+    """Return users by id, those of a host application, too.
 
     Raises:
         ConfigurationError: there is no table of users.

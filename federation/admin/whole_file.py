@@ -1,4 +1,4 @@
-"""A file that is there as a whole, or as it was before."""
+"""A file that is replaced as a whole, or stays as it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 
 @contextmanager
 def whole_file(path: Path | None) -> Iterator[IO[str]]:
-    """A text file to write to, which takes the place of *path* if all goes well; standard output for None."""
+    """Open a text file for writing that replaces *path* if all goes well; for None, standard output."""
     if path is None:
         with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="", closefd=False) as out:
             yield out

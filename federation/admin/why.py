@@ -40,7 +40,10 @@ _MEANING: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextProbe:
-    """When the server is looked at again; `at` may be past: it is due. `queued`: by a job in the queue."""
+    """When the server is probed next. If `at` is past, the probe is due.
+
+    `queued` says that a job in the queue does it.
+    """
 
     at: datetime
     queued: bool
@@ -48,8 +51,9 @@ class NextProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that is known of why a server gets its deliveries or not. `since`: when its health became what it is;
-    `max_age`: when held deliveries expire.
+    """All that is known of why a server gets its deliveries or not.
+
+    `since` is when its health became what it is; `max_age` is when held deliveries expire.
     """
 
     url: str
@@ -70,7 +74,7 @@ class Explanation:
 
     @property
     def in_the_way(self) -> bool:
-        """Whether there is something an administrator should know."""
+        """Whether there is something that an administrator should know."""
         backlog = self.backlog
         is_sick = self.server is None or not self.server.is_healthy
         is_held = self.rules or self.link.hold(self.at) or self.knows is Ours.MISSING
@@ -78,7 +82,7 @@ class Explanation:
         return bool(is_sick or is_held or is_claimed or backlog.failed or backlog.held or backlog.expired)
 
     def sentences(self) -> Iterator[str]:
-        """The same for people, the most important first."""
+        """Yield the same as sentences for people, the most important first."""
         yield from (self._rule(rule) for rule in self.rules)
         if not self.rules:
             yield self._link()
@@ -91,7 +95,7 @@ class Explanation:
         yield from (self._attempt(attempt) for attempt in self.attempts)
 
     def _link(self) -> str:
-        """What becomes of deliveries to it, since when, and why."""
+        """Say what becomes of deliveries to the server, since when, and why."""
         link = self.link
         since = f"since {_moment(link.since)} ({ago(self.at - link.since)})"
         if link.operator_hold:
@@ -115,7 +119,7 @@ class Explanation:
         return f"Deliveries to it are sent{how}{times}."
 
     def _next(self) -> str:
-        """What is held, and what happens next and when."""
+        """Say what is held, and what happens next and when."""
         return f"{self._held()}; {self._plan()}." if self.backlog.held else f"Nothing is held for it; {self._plan()}."
 
     def _held(self) -> str:
@@ -196,7 +200,7 @@ class Explanation:
         return f"{failed}the next one is {when} ({_moment(self.next_probe.at)}) and {by}."
 
     def _keys(self) -> Iterator[str]:
-        """By which keys it knows us, where those are not the newest, or it does not."""
+        """Say by which keys it knows us, unless they are the newest, or that it does not know us."""
         server = self.server
         if server is None:
             return
@@ -254,7 +258,7 @@ class Explanation:
 
 
 async def explain(federation: Federation, url: str) -> Explanation:
-    """What is known of the server *url*, a canonical URL; nothing is asked of the server itself.
+    """Return what is known of the server with the canonical URL *url*. The server itself is not asked.
 
     Raises:
         Unreachable: the queue does not answer.
@@ -263,7 +267,7 @@ async def explain(federation: Federation, url: str) -> Explanation:
     server = await servers.show(database, url)
     link = await federation.links.find(url)
     events = await servers.health_events(database, url)
-    # A server that was never sick has no events: then it has been well since we know it.
+    # A server that was never unhealthy has no events: it has been healthy since we first knew it.
     since = events[0].at if events else server.created_at if server else None
     return Explanation(
         url=url,

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 
 def counted(number: int, thing: str = "delivery") -> str:
-    """So many of the things, deliveries unless said otherwise."""
+    """Format a number of things, deliveries by default."""
     plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{number} {thing if number == 1 else plural}"
 
 
 def ago(duration: timedelta) -> str:
-    """The duration in its two largest units."""
+    """Format the duration in its two largest units."""
     seconds = max(round(duration.total_seconds()), 0)
     parts = [(seconds // 86_400, "d"), (seconds // 3_600 % 24, "h"), (seconds // 60 % 60, "min"), (seconds % 60, "s")]
     first = next((index for index, (number, _) in enumerate(parts) if number), len(parts) - 1)

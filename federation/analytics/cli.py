@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from federation.analytics.data.export import Export, Tables
 
 EXPORTS: Final = "exports"
-"""Where in OUT a run exports the database to."""
+"""The directory in OUT to which a run exports the database."""
 
 _DATABASE: Final = "postgresql://… or sqlite:///… (default: DATABASE_URL, which keeps a password out of `ps`)"
 
@@ -30,21 +30,22 @@ def main(arguments: Sequence[str]) -> None:
     """Run one of the commands.
 
     Raises:
-        AnalyticsError, ConfigurationError, DatabaseUrlError: what was asked for is wrong, or cannot be done; says why.
+        AnalyticsError, ConfigurationError, DatabaseUrlError: the request is wrong, or cannot be met; the message says
+            why.
     """
     options = make_parser().parse_args(arguments)
     options.command(options)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Leaves it to the `federation` command how an error is told."""
+    """Leaves the reporting of errors to the `federation` command."""
 
     def error(self, message: str) -> NoReturn:
         raise AnalyticsError(f"{message}; see `{self.prog} --help`")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make that of the three commands; it raises `AnalyticsError` for what they do not take."""
+    """Make the parser of the three commands; it raises `AnalyticsError` for arguments that they do not accept."""
     made = _Parser(
         prog="federation analytics", description="Scorecards and reports of the servers we know, with Spark."
     )
@@ -80,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def tell(text: str) -> None:
-    """Progress, for whoever watches a terminal."""
+    """Show progress, if somebody watches a terminal."""
     if sys.stderr.isatty():
         print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)  # noqa: T201 - a command's progress
 
@@ -162,7 +163,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What is wrong with the arguments themselves, whatever they are used on."""
+    """Refuse arguments that are wrong in themselves, whatever they are used on."""
     if options.jdbc and not Path(options.jdbc).is_file():
         raise AnalyticsError(f"--jdbc: there is no file {options.jdbc}; it is the jar of the database's driver")
     if options.since and options.until and options.until <= options.since:
@@ -183,7 +184,10 @@ def _database(options: argparse.Namespace) -> str:
 def _session(
     options: argparse.Namespace, database: str | None, *, ready: Callable[[str], None] = lambda _: None
 ) -> Iterator[SparkSession]:
-    """What can be told at once is told before the seconds that Spark takes to start."""
+    """Open a Spark session.
+
+    Problems that are found quickly are reported before the seconds that Spark takes to start.
+    """
     from federation.analytics.data.database import check_database
     from federation.analytics.session import open_session
 
@@ -244,5 +248,5 @@ def _lines(summary: dict[str, object], out: Path) -> list[str]:
 
 
 def _print(options: argparse.Namespace, summary: dict[str, object], lines: list[str]) -> None:
-    """On stdout: the result of a command."""
+    """Print the result of a command on stdout."""
     print(json.dumps(summary, indent=2) if options.json else "\n".join(lines))  # noqa: T201 - the command's result

@@ -1,4 +1,4 @@
-"""Times and UTC days, whatever the session's time zone is."""
+"""Times and UTC days, independent of the session's time zone."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ if TYPE_CHECKING:
 DAY: Final = timedelta(days=1)
 WEEK: Final = 7
 MONTH: Final = 30
-"""The windows that servers are judged over, in days."""
+"""The windows over which servers are judged, in days."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def midnight(day: date) -> datetime:
-    """The first moment of a UTC day."""
+    """Return the first moment of a UTC day."""
     return datetime.combine(day, time(), UTC)
 
 
 def instant(microseconds: int) -> datetime:
-    """So long after the beginning of 1970. As a Python `datetime` Spark would hand over local time."""
+    """Return the time that many microseconds after 1970. If Spark converted it, it would return local time."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def end_of(window: Window, *, now: datetime) -> datetime:
-    """When the window ends, or `now` where that is earlier: nobody has been down tomorrow."""
+    """Return when the window ends, or `now` if that is earlier: no server has been down tomorrow."""
     return min(midnight(window.until), now)
 
 
 def is_within(column: str, window: Window) -> Column:
-    """Whether a time lies in the window; as two comparisons with constants, which readers of files can prune by."""
+    """Tell whether a time lies in the window.
+
+    These are two comparisons with constants, by which readers of files can prune.
+    """
     return (F.col(column) >= F.lit(midnight(window.since))) & (F.col(column) < F.lit(midnight(window.until)))
 
 
 def utc_day(moment: str | Column) -> Column:
-    """The UTC day of a time. `to_date` would take the session's time zone."""
+    """Return the UTC day of a time. `to_date` would use the session's time zone."""
     seconds = F.unix_seconds(F.col(moment) if isinstance(moment, str) else moment)
     return F.date_from_unix_date(F.floor(seconds / DAY.total_seconds()).cast("int"))
 
 
 def start_of(day: str) -> Column:
-    """The first moment of a UTC day in a column."""
+    """Return the first moment of a UTC day in a column."""
     return F.timestamp_seconds(F.unix_date(F.col(day)).cast("long") * int(DAY.total_seconds()))
 
 
 def seconds_between(begin: Column, end: Column) -> Column:
-    """How long it is from `begin` to `end`, negative if `end` is earlier."""
+    """Return the seconds from `begin` to `end`, negative if `end` is earlier."""
     return (F.unix_micros(end) - F.unix_micros(begin)) / 1_000_000

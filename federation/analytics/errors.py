@@ -1,4 +1,4 @@
-"""What the analytics raise for the one who started them: each message is one line that says what to do."""
+"""The errors of the analytics, for whoever started them: each message is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Unavailable|Unusable)\b: ")
-"""The line that ends a traceback."""
+"""Matches the line that ends a traceback."""
 
 
 class AnalyticsError(Exception):
@@ -14,7 +14,7 @@ class AnalyticsError(Exception):
 
 
 class JavaNotFound(AnalyticsError):
-    """No Java that Spark can run on."""
+    """There is no Java that Spark can run on."""
 
 
 class DatabaseUnavailable(AnalyticsError):
@@ -30,11 +30,11 @@ class DamagedExport(AnalyticsError):
 
 
 class DirectoryUnusable(AnalyticsError):
-    """A directory given to read from or write to is none that can be used so."""
+    """A directory given to read from or write to cannot be used like that."""
 
 
 def first_cause(error: BaseException) -> str:
-    """What Spark's exception comes from, in one line: a Python worker's traceback's last, else its first."""
+    """Return the cause of Spark's exception in one line: the last of a Python worker's traceback, or else its first."""
     lines = str(error).splitlines() or [type(error).__name__]
     ended = [line for line in lines[1:] if _RAISED.match(line)]
     return ended[0].strip() if ended else lines[0].strip()

@@ -1,8 +1,8 @@
 """The shapes of what the analytics read and write: explicit schemas, and frames under their names.
 
-Input columns are nullable throughout, whatever the database promises: exports are files, and files may hold anything.
-Times are instants (Spark's `timestamp`), days are UTC days; durations are milliseconds where the column says `_ms`,
-seconds where it says `_s`.
+Input columns are always nullable, whatever the database promises: exports are files, and files may hold anything. Times
+are instants (Spark's `timestamp`), days are UTC days; durations are milliseconds where the column says `_ms`, seconds
+where it says `_s`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to
 """`server_health_events`, one row per change of a server's health."""
 
 LINKS: Final = _schema(server_url=_TEXT, state=_TEXT, since=_TIME)
-"""`server_links`, as it stood when it was read: is the way to a server open?"""
+"""`server_links`, as it stood when it was read: whether the way to a server is open."""
 
 SERVER_DAILY: Final = _schema(
     server_url=_TEXT,
@@ -105,10 +105,10 @@ SERVER_DAILY: Final = _schema(
     p95_ms=_NUMBER,
     p99_ms=_NUMBER,
 )
-"""One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent; parked is apart.
+"""One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent, without parked.
 
-`errors` counts attempts by error code. Ratios are 0 to 1, null where nothing was attempted; `relayed_share` is of the
-delivered, null where nothing was.
+`errors` counts attempts by error code. Ratios are 0 to 1, and null if nothing was attempted; `relayed_share` refers to
+what was delivered, and is null if nothing was.
 """
 
 SERVER_SCORECARD: Final = _schema(
@@ -151,7 +151,7 @@ NETWORK_SUMMARY: Final = _schema(
     p95_ms=_NUMBER,
     errors=_COUNTS,
 )
-"""One row per UTC day of the window, also of days without attempts. Percentiles need the attempts themselves."""
+"""One row per UTC day of the window, even for days without attempts. Percentiles need the attempts themselves."""
 
 KEY_ANOMALIES: Final = _schema(
     as_of=_DAY,
@@ -173,14 +173,14 @@ RELAY_CANDIDATES: Final = _schema(
     p95_ms=_NUMBER,
     last_seen=_TIME,
 )
-"""Peers a delivery could go through, the best first (rank 1)."""
+"""Peers that a delivery could go through, the best first (rank 1)."""
 
 QUARANTINE: Final = _schema(source=_TEXT, reason=_TEXT, day=_DAY, row=_TEXT)
-"""Rows that were set aside: `source` is the input's name, `row` its JSON, `day` its UTC day where it has one."""
+"""Rows that were set aside: `source` is the input's name, `row` its JSON, `day` its UTC day if it has one."""
 
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
-    """An empty frame; one of a Python list would start Python workers to find nothing."""
+    """Return an empty frame. One made of a Python list would start Python workers to find nothing."""
     return spark.createDataFrame(to_arrow_schema(schema).empty_table(), schema)
 
 
@@ -204,7 +204,7 @@ class Action(StrEnum):
 
 
 class Trend(StrEnum):
-    """Where a server's reliability goes: the later half of the window against the days before."""
+    """How a server's reliability changes: the later half of the window against the days before."""
 
     IMPROVING = "improving"
     STABLE = "stable"
@@ -241,8 +241,8 @@ class Inputs:
     """What is read: frames of the schemas above, unchecked.
 
     `attempts` may hold more than the window asks for. `earlier_servers` is the registry as an earlier run saw it, None
-    on the first run; `server_daily` are stored days, as a rule those before the window, that scorecards look back at: a
-    day that `attempts` have, too, is taken from there. `links` is None where an export of an earlier version has none.
+    on the first run. `server_daily` are stored days, as a rule those before the window, that scorecards look back at; a
+    day that `attempts` have, too, is taken from there. `links` is None if an export of an earlier version has none.
     """
 
     attempts: DataFrame
@@ -256,7 +256,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What is computed, each of its schema above."""
+    """What is computed: frames of the schemas above."""
 
     server_daily: DataFrame
     server_scorecard: DataFrame

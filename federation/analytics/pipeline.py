@@ -1,4 +1,4 @@
-"""A run from exports to report: read, compute, write, publish, tell."""
+"""A run from exports to report: read, compute, write, publish, report."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ Told = Callable[[str], None]
 
 
 def window_of(exports: Path, since: date | None, until: date | None) -> Window:
-    """The days of a run: by default the last 30 that have been exported.
+    """Return the days of a run: by default the last 30 that have been exported.
 
     Raises:
-        AnalyticsError: nothing is left between the two.
+        AnalyticsError: no day is left between the two.
     """
     days = exported_days(exports)
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
@@ -62,9 +62,10 @@ def run(
     now: datetime | None = None,
     told: Told = lambda _: None,
 ) -> dict[str, object]:
-    """`out` holds the results of `window`, its report and its summary, which is returned; `database` the scorecards.
+    """Compute the results of `window`, and write them to `out` with a report and a summary, which is returned.
 
-    Days that scorecards look back at before the window come from the results that `out` has of them.
+    Scorecards are published to `database`. Days before the window that scorecards look back at come from the results in
+    `out`.
 
     Raises:
         AnalyticsError, OSError: an input or the disk failed; every day in `out` is whole.
@@ -97,7 +98,7 @@ def _counted(published: Published) -> str:
 
 
 def with_stored_days(spark: SparkSession, inputs: Inputs, out: Path, window: Window) -> Inputs:
-    """The inputs, with the daily rows that `out` has of days before the window."""
+    """Return the inputs, together with the daily rows in `out` of days before the window."""
     back = (window.since - window.until + SCORED).days
     earlier = (window.since - timedelta(days=number) for number in range(back, 0, -1))
     stored = [day for day in earlier if SERVER_DAILY.file(out, day).exists()]
@@ -105,7 +106,7 @@ def with_stored_days(spark: SparkSession, inputs: Inputs, out: Path, window: Win
 
 
 def report(spark: SparkSession, out: Path, as_of: date | None, *, told: Told = lambda _: None) -> dict[str, object]:
-    """`out`/report.html and `out`/summary.json tell what `out` holds as of `as_of`, by default the latest run's.
+    """Write `out`/report.html and `out`/summary.json from what `out` holds as of `as_of`, by default the latest run's.
 
     Raises:
         AnalyticsError, OSError: there are no results of that day.

@@ -1,4 +1,4 @@
-"""The Spark session every command runs in, and the Java under it."""
+"""The Spark session in which every command runs, and the Java under it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _INSTALL: Final = (
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
-# The thorough compiler would make ten million attempts a third quicker, but a million slower by half, and the process
-# 70 MiB larger; without it, Java keeps 48 MiB of compiled code, which Spark overruns. The collector is the one with the
-# least overhead on few cores.
+# The optimising compiler would make ten million attempts a third quicker, but a million slower by half, and the process
+# 70 MiB larger. Without it, Java keeps 48 MiB of compiled code by default, which is too little for Spark. The collector
+# is the one with the least overhead on few cores.
 _JVM_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
     f" -Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC"
 )
 
-# The JVM of a driver is started with these: they cannot be set later.
+# The JVM of a driver is started with these options: they cannot be set later.
 _LOCAL: Final = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "8",
@@ -47,17 +47,18 @@ _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Errors would tell which line of ours made a column, for a third of the time that planning takes.
+    # Otherwise errors would name our line that made a column, at the cost of a third of the time that planning takes.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # The other implementation writes a checksum beside every file, which we leave behind, and runs chmod for both.
+    # The other implementation writes a checksum beside every file, which we would leave behind, and runs chmod for
+    # both.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    # A task that writes a few days side by side need not sort its rows by day.
+    # So a task that writes a few days side by side need not sort its rows by day.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
-    # Each of those files buffers that much: a GiB of memory would not hold the default of 128 MiB for all.
+    # Each of those files buffers that much: a GiB of memory could not hold the default of 128 MiB for all of them.
     "spark.hadoop.parquet.block.size": str(32 * 2**20),
-    # Files are named one by one; Spark would start a job to look at more than 32 of them.
+    # Files are named one by one; by default, Spark would start a job to look at more than 32 of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
 
@@ -65,7 +66,7 @@ _NAMED_OFTEN: Final = ("PythonUtils", "PythonSQLUtils", "functions", "org.apache
 
 
 def find_java() -> Path:
-    """The `java` Spark will start: of JAVA_HOME if that is set, else the first on PATH.
+    """Return the `java` that Spark will start: that of JAVA_HOME if it is set, otherwise the first on PATH.
 
     Raises:
         JavaNotFound: there is none, it does not run, or it is too old.
@@ -89,13 +90,13 @@ def find_java() -> Path:
 def open_session(
     master: str | None = None, *, name: str = "federation-analytics", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session in UTC that keeps Spark's own log to warnings; stop it when done.
+    """Open a session in UTC that keeps Spark's own log to warnings. Stop it when done.
 
-    `master` None means what spark-submit was told, else this machine with all its cores. On this machine the driver has
-    1 GiB, set by `settings` ("spark.driver.memory") or not at all: a running JVM is not resized.
+    `master` None means what spark-submit was told, otherwise this machine with all its cores. On this machine the
+    driver has 1 GiB, unless `settings` says otherwise ("spark.driver.memory"): a running JVM is not resized.
 
     Raises:
-        JavaNotFound: see `find_java`; not asked where spark-submit has started the JVM already.
+        JavaNotFound: see `find_java`; not checked if spark-submit has started the JVM already.
     """
     builder = SparkSession.builder.appName(name)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
@@ -103,7 +104,7 @@ def open_session(
         if master is None:
             master = "local[*]"
         if master.startswith("local"):
-            # Spark would start its Python workers with whatever `python3` is on PATH.
+            # By default, Spark would start its Python workers with whatever `python3` is on PATH.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             builder = builder.config(map=dict(_LOCAL))
     if master is not None:
@@ -117,7 +118,7 @@ def open_session(
 
 
 class _Remembered:
-    """A class of the JVM that is asked for each of its members once, not whenever one is named."""
+    """A class of the JVM that is asked for each of its members only once, not whenever one is named."""
 
     def __init__(self, asked: object) -> None:
         self._asked = asked
@@ -129,9 +130,10 @@ class _Remembered:
 
 
 def _remember_classes(session: SparkSession) -> None:
-    """py4j asks the JVM for a class and its member whenever one is named; the JVM looks for it in hundreds of jars.
+    """Remember the classes that are named often.
 
-    A third of the time that planning takes.
+    py4j asks the JVM for a class and its member whenever one is named, and the JVM looks for it in hundreds of jars.
+    That takes a third of the time of planning.
     """
     for name in _NAMED_OFTEN:
         named = getattr(session._jvm, name)

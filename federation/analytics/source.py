@@ -1,5 +1,6 @@
-"""The documented place of the data source `federation`, whose code lies in `data/source.py`: programs of others import
-it from here, wherever that goes.
+"""The documented place of the data source `federation`: other programs import it from here.
+
+The code lies in `data/source.py`, and may move.
 """
 
 from federation.analytics.data.source import read_table, register

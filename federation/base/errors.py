@@ -1,4 +1,4 @@
-"""What this application raises about its own set-up."""
+"""The errors that this application raises about its own set-up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ConfigurationError(Exception):
 
 
 class NoNodeHere(ConfigurationError):
-    """Neither the environment nor the working directory says anything of a node; most likely it is the wrong one."""
+    """Neither the environment nor the working directory describes a node; most likely it is the wrong directory."""
 
     def __init__(self, directory: Path) -> None:
         self.found = f"no .env and no database here, in {directory}"

@@ -1,4 +1,4 @@
-"""A queue that takes jobs with the options of BullMQ, on whatever storage it is."""
+"""A queue that accepts jobs with the options of BullMQ, on any storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import bullmq
 
 MAX_NUMBER: Final = 2**53
-"""The largest number BullMQ's scripts count exactly to."""
+"""The largest number up to which BullMQ's scripts count exactly."""
 
 _OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})
 
@@ -44,30 +44,30 @@ class JobQueue(Queue):
         self._raw: bullmq.Queue | None = None
 
     def spec(self, name: str, data: object, opts: Mapping[str, object] | None = None) -> JobSpec:
-        """A job with this queue's defaults, changed by BullMQ's options.
+        """Return a job with this queue's defaults, changed by BullMQ's options.
 
         Known options: `jobId`, `delay` (ms), `attempts`, `backoff` (ms, or `{type, delay, jitter}` with type `fixed` or
         `exponential`), `priority`, `removeOnComplete`, `removeOnFail` (a bool, or `{age}` in seconds).
 
         Raises:
-            ValueError: an unknown option, or a value BullMQ would not take; says which.
+            ValueError: an unknown option, or a value that BullMQ would not accept; the message says which.
         """
         return _with_options(self._defaults, name or DEFAULT_NAME, data, opts or {})
 
     async def add(self, name: str, data: object, opts: Mapping[str, object] | None = None) -> Enqueued:
-        """One job is in the queue; see `spec` and `Queue.enqueue`. Repeating it with the same `jobId` adds nothing."""
+        """Add one job; see `spec` and `Queue.enqueue`. Repeating it with the same `jobId` adds nothing."""
         return (await self.add_bulk([(name, data, opts)]))[0]
 
     async def add_bulk(
         self, jobs: Sequence[tuple[str, object, Mapping[str, object] | None]], *, connection: object | None = None
     ) -> list[Enqueued]:
-        """As `add`, for many jobs in one round trip; `connection` joins the caller's SQL transaction."""
+        """Add many jobs in one round trip, otherwise as `add`; `connection` joins the caller's SQL transaction."""
         return await self.enqueue_many([self.spec(*job) for job in jobs], connection=connection)
 
     def add_bulk_on(
         self, connection: object, jobs: Sequence[tuple[str, object, Mapping[str, object] | None]]
     ) -> list[Enqueued]:
-        """As `add_bulk` in a synchronous caller's transaction; see `Queue.enqueue_on`."""
+        """Add the jobs as `add_bulk` does, in a synchronous caller's transaction; see `Queue.enqueue_on`."""
         return self.enqueue_on(connection, [self.spec(*job) for job in jobs])
 
     @property

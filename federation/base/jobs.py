@@ -1,4 +1,4 @@
-"""What the jobs of the queues are called and hold, as it lies in the queue, where other implementations read it."""
+"""The names and the data of jobs, as they lie in the queue, where other implementations read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VISIBLE: Final = r"^[!-~]*$"
 
 
 class _JobData(BaseModel):
-    """Job data is camelCase in the queue, where other implementations read it, and either spelling in Python."""
+    """Job data: camelCase in the queue, where other implementations read it, either spelling in Python."""
 
     model_config = ConfigDict(
         strict=True,
@@ -31,16 +31,16 @@ class _JobData(BaseModel):
     )
 
     def to_wire(self) -> dict[str, object]:
-        """The data as it lies in the queue."""
+        """Return the data as it lies in the queue."""
         return self.model_dump(by_alias=True)
 
 
 class FederationDeliveryJob(_JobData):
-    """One delivery: the row it belongs to, where it goes, and its payload, a JSON text, or what refers to it.
+    """One delivery: the row it belongs to, where it goes, and its payload, a JSON text, or a reference to it.
 
-    Jobs of Node producers carry the text. Ours carry `payload_id`: the row's own id where the row has the text, else
-    that of a `delivery_payloads` row. `suspect`: it may be what crashed workers, and runs apart from others. `node` and
-    `database` say whose row it is: the node's own URL, and the id of its database.
+    Jobs of Node producers carry the text. Ours carry `payload_id`: the row's own id if the row has the text, otherwise
+    the id of a `delivery_payloads` row. `suspect` says that it may have crashed workers, and runs apart from others.
+    `node` and `database` say whose row it is: by the node's own URL, and by the id of its database.
     """
 
     delivery_job_id: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
@@ -59,18 +59,21 @@ class FederationDeliveryJob(_JobData):
         return self
 
     def to_wire(self) -> dict[str, object]:
-        """The data as it lies in the queue; of what Node does not know only what is needed."""
+        """Return the data as it lies in the queue.
+
+        Fields that Node does not know are left out unless they are needed.
+        """
         absent = {name for name in ("payload_id", "suspect", "node", "database") if not getattr(self, name)}
         return self.model_dump(by_alias=True, exclude=absent)
 
 
 class HealthCheckJob(_JobData):
-    """One probe of one server."""
+    """A probe of one server."""
 
     server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
 
 
 class DiscoveryJob(_JobData):
-    """One unknown server."""
+    """A discovery of one unknown server."""
 
     server_url: Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]

@@ -1,8 +1,8 @@
-"""How a process of ours logs: one line per event on stderr, JSON unless a person is watching.
+"""How our processes log: one line per event on stderr, as JSON unless a person is watching.
 
-What peers wrote is in events of ours as values, in those of libraries anywhere. JSON has nothing but ASCII; for people
-whatever a terminal would obey is escaped, in keys, values, events, names of loggers, and the lines of stacks, which are
-indented besides, so that none looks like an event.
+Text written by peers appears in our events as values, in those of libraries anywhere. JSON output is pure ASCII. For
+people, everything that a terminal would obey is escaped: in keys, values, events, names of loggers, and the lines of
+stacks. The latter are also indented, so that none looks like an event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHARED: Final[list[Processor]] = [
 
 
 def configure_logging(level: str = "info") -> None:
-    """Events of this application and of its libraries go to stderr, from `level` up; libraries from `warning` up."""
+    """Log events of this application to stderr from `level` up, and those of libraries from `warning` up."""
     number = logging.getLevelNamesMapping()[level.upper()]
     renderers = _for_people() if sys.stderr.isatty() else _for_machines()
     structlog.configure(
@@ -48,9 +48,9 @@ def configure_logging(level: str = "info") -> None:
 
 
 def crash(error: BaseException) -> dict[str, str]:
-    """What may be logged of an error nobody expected: its class and its frames, and those of its causes.
+    """Return what may be logged of an unexpected error: its class and its frames, and those of its causes.
 
-    Neither a message nor a variable: they may quote what a stranger sent, a payload or a secret.
+    Messages and variables are left out: they may quote what a stranger sent, a payload or a secret.
     """
     return {"error_type": type(error).__name__, "stack": "".join(_stack(error, set()))}
 
@@ -60,7 +60,7 @@ def _for_people() -> list[Processor]:
 
 
 class _Written:
-    """Has this text wherever the renderer would write an object."""
+    """An object that the renderer writes as this text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -70,7 +70,7 @@ class _Written:
 
 
 def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """The event with nothing in it that a terminal would obey; the renderer prints `_BLOCKS` as they are."""
+    """Escape everything in the event that a terminal would obey. The renderer prints `_BLOCKS` as they are."""
     return {escaped(key): _escaped_value(key, value) for key, value in event.items()}
 
 
@@ -98,12 +98,12 @@ def _write_stack(stream: TextIO, exc_info: ExcInfo) -> None:
 
 
 def _formatted(exc_info: ExcInfo) -> str:
-    """As `crash`, for what is logged with its exception, by whatever library."""
+    """Format the exception of a log record, by whatever library, as `crash` does."""
     return "".join(_stack(exc_info[1], set()))
 
 
 def _stack(error: BaseException | None, seen: set[int]) -> Iterator[str]:
-    """The cause first, as Python prints it; the members of a group last."""
+    """Yield the lines of the stack: the cause first, as Python prints it, the members of a group last."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))

@@ -1,4 +1,4 @@
-"""What the parts of a node report of themselves, whoever counts it."""
+"""What the parts of a node report about themselves, independent of who counts it."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from db import AttemptOutcome, RunOutcome
 
 
 class Meter(Protocol):
-    """Told as things happen, in the event loop; must be quick and never raise."""
+    """Is told of things as they happen, in the event loop; must be quick and never raise."""
 
     def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None:
-        """An attempt at a delivery ended."""
+        """Count an attempt at a delivery that ended."""
 
     def relay(self, *, helped: bool) -> None:
-        """Peers were asked to relay, and one of them did, or none."""
+        """Count that peers were asked to relay, and whether one of them did."""
 
     def relay_refused(self, code: str) -> None:
-        """One peer did not relay."""
+        """Count a peer that did not relay."""
 
     def released(self, number: int) -> None:
-        """So many held deliveries are sent again."""
+        """Count held deliveries that are sent again."""
 
     def expired(self, number: int) -> None:
-        """So many deliveries were held until they were too old."""
+        """Count deliveries that were held until they were too old."""
 
     def stranger(self) -> None:
-        """A job of another node was in the delivery queue, and went back."""
+        """Count a job of another node that was in the delivery queue, and went back."""
 
     def scheduled(self, job: str, outcome: RunOutcome) -> None:
-        """A run of a recurring job ended."""
+        """Count a run of a recurring job that ended."""
 
     def inbound(self, path: str, status: int) -> None:
-        """A request to an endpoint was answered."""
+        """Count a request to an endpoint that was answered."""
 
 
 class Metrics(Meter, Protocol):
     """A meter whose numbers can be read."""
 
     def render(self) -> bytes:
-        """All numbers, as Prometheus reads them."""
+        """Return all numbers in the format that Prometheus reads."""
 
 
 class _Unmetered:
-    """Counts nothing."""
+    """A meter that counts nothing."""
 
     def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None: ...
     def relay(self, *, helped: bool) -> None: ...

@@ -1,4 +1,4 @@
-"""Variables that are meant for us and are none of ours: what is misspelt has no effect, and nobody would notice."""
+"""Variables that look like settings and are none: a misspelt name has no effect, and nobody would notice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ VERY_NEAR: Final = 0.93
 
 
 def misspelt() -> dict[str, str | None]:
-    """The variables of the environment and of `.env` that nobody reads, each with the one that was probably meant.
+    """Return the unknown variables of the environment and of `.env`, each with the one that was probably meant.
 
-    Those that begin with `FEDERATION_`, and those that almost do.
+    Only variables count that begin with `FEDERATION_`, or almost do.
     """
     known = [name.upper() for name in Settings.model_fields if name.upper().startswith(PREFIX)]
     return {
@@ -30,7 +30,7 @@ def misspelt() -> dict[str, str | None]:
 
 
 def told(name: str, nearest: str | None) -> str:
-    """The same for people."""
+    """Say the same in a sentence."""
     return f"{name} has no effect: there is no such setting" + (f"; is {nearest} meant?" if nearest else "")
 
 
@@ -41,5 +41,5 @@ def _is_meant_for_us(name: str, known: Iterable[str]) -> bool:
 def _in_env_file() -> Iterable[str]:
     try:
         return dotenv_values(ENV_FILE, encoding="utf-8", interpolate=False) if ENV_FILE.is_file() else ()
-    except UnicodeDecodeError:  # which `Settings.load` tells
+    except UnicodeDecodeError:  # which `Settings.load` reports
         return ()

@@ -1,9 +1,9 @@
 """This node's key pairs while it runs, and the file that holds them.
 
-Theory of operation. A rotation writes the new pair to `.env` before any server is asked to take it, the old one beside
-it. Processes look whether the file is another one: at most once a second, and at once where a pair is wanted that they
-do not have. So none has to be restarted, and none can miss a pair that a server may use already. Values in the
-environment win over the file, and stay what they are until a restart.
+Theory of operation. A rotation writes the new pair to `.env` before any server is asked to accept it, with the old one
+beside it. Processes check whether the file has changed: at most once a second, and at once if they need a pair that
+they do not have. So none has to be restarted, and none can miss a pair that a server may use already. Values in the
+environment win over the file, and do not change until a restart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from federation.protocol.keys import KeyRing, OwnKeys, generate_own_keys
 log = structlog.get_logger(__name__)
 
 LOOK_INTERVAL: Final = 1.0
-"""Seconds between two looks at the file."""
+"""Seconds between two checks of the file."""
 
 _ASSIGNMENT: Final = re.compile(r"\s*(?:export\s+)?(\w+)\s*=")
 
@@ -74,7 +74,7 @@ class FileKeys(KeyRing):
 
 
 def own_key_ring(settings: Settings) -> KeyRing | None:
-    """The key pairs of `settings`, which follow `.env` if they come from there; None without any.
+    """Return the key pairs of `settings`, which follow `.env` if they come from there, or None if there are none.
 
     Raises:
         ConfigurationError: as `Settings.key_pairs`.
@@ -89,13 +89,14 @@ def own_key_ring(settings: Settings) -> KeyRing | None:
 
 
 def begin_rotation(file: Path) -> bool:
-    """`file` holds a new pair, and the one before as the old one; False: it had an old one, and is as it was.
+    """Write a new pair to `file`, and the present one as the old one.
 
-    The pair is there whole, on the disk, or not at all; nobody else writes one at the same time.
+    Return False, changing nothing, if it has an old one. The pair is written completely, to the disk, or not at all;
+    nobody else writes one at the same time.
 
     Raises:
-        OSError: it cannot be written.
-        ConfigurationError: what it holds are no keys.
+        OSError: the file cannot be written.
+        ConfigurationError: it does not hold valid keys.
     """
     with _locked(file) as text:
         settings = Settings.load()
@@ -108,12 +109,12 @@ def begin_rotation(file: Path) -> bool:
 
 
 def drop_old_pair(file: Path, *, newest: str | None = None) -> bool:
-    """`file` holds no old pair; whether it had one.
+    """Remove the old pair from `file`. Return whether it had one.
 
-    With *newest*, a public signing key, nothing happens where that is not the new pair's: another rotation has begun.
+    With *newest*, a public signing key, nothing happens if the new pair has another one: a new rotation has begun.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with _locked(file) as text:
         current, *old = Settings.load().key_pairs()
@@ -125,17 +126,17 @@ def drop_old_pair(file: Path, *, newest: str | None = None) -> bool:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[str]:
-    """The text of `file`, which no other rotation replaces meanwhile."""
+    """Yield the text of `file`, and keep other rotations from replacing it meanwhile."""
     while True:
         with open(file, encoding="utf-8") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            if os.fstat(held.fileno()).st_ino == file.stat().st_ino:  # or it was replaced while we waited
+            if os.fstat(held.fileno()).st_ino == file.stat().st_ino:  # otherwise it was replaced while we waited
                 yield held.read()
                 return
 
 
 def _replace(file: Path, text: str, values: Mapping[str, str]) -> None:
-    """All other lines stay; the file is replaced as a whole, with its mode, once the new one is on the disk."""
+    """Replace the file as a whole, with its mode, once the new one is on the disk. All other lines stay."""
     target = file.resolve()
     ours = {*KEY_VARIABLES, *OLD_KEY_VARIABLES}
     kept = [line for line in text.splitlines(keepends=True) if _variable_of(line) not in ours]
@@ -157,7 +158,7 @@ def _replace(file: Path, text: str, values: Mapping[str, str]) -> None:
 def _write(new: IO[str], lines: list[str], *, like: Path) -> None:
     status = like.stat()
     os.fchmod(new.fileno(), status.st_mode & 0o777)
-    with suppress(PermissionError):  # it is then the operator's, who may read it as well
+    with suppress(PermissionError):  # then it belongs to the operator, who may read it as well
         os.fchown(new.fileno(), status.st_uid, status.st_gid)
     new.writelines(lines)
     new.flush()

@@ -1,4 +1,4 @@
-"""The queues: their names, how often their jobs are tried, and how long what became of them is kept."""
+"""The queues: their names, how often their jobs are tried, and how long ended jobs are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ KEEP_TASKS: Final = timedelta(hours=24)
 
 
 def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., JobQueue] = JobQueue) -> JobQueue:
-    """The delivery queue: 5 attempts, 5, 10, 20, 40 s apart without jitter; completed kept 24 h, failed 7 days."""
+    """Make the delivery queue: 5 attempts, 5, 10, 20, 40 s apart without jitter.
+
+    Completed jobs are kept 24 h, failed ones 7 days.
+    """
     return make(
         storage,
         max_attempts=settings.federation_delivery_attempts,
@@ -40,20 +43,20 @@ def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., 
 
 
 def health_check_queue(settings: Settings, storage: Storage) -> JobQueue:
-    """The health-check queue, without defaults: one attempt a job, kept an hour unless it says otherwise."""
+    """Make the health-check queue, without defaults: one attempt per job, kept an hour unless it says otherwise."""
     return JobQueue(storage, redis_url=bullmq_url(settings), prefix=settings.federation_queue_prefix)
 
 
 def discovery_queue(storage: Storage) -> Queue:
-    """The discovery queue: one attempt a job, for the delivery that asks is itself tried again; kept 5 s."""
+    """Make the discovery queue: one attempt per job, as the asking delivery is itself tried again; jobs kept 5 s."""
     return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED)
 
 
 def tasks_queue(storage: Storage) -> Queue:
-    """The queue of the application's own tasks: 3 attempts unless a task says otherwise, kept 24 h."""
+    """Make the queue of the application's own tasks: 3 attempts unless a task says otherwise, kept 24 h."""
     return Queue(storage, result_ttl=KEEP_TASKS)
 
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:
-    """The pause between two attempts at a delivery: doubling, without jitter."""
+    """Return the pauses between attempts at a delivery: doubling, without jitter."""
     return RetryPolicy(initial=settings.federation_delivery_backoff, maximum=MAX_DELAY, jitter=0)

@@ -1,4 +1,4 @@
-"""Whether a database and a queue answer, found out before anything is asked of them, in seconds and not in minutes."""
+"""Check within seconds that a database and a queue answer, before anything uses them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from federation.base.errors import ConfigurationError, Unreachable
 from workers import Queue, StorageUnavailable
 
 PATIENCE: Final = timedelta(seconds=5)
-"""With a command's start and end it makes less than ten seconds."""
+"""How long to wait for an answer. With the start and end of a command this makes less than ten seconds."""
 MOST_NAMED: Final = 8
 HOST_ADVICE: Final = "run the host's migrations; where there is no host, `federation upgrade --host-tables`"
-"""What to do about tables and columns of the host application that are missing."""
+"""What to do about missing tables and columns of the host application."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """How far a database has been migrated, and which of our tables and columns it lacks all the same."""
+    """How far a database has been migrated, and which of our tables and columns it lacks nevertheless."""
 
     version: SchemaVersion
     missing: tuple[str, ...]
@@ -45,7 +45,7 @@ class Schema:
 
 
 async def schema_of(database: Database) -> Schema:
-    """What the database has of our tables, by its own catalog.
+    """Return what the database has of our tables, according to its own catalog.
 
     Raises:
         Unreachable: it does not answer, or refuses us.
@@ -56,7 +56,7 @@ async def schema_of(database: Database) -> Schema:
 
 
 async def require_schema(database: Database) -> None:
-    """The database answers and has this version's tables.
+    """Check that the database answers and has this version's tables.
 
     Raises:
         Unreachable: it does not answer, or refuses us.
@@ -68,7 +68,9 @@ async def require_schema(database: Database) -> None:
 
 
 async def missing_host_tables(database: Database) -> tuple[str, ...]:
-    """What the inbound side and `publish_post` use of the host application's tables, and the database lacks.
+    """Return which tables and columns of the host application the database lacks.
+
+    Only those count that the inbound side and `publish_post` use.
 
     Raises:
         Unreachable: it does not answer, or refuses us.
@@ -79,12 +81,12 @@ async def missing_host_tables(database: Database) -> tuple[str, ...]:
 
 
 def host_lacks(names: Sequence[str]) -> str:
-    """The same for people; what to do about it is in HOST_ADVICE."""
+    """Say the same in words; HOST_ADVICE says what to do about it."""
     return f"the database lacks the host application's {enumerated(names)}"
 
 
 async def gaps(database: Database) -> tuple[str, ...]:
-    """Each table and column that the database lacks, ours and the host's: why a statement may have been refused.
+    """Return each table and column that the database lacks, ours and the host's: why a statement may have been refused.
 
     Raises:
         Unreachable: it does not answer, or refuses us.
@@ -111,13 +113,13 @@ def _incomplete(names: Sequence[str]) -> str:
 
 
 def enumerated(names: Sequence[str]) -> str:
-    """Tables and columns for people, the first few by name."""
+    """List tables and columns for people, the first few by name."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 async def connect(queue: Queue) -> None:
-    """The queue answers and is ready to be asked.
+    """Start the queue, once it answers.
 
     Raises:
         Unreachable: it does not answer.
@@ -136,7 +138,7 @@ async def _answering(what: str, setting: str) -> AsyncIterator[None]:
         seconds = round(PATIENCE.total_seconds())
         raise Unreachable(f"{what} did not answer within {seconds} s; is {setting} right, and the server up?") from None
     except (SQLAlchemyError, StorageUnavailable, OSError) as error:
-        # Never its text: a driver's may quote the URL, and with it a password.
+        # The error's text is never used: a driver may quote the URL in it, and with it a password.
         if isinstance(error, SQLAlchemyError) and (cause := local_cause(error)):
             raise Unreachable(f"{what} cannot be used: {cause} ({setting})") from error
         why = type(error.__cause__ or error).__name__

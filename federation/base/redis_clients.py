@@ -16,16 +16,16 @@ REDIS_TIMEOUT: Final = timedelta(seconds=5)
 
 
 def redis_client(settings: Settings) -> Redis | None:
-    """A client of its own for the Redis of the queues, or the one that is set beside them; None without a Redis."""
+    """Make a new client for the Redis of the queues, or for the one that is set beside them; None without a Redis."""
     url = keyless_redis_url(settings) or plain(settings.redis_url)
     if url is None:
         return None
-    from redis.asyncio import Redis  # here, because a node without a Redis need not have the package
+    from redis.asyncio import Redis  # imported here, because a node without a Redis need not have the package
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
     seconds = REDIS_TIMEOUT.total_seconds()
-    # No retries inside a command: a worker reports the outage and asks again itself, for as long as it lasts.
+    # No retries inside a command: a worker reports the outage and tries again itself, for as long as it lasts.
     client: Redis = Redis.from_url(
         url,
         decode_responses=True,

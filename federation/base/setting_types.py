@@ -1,4 +1,4 @@
-"""The kinds of values a setting may have: what is accepted, and what to write instead. No error quotes a value."""
+"""The types of settings: which values are accepted, and what to write instead. No error quotes a value."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _DURATION: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|
 
 
 class JobPayload(StrEnum):
-    """How a job has the text of its delivery."""
+    """How a job carries the text of its delivery."""
 
     REFERENCE = "reference"
     INLINE = "inline"
 
 
 def parse_duration(value: object) -> timedelta:
-    """The duration in `250ms`, `5s`, `10m`, `2h`, `7d`; a bare number is seconds.
+    """Parse a duration such as `250ms`, `5s`, `10m`, `2h`, `7d`; a bare number is seconds.
 
     Raises:
         ValueError: anything else, nothing, or more than a year.
@@ -42,7 +42,7 @@ def parse_duration(value: object) -> timedelta:
 
 
 def parse_age(value: object) -> timedelta | None:
-    """As `parse_duration`, and 0 means no limit: None."""
+    """Parse a duration as `parse_duration` does; 0 means no limit, and returns None."""
     return None if value is None or str(value).strip() == "0" else parse_duration(value)
 
 
@@ -122,7 +122,7 @@ def _redis_url(value: SecretStr) -> SecretStr:
     try:
         parts = urlsplit(value.get_secret_value())
         server = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
-    except ValueError:  # it may quote a part of a password
+    except ValueError:  # its text may quote a part of a password
         server = False
     if not server and not value.get_secret_value().startswith("unix://"):
         raise ValueError("must be redis://[user:password@]host:port[/db], or rediss:// for TLS")
@@ -149,14 +149,14 @@ def _queue_url(value: SecretStr) -> SecretStr:
 
 
 def _check_dialect(url: str) -> None:
-    """Our jobs have words for ids, which Node's Bull 1.0 and older, the dialects A and B, take for numbers."""
+    """Refuse the dialects A and B of Node's Bull 1.0 and older: they take our ids, which are words, for numbers."""
     spoken = [value for name, value in parse_qsl(urlsplit(url).query, keep_blank_values=True) if name == "dialect"]
     if any(dialect != BULL_DIALECT for dialect in spoken):
         raise ValueError(f"?dialect= must be {BULL_DIALECT}, of Bull 1.1, or left out: older ones take no ids of ours")
 
 
 def plain(value: SecretStr | str | None) -> str | None:
-    """The value itself, out of its wrapping."""
+    """Return the value itself, out of its wrapping."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 

@@ -1,7 +1,8 @@
-"""The one reader of the environment: every setting, its default and what it means.
+"""The one reader of the environment: every setting, its default and its meaning.
 
-Values come from the environment, then from a `.env` file in the working directory. `Settings.load` minds malformed
-values alone, so that a part of the application runs with what it needs; `Settings.load_node` minds missing ones too.
+Values come from the environment, then from a `.env` file in the working directory. `Settings.load` checks for malformed
+values only, so that a part of the application runs with what it needs; `Settings.load_node` checks for missing ones,
+too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from federation.protocol.keys import (
 )
 
 ENV_FILE: Final = Path(".env")
-"""In the working directory, whichever that is when settings are loaded."""
+"""Relative to the working directory at the time when settings are loaded."""
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///federation.sqlite3"
 
@@ -65,7 +66,7 @@ class Settings(BaseSettings):
     federation_encryption_public_key: str | None = None
     federation_encryption_private_key: SecretStr | None = None
     federation_old_public_key: str | None = None
-    """The pairs before the last rotation, while somebody may still know this node by them."""
+    """The pairs before the last rotation, kept while a server may still know this node by them."""
     federation_old_private_key: SecretStr | None = None
     federation_old_encryption_public_key: str | None = None
     federation_old_encryption_private_key: SecretStr | None = None
@@ -79,11 +80,11 @@ class Settings(BaseSettings):
     federation_bind: str = "127.0.0.1"
     federation_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     federation_trusted_proxies: Networks = ()
-    """Addresses and networks of proxies before the inbound side: their `X-Forwarded-For` or `Forwarded` counts."""
+    """Addresses and networks of proxies in front of the inbound side: their `X-Forwarded-For` or `Forwarded` counts."""
     federation_inbound_per_client: Annotated[int, Field(ge=1, le=1_000_000)] = 3000
-    """Follows, and posts, in ten seconds that one client address may send."""
+    """How many follows, and how many posts, one client address may send in ten seconds."""
     federation_inbound_per_origin: Annotated[int, Field(ge=1, le=1_000_000)] = 3000
-    """Follows and posts in ten seconds that are taken from one server."""
+    """How many follows, and how many posts, are accepted from one server in ten seconds."""
 
     federation_metrics_bind: str = "127.0.0.1"
     """Where `--metrics-port` listens."""
@@ -92,7 +93,7 @@ class Settings(BaseSettings):
 
     federation_queue_prefix: Annotated[str, Field(min_length=1, max_length=100)] = "bull"
     federation_job_payload: JobPayload = JobPayload.REFERENCE
-    """Whether jobs of deliveries name their text, or carry it, for queues on Redis that Node's workers work on, too."""
+    """Whether jobs of deliveries refer to their text, or carry it, as Node's workers on the same Redis queues need."""
     federation_delivery_attempts: Annotated[int, Field(ge=1, le=100)] = 5
     federation_delivery_backoff: Duration = timedelta(seconds=5)
     """The first pause between two attempts; each further one is twice as long."""
@@ -117,19 +118,19 @@ class Settings(BaseSettings):
     federation_lease: Duration = timedelta(seconds=30)
     federation_grace: Duration = timedelta(seconds=20)
     federation_per_server: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Attempts at one server at once, per process."""
+    """How many attempts at one server run at once, per process."""
     federation_delivery_max_age: Age = timedelta(days=7)
-    """How old a held delivery may be before it is given up; 0: however old."""
+    """How old a held delivery may become before it is given up; 0 means no limit."""
     federation_overtime: Annotated[int, Field(ge=0, le=10_000)] = 500
-    """Attempts that wait for slow servers outside the delivery slots, per process; each needs a file descriptor."""
+    """How many attempts wait for slow servers outside the delivery slots, per process; each needs a file descriptor."""
     federation_release_rate: Annotated[int, Field(ge=1, le=10_000)] = 50
-    """Held deliveries a second that a server gets after its return, at the most; it begins with one."""
+    """How many held deliveries a second a server gets after its return, at most; it begins with one."""
     federation_max_stalls: Annotated[int, Field(ge=0, le=1000)] = 3
     """How often a delivery may lose its worker before it is held for a while."""
 
     @classmethod
     def load(cls) -> Self:
-        """The settings of this process: its environment, then `.env`; what is missing is None.
+        """Return the settings of this process: its environment, then `.env`. What is missing is None.
 
         Raises:
             ConfigurationError: lists every malformed value, by its variable's name and never by its content.
@@ -143,7 +144,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def load_node(cls) -> Self:
-        """As `load`, for a process that delivers or serves: nothing it needs is missing.
+        """Load as `load` does, for a process that delivers or serves, and check that nothing it needs is missing.
 
         Raises:
             ConfigurationError: lists everything that is malformed or missing, at once.
@@ -156,7 +157,7 @@ class Settings(BaseSettings):
             malformed = {name.lower() for name in problems} & cls.model_fields.keys()
             if not malformed:
                 raise
-            # Read again without them, to see what else is wrong.
+            # Read again without the malformed ones, to see what else is wrong.
             settings = cls(**{name: cls.model_fields[name].default for name in malformed})
         try:
             settings.require_identity()
@@ -171,7 +172,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> Settings:
-        """Settings made of `values` (by variable name) alone, whatever the environment and `.env` hold.
+        """Make settings of `values` (by variable name) only, ignoring the environment and `.env`.
 
         Raises:
             ConfigurationError: as `load`.
@@ -182,7 +183,7 @@ class Settings(BaseSettings):
             raise _configuration_error(error) from None
 
     def own_keys(self) -> OwnKeys | None:
-        """This node's key pairs, None while none of the four variables is set.
+        """Return this node's key pairs, or None if none of the four variables is set.
 
         Raises:
             ConfigurationError: lists those that are missing, malformed, or do not fit together.
@@ -190,7 +191,7 @@ class Settings(BaseSettings):
         return self._keys(KEY_VARIABLES)
 
     def key_pairs(self) -> tuple[OwnKeys, ...]:
-        """This node's key pairs, the newest first: one, with the old one two while a rotation is under way.
+        """Return this node's key pairs, the newest first. There is one, or two while a rotation is under way.
 
         Raises:
             ConfigurationError: as `own_keys`.
@@ -199,7 +200,7 @@ class Settings(BaseSettings):
         return tuple(pair for pair in pairs if pair is not None)
 
     def key_file(self) -> Path | None:
-        """The file that the keys come from, and may be changed in; None if some of them come from elsewhere."""
+        """Return the file that the keys come from, and may be changed in, or None if some come from elsewhere."""
         names = {*KEY_VARIABLES, *OLD_KEY_VARIABLES}
         if any(name.upper() in names and value for name, value in os.environ.items()):
             return None
@@ -227,7 +228,7 @@ class Settings(BaseSettings):
             raise ConfigurationError([*_not_set(missing), *wrong]) from None
 
     def require_node_here(self) -> None:
-        """There is a `.env` or a database in this directory, or the environment names a database.
+        """Check that there is a `.env` or a database in this directory, or that the environment names a database.
 
         Raises:
             NoNodeHere: there is nothing.
@@ -236,11 +237,11 @@ class Settings(BaseSettings):
             raise NoNodeHere(Path.cwd())
 
     def require_files(self) -> None:
-        """The SQLite databases that are to be worked with are there; to open one would make it.
+        """Check that the SQLite databases to work with exist. Opening a missing one would create it.
 
         Raises:
             NoNodeHere: see `require_node_here`.
-            ConfigurationError: names each that is not there.
+            ConfigurationError: names each that does not exist.
         """
         self.require_node_here()
         named = {"DATABASE_URL": self.database_url, "QUEUE_URL": self.queue_url}
@@ -252,7 +253,7 @@ class Settings(BaseSettings):
             )  # fmt: skip
 
     def require_identity(self) -> None:
-        """A URL and keys of its own are set, as delivering and serving need.
+        """Check that the node's own URL and keys are set, as delivering and serving need.
 
         Raises:
             ConfigurationError: lists everything that is missing or wrong.
@@ -292,7 +293,7 @@ def _not_set(names: Collection[str]) -> list[str]:
 
 
 class _Explicit(Settings):
-    """Settings that read nothing but what they are given."""
+    """Settings that read nothing but the values they are given."""
 
     @classmethod
     def settings_customise_sources(
@@ -322,11 +323,11 @@ def _variable(problem: str) -> str:
 
 
 def write_env_file(path: Path, values: Mapping[str, str]) -> None:
-    """`path` is a new file, readable by its owner alone, with one quoted variable per line.
+    """Write a new file `path`, readable only by its owner, with one quoted variable per line.
 
     Raises:
         FileExistsError: there is such a file; it is left as it is.
-        OSError: it cannot be written; there is none then, rather than one that lacks keys.
+        OSError: it cannot be written; then no file is left, rather than one that lacks keys.
     """
     text = "".join(f'{name}="{value}"\n' for name, value in values.items())
     with open(path, "x", encoding="utf-8", opener=_private) as file:

@@ -1,4 +1,4 @@
-"""Where the queues live: the storage that the settings choose, opened."""
+"""Where the queues live: opens the storage that the settings choose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BULL_SCHEMES: Final = ("bull+redis://", "bull+rediss://")
 
 
 def bullmq_url(settings: Settings) -> str | None:
-    """The Redis the BullMQ queues live on, None if they live elsewhere."""
+    """Return the URL of the Redis with the BullMQ queues, or None if they live elsewhere."""
     chosen = plain(settings.queue_url)
     if chosen is None:
         return plain(settings.redis_url)
@@ -27,7 +27,10 @@ def bullmq_url(settings: Settings) -> str | None:
 
 
 def keyless_redis_url(settings: Settings) -> str | None:
-    """The Redis of BullMQ's or Bull's queues, which keep no deduplication keys; None if the queues live elsewhere."""
+    """Return the Redis of BullMQ's or Bull's queues, or None if the queues live elsewhere.
+
+    These queues keep no deduplication keys.
+    """
     chosen = plain(settings.queue_url) or ""
     if not chosen.startswith(BULL_SCHEMES):
         return bullmq_url(settings)
@@ -37,7 +40,7 @@ def keyless_redis_url(settings: Settings) -> str | None:
 
 
 def queue_place(settings: Settings) -> str:
-    """Where the queues live, for people and to compare processes; without user, password or options."""
+    """Describe where the queues live, for people and to compare processes; without user, password or options."""
     url = bullmq_url(settings)
     kind, text = ("BullMQ", url) if url is not None else ("", plain(settings.queue_url))
     if text is None:
@@ -51,9 +54,10 @@ def queue_place(settings: Settings) -> str:
 
 
 def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis | None = None) -> Storage:
-    """The storage of one queue: where QUEUE_URL says; unset, BullMQ on REDIS_URL; else the application's own database.
+    """Open the storage of one queue.
 
-    `client` is used for BullMQ instead of a connection of its own.
+    It lives where QUEUE_URL says, or else in BullMQ on REDIS_URL, or else in the application's own database. `client`
+    is used for BullMQ instead of a connection of its own.
     """
     redis_url = bullmq_url(settings)
     if redis_url is not None:

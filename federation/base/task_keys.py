@@ -1,4 +1,4 @@
-"""Where tasks' deduplication keys are kept on BullMQ and Bull, whose queues keep none of ours."""
+"""Where tasks' deduplication keys are kept with BullMQ and Bull, whose queues keep none of ours."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 class TaskKeys:
-    """A `ConditionalKvStore` in the Redis of the queues, beside them; the first use connects it, `close` ends that.
+    """A `ConditionalKvStore` in the Redis of the queues, beside them.
+
+    The first use connects it, `close` disconnects it.
 
     Raises:
-        StorageUnavailable: every verb, while Redis does not answer.
+        StorageUnavailable: every method, while Redis does not answer.
     """
 
     def __init__(self, client: Redis, *, prefix: str) -> None:
@@ -42,7 +44,7 @@ class TaskKeys:
         return await (await self._opened()).compare_and_delete(key, expected)
 
     async def close(self) -> None:
-        """Disconnected; a second call does nothing more."""
+        """Disconnect. A second call does nothing."""
         if self._connected:
             self._connected = False
             await self._store.disconnect()

@@ -1,8 +1,8 @@
 """Text that a terminal shows, and does not obey.
 
-What other servers wrote may hold anything: escape sequences, marks that turn the direction of writing, the end of a
-line and the beginning of another that was never logged. A character is harmless where Python calls it printable: it is
-then no control, no mark of format or direction, no separator but the plain space, and assigned to something.
+What other servers wrote may hold anything: escape sequences, characters that turn the direction of writing, the end of
+a line and the beginning of another that was never logged. A character is harmless if Python calls it printable: then it
+is no control character, no format or direction character, no separator but the plain space, and is assigned.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from collections.abc import Iterator
 from types import TracebackType
 
 BLOCK_INDENT = "  "
-"""What begins each line of a block, so that none can be taken for the beginning of a log line."""
+"""The beginning of each line of a block, so that none can be taken for the beginning of a log line."""
 
 
 def spaced(text: str) -> str:
-    """*text* in one line, with a space for each character that is not printable."""
+    """Return *text* in one line, with a space for each character that is not printable."""
     return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
 
 
 def escaped(text: str) -> str:
-    """*text* in one line, with what is not printable as Python would write it: `\\x1b`, `\\n`, `\\u202e`."""
+    """Return *text* in one line, with what is not printable as Python would write it: `\\x1b`, `\\n`, `\\u202e`."""
     return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def escaped_block(text: str) -> str:
-    """The lines of *text*, each escaped and indented."""
+    """Return the lines of *text*, each escaped and indented."""
     return "\n".join(f"{BLOCK_INDENT}{escaped(line)}" for line in text.rstrip("\n").split("\n"))
 
 
 def escaped_json(document: str) -> str:
-    """The same JSON, with `\\u` escapes for what is not printable in it; ends of lines between its members stay."""
+    """Return the same JSON, with `\\u` escapes for what is not printable. Line ends between members stay."""
     if document.replace("\n", "").isprintable():
         return document
     return "".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in document)
 
 
 def mind_crashes() -> None:
-    """From now on the tracebacks that the interpreter itself prints are escaped, too: messages quote what was read."""
+    """Escape the tracebacks that the interpreter itself prints from now on, too: messages quote what was read."""
     sys.excepthook = _print_crash
 
 
@@ -47,10 +47,11 @@ def _print_crash(kind: type[BaseException], error: BaseException, trace: Traceba
 
 
 def _crash_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Iterator[str]:
-    from traceback import TracebackException  # here, because a command that succeeds needs none
+    from traceback import TracebackException  # imported here, because a command that succeeds does not need it
 
     for part in TracebackException(kind, error, trace).format():
-        # Frames, groups and what stands between them are the interpreter's own lines; a message is one line of ours.
+        # Frames, groups and what lies between them are the interpreter's own lines; each message becomes one line of
+        # ours.
         is_message = not part.startswith((" ", "\n"))
         yield from map(escaped, [part.rstrip("\n")] if is_message else part.rstrip("\n").split("\n"))
 

@@ -1,4 +1,4 @@
-"""The `federation` command: thin modules by noun, each calling functions that tests and other code can call too."""
+"""The `federation` command: thin modules by noun, whose functions tests and other code can call, too."""
 
 from federation.cli.app import main
 

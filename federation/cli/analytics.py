@@ -11,7 +11,7 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 def analytics(context: typer.Context) -> None:
-    """Scorecards and a report of servers, with Spark: run, export, report."""
+    """Make scorecards and a report of servers, with Spark."""
     from federation.analytics.cli import main
 
     main(context.args)

@@ -50,7 +50,7 @@ def federation(
         typer.Option("--log-level", help="What to log on stderr. Default: info where something runs, else warning."),
     ] = None,
 ) -> None:
-    """A federated server's delivery and inbound side.
+    """Run a federated server's delivery and inbound side.
 
     New here? `federation init`, `federation run`. Something wrong? `federation doctor`, `federation why URL`.
     """
@@ -73,21 +73,21 @@ app.command("analytics", context_settings=analytics.SETTINGS, add_help_option=Fa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; returns if all went well, else ends the process with its status."""
+    """Run one command. Return if all went well, otherwise end the process with its status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     expect(given)
     complete(lambda: _run(given))
 
 
 _UsageError: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
-"""Click is a package of its own for older versions of Typer, and a part of newer ones, under a private name."""
+"""Click's error; Click is a package of its own for older versions of Typer, and a private part of newer ones."""
 
 
 def _run(arguments: list[str]) -> None:
     try:
         status = app(args=arguments, prog_name="federation", standalone_mode=False)
     except typer.Abort as abort:
-        if isinstance(abort.__context__, KeyboardInterrupt):  # at a question
+        if isinstance(abort.__context__, KeyboardInterrupt):  # pressed at a question
             interrupted()
         fail("nothing was done", status=NOT_FOUND)
     except _UsageError as error:
@@ -95,7 +95,7 @@ def _run(arguments: list[str]) -> None:
             fail(error.format_message())
         error.show()
         sys.exit(error.exit_code)
-    if status == INTERRUPTED:  # which Typer makes of a KeyboardInterrupt
+    if status == INTERRUPTED:  # Typer's status for a KeyboardInterrupt
         interrupted()
     if status:
         sys.exit(status)

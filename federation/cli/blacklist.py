@@ -48,7 +48,7 @@ def add(
                 federation.database, rule, reason=reason, expires_at=expires_at, own_url=federation.own_url
             )
         )
-    except ValueError as error:  # no rule, or no duration
+    except ValueError as error:  # not a rule, or not a duration
         fail(str(error))
     if as_json:
         print_json({"change": change, "entry": entry})
@@ -117,8 +117,8 @@ def import_rules(
 ) -> None:  # fmt: skip
     """Add the rules in a CSV file.
 
-    Those it does not name stay. All or nothing: with a wrong row nothing is imported unless --skip-bad, and the exit
-    status is 1.
+    Rules that it does not name stay. All or nothing: with a wrong row nothing is imported unless --skip-bad, and the
+    exit status is 1.
     """
     from federation.admin import blacklist
 
@@ -158,7 +158,7 @@ def export(
 ) -> None:
     """Write the rules as CSV. A file is replaced in one step.
 
-    With --json the CSV needs a file, and the document says what is in it; `blacklist list --json` has the rules.
+    With --json the CSV needs a file, and the document says what is in it; `blacklist list --json` prints the rules.
     """
     from federation.admin import blacklist
     from federation.admin.whole_file import whole_file

@@ -76,7 +76,7 @@ def backup(
 ) -> None:
     """Copy an SQLite database to a file, while processes work.
 
-    It is of one moment, checked, and on the disk; only you can read it. Of a PostgreSQL database pg_dump makes one.
+    The copy is of one moment, checked, and on the disk; only you can read it. For a PostgreSQL database, use pg_dump.
     """
     from db.backup import BackupError, back_up
     from db.url import parse_url, sqlite_file
@@ -98,12 +98,12 @@ def backup(
 
 
 def _pg_dump(url: URL, file: Path) -> str:
-    """The command, without a password, which PGPASSWORD or ~/.pgpass has."""
+    """Return the command, without a password, which PGPASSWORD or ~/.pgpass has."""
     import shlex
 
     from sqlalchemy import URL
 
-    # Without what has a password; the rest of the query says where the server is, and how to reach it.
+    # Leaves out what has a password; the rest of the query says where the server is, and how to reach it.
     query = {name: value for name, value in url.query.items() if "password" not in name}
     shown = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
     return shlex.join(["pg_dump", "--format=custom", f"--file={file}", shown.render_as_string()])
@@ -116,8 +116,8 @@ def copy(
 ) -> None:
     """Fill this node's new, empty database from an SQLite database.
 
-    All or nothing. Stop every process first. DATABASE_URL names the new database, which `federation upgrade` has
-    made; the old one is only read.
+    All or nothing. Stop every process first. DATABASE_URL names the new database, which `federation upgrade` has made;
+    the old one is only read.
     """
     from db.copying import CopyError, copy_database
     from federation.admin.copies import tasks_in

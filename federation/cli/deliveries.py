@@ -21,7 +21,7 @@ app = group("Deliveries, owed or given up: list, show, stats, retry, drop, hold,
 
 
 class State(StrEnum):
-    """Open: owed, which is ready or held. Failed and expired: given up, kept for a week."""
+    """Open means owed: ready or held. Failed and expired mean given up, and kept for a week."""
 
     OPEN = "open"
     READY = "ready"
@@ -31,7 +31,7 @@ class State(StrEnum):
 
 
 class Retryable(StrEnum):
-    """What may be owed again."""
+    """The states of deliveries that may be owed again."""
 
     FAILED = "failed"
     EXPIRED = "expired"
@@ -202,8 +202,9 @@ def retry(
     """Owe deliveries again that were given up, with fresh attempts.
 
     Held ones too, if their ids or `--state held` say so; to send all that is held for a server: `deliveries release`.
-    One that a younger delivery of its ordering key follows is left alone: sent now it would undo what that one does.
-    May be stopped at any time, and repeated: it does the rest. What a crash leaves in between the outbox sweeper ends.
+    If a younger delivery of the same ordering key follows, a delivery is left alone: sent now, it would undo what the
+    younger one does. The command may be stopped at any time; repeated, it does the rest. The outbox sweeper completes
+    what a crash leaves half done.
     """
     from federation.admin import deliveries
     from federation.admin.deliveries_bulk import retryable
@@ -238,8 +239,8 @@ def drop(
 ) -> None:
     """Give deliveries up, for good: row, text and job.
 
-    Those that a worker is just trying stay as they are, and are counted as busy. May be stopped at any time, and
-    repeated: it does the rest.
+    Those that a worker is just trying stay as they are, and are counted as busy. The command may be stopped at any
+    time; repeated, it does the rest.
     """
     from federation.admin import deliveries
     from federation.admin.words import counted
@@ -264,7 +265,7 @@ def drop(
 def hold(url: ServerUrl, as_json: AsJson = False) -> None:
     """Hold deliveries to a server, until `release`.
 
-    New ones are held as well, and nothing is lost. Attempts under way end as they do.
+    New ones are held as well, and nothing is lost. Attempts under way go on.
     """
     from federation.admin import holds
     from federation.admin.servers import server_url
@@ -292,9 +293,9 @@ def release(
 ) -> None:
     """Send what is held for a server, whatever is known of it.
 
-    Its link counts as up, an operator's hold and a pause it asked for are over; if it is still down, the link goes
-    down again. Deliveries go out slowly at first. With `--all` every hold is over, and every held delivery has a job
-    in the queue when the command ends; those that wait for an older one follow it.
+    Its link counts as up, and an operator's hold or a pause that it asked for is over. If it is still down, the link
+    goes down again. Deliveries go out slowly at first. With `--all` every hold is over, and every held delivery has a
+    job in the queue when the command ends; those that wait for an older one follow it.
     """
     from db import DeliveryState
     from federation.admin import deliveries, holds
@@ -345,7 +346,7 @@ def _selection(
 
 
 def _chosen(selection: Selection, everything: bool) -> Selection:
-    """The selection, refused if it is all there is and nobody said so."""
+    """Return the selection, but refuse one that selects everything unless `--all` says so."""
     if not everything and not (selection.ids or selection.server_url or selection.code or selection.older_than):
         fail("say which: ids, --server, --code, --older-than, or --all")
     return selection

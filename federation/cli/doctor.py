@@ -22,8 +22,9 @@ _COLOURS: Final = {"ok": "green", "note": "blue", "warning": "yellow", "failure"
 def doctor(as_json: AsJson = False) -> None:
     """Examine this node: is all in order?
 
-    Settings, keys, database, queues, clocks, recurring work, backlog, and whether the node answers at its own URL.
-    Says what to do where it is not, and changes nothing. Exit status 1 with a failure; a warning or a note is none.
+    Checks settings, keys, database, queues, clocks, recurring work, backlog, and whether the node answers at its own
+    URL. Says what to do about problems, and changes nothing. Exit status 1 for a failure, but not for a warning or a
+    note.
     """
     from federation.admin.checks import Verdict
     from federation.admin.doctor import examine, worst

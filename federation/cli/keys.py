@@ -43,8 +43,8 @@ def generate(
 ) -> None:
     """Write a fresh set of keys to a new file.
 
-    As lines of a .env, in a file that only you can read. For a new node: one that others know must not change its
-    keys so, they would take it for an impostor.
+    They are lines of a .env, in a file that only you can read. Use this for a new node only: others would take a node
+    that they know for an impostor if its keys changed like this.
     """
     from federation.base.settings import write_env_file
     from federation.protocol.keys import generate_own_keys
@@ -70,9 +70,9 @@ def rotate(
 ) -> None:
     """Change this node's keys: bring new ones to every server we know.
 
-    The new keys are written to .env first, beside the old ones, which stay in use with those who do not know the new
-    ones yet. Whatever interrupts it, run it again: it goes on with the same keys. Servers that are away are asked when
-    they are back; ten minutes after the last one has confirmed the old keys are dropped.
+    The new keys are first written to .env, beside the old ones, which stay in use with servers that do not know the new
+    ones yet. If it is interrupted, run it again: it goes on with the same keys. Servers that are away are asked when
+    they are back. Ten minutes after the last one has confirmed, the old keys are dropped.
     """
     from federation.admin import keys
     from federation.admin.servers import server_url

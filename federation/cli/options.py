@@ -1,4 +1,4 @@
-"""Options that mean the same in every command."""
+"""Options that have the same meaning in every command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 
 def _checked(text: str | None) -> str | None:
-    """The text of a duration, refused in usage's own words if it is none."""
+    """Return the text of a duration, or refuse it as wrong usage."""
     from federation.base.setting_types import parse_duration
 
     try:
@@ -39,5 +39,5 @@ MetricsPort: TypeAlias = Annotated[
 
 
 def group(text: str) -> typer.Typer:
-    """The commands of one noun, described by `text`."""
+    """Make the group of one noun's commands, described by `text`."""
     return typer.Typer(help=text, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""How results are printed: JSON for programs, tables and sentences for people. Nothing here can steer a terminal."""
+"""How results are printed: JSON for programs, tables and sentences for people. Nothing here can control a terminal."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from federation.cli.problems import NOT_FOUND, fail
 
 COLUMN_GAP: Final = 2
 NARROWEST: Final = 20
-"""A column that is folded has room for so many characters."""
+"""The least number of characters for which a folded column has room."""
 
 
 def print_json(value: object) -> None:
-    """*value* is on stdout as one JSON document; days and times in ISO 8601, durations in seconds."""
+    """Print *value* on stdout as one JSON document: days and times in ISO 8601, durations in seconds."""
     typer.echo(escaped_json(json.dumps(_jsonable(value), ensure_ascii=False, indent=2)))
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Each is one line on stdout."""
+    """Print each as one line on stdout."""
     for line in lines:
         typer.echo(shown(line))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table: fitted to the terminal, or, where there is none, in full, so that nothing is cut for a program."""
+    """Print a table: fitted to a terminal, or else in full, so that nothing is cut for a program."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in table_lines(columns, [[shown(cell) for cell in row] for row in rows], width):
         typer.echo(line)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """A line for each row where they fit into `width`, if need be with the last column folded; else one for each cell.
+    """Yield a line for each row if they fit into `width`, possibly with the last column folded; else one for each cell.
 
-    No value that would fit into a line of its own is broken, and none is left out but those that say nothing.
+    A value that would fit into a line of its own is not broken. No value is left out, except those that say nothing.
     """
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     before = sum(widths[:-1]) + COLUMN_GAP * (len(widths) - 1)
@@ -60,7 +60,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
 
 def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Each row under its first cell, with a line for each of the others that has something to say."""
+    """Yield each row under its first cell, with a line for each of the other cells that has something to say."""
     label = max(map(len, columns[1:]), default=0) + 2 * COLUMN_GAP
     for row in rows:
         yield from _folded(f"{columns[0]} {row[0]}".strip(), width)
@@ -75,12 +75,15 @@ def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """The text in lines, between words where that is possible."""
+    """Fold the text into lines, between words if possible."""
     return textwrap.wrap(text, max(width, 1), break_on_hyphens=False) or [""]
 
 
 def shown(value: object) -> str:
-    """*value* in one line for people; what other servers wrote may hold anything, and must not reach a terminal."""
+    """Format *value* in one line for people.
+
+    What other servers wrote may hold anything, and must not control a terminal.
+    """
     match value:
         case None:
             return "-"
@@ -94,7 +97,7 @@ def shown(value: object) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """The operator wants it, or the command ends with status 1. Without a terminal there is nobody to ask: `--yes`."""
+    """Ask the operator, and end the command with status 1 unless they agree. Without a terminal `--yes` is needed."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -103,7 +106,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 class Bar:
-    """Told how much more is done."""
+    """Is told how much more is done."""
 
     def __call__(self, more: int) -> None:
         pass
@@ -111,7 +114,7 @@ class Bar:
 
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Bar]:
-    """A progress bar on stderr, where that is a terminal."""
+    """Show a progress bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield Bar()
         return

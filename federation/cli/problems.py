@@ -1,6 +1,6 @@
-"""How a command says that it could not do what it was asked: in one line on stderr where one is enough.
+"""How a command reports that it could not do what it was asked: in one line on stderr if one is enough.
 
-With `--json` it says so as a document on stdout, which `docs/cli-json.md` describes.
+With `--json` it reports a document on stdout, which `docs/cli-json.md` describes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _EXTRAS: Final = {
     "pyarrow": "analytics",
     "pyspark": "analytics",
 }
-"""Which extra has the package that is missing."""
+"""The extra that has the missing package."""
 
 
 class Kind(StrEnum):
-    """What a program may tell errors apart by."""
+    """The kinds of errors, by which a program may tell them apart."""
 
     USAGE = "usage"
     NO_NODE_HERE = "no_node_here"
@@ -51,26 +51,26 @@ class Kind(StrEnum):
 
 
 class _Expected:
-    """Written by `expect`."""
+    """The state of this process; `expect` writes it."""
 
     as_json: bool | None = None
 
 
 def expect(arguments: Sequence[str]) -> None:
-    """Errors of this process are told as these arguments of a command want it; they may be wrong in other respects."""
+    """Report errors of this process as these arguments of a command want it; they may be wrong in other respects."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     _Expected.as_json = "--json" in options
 
 
 def asked_for_json() -> bool:
-    """Whether errors are told to a program."""
-    if _Expected.as_json is None:  # so early that no command has begun
+    """Tell whether errors are reported to a program."""
+    if _Expected.as_json is None:  # no command has begun yet
         expect(sys.argv[1:])
     return bool(_Expected.as_json)
 
 
 def fail(*lines: str, status: int = USAGE_ERROR, kind: Kind | None = None) -> NoReturn:
-    """The process ends with `status` and these lines on stderr; with `--json` as one document on stdout instead."""
+    """End the process with `status` and these lines on stderr, or with `--json` as one document on stdout."""
     if asked_for_json():
         message, *details = lines
         kind = kind or (Kind.NOT_DONE if status == NOT_FOUND else Kind.USAGE)
@@ -84,7 +84,7 @@ def fail(*lines: str, status: int = USAGE_ERROR, kind: Kind | None = None) -> No
 
 
 def complete(action: Callable[[], object]) -> None:
-    """It is done; where it cannot be, the process ends with 2 and what to do on stderr, or 130 after Ctrl-C."""
+    """Run the action. If it fails, end the process with 2 and what to do on stderr, or after Ctrl-C with 130."""
     try:
         action()
     except KeyboardInterrupt:
@@ -101,12 +101,12 @@ def complete(action: Callable[[], object]) -> None:
 
 
 def tell(error: Exception) -> NoReturn:
-    """The process ends as `fail` has it, with what `explain` has for the error."""
+    """End the process as `fail` does, with what `explain` says about the error."""
     fail(*explain(error), kind=_kind(error))
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is beneath the error: what it meets on its way out may raise another one in its place."""
+    """Tell whether Ctrl-C caused the error: on its way out it may have been replaced by another exception."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -115,13 +115,13 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def interrupted() -> NoReturn:
-    """The process ends as Ctrl-C wants it."""
+    """End the process as Ctrl-C requires."""
     fail("interrupted", status=INTERRUPTED, kind=Kind.INTERRUPTED)
 
 
 def explain(error: BaseException) -> list[str]:
-    """What to tell who started this, nothing for what only a traceback explains."""
-    # Here, because a command that succeeds need not load what could have failed.
+    """Return what to tell the user, or nothing for what only a traceback explains."""
+    # Imported here, because a command that succeeds need not load what could have failed.
     from sqlalchemy.exc import SQLAlchemyError
 
     from federation.base.errors import ConfigurationError
@@ -142,12 +142,15 @@ def explain(error: BaseException) -> list[str]:
         case ModuleNotFoundError(name=str(name)) if name in _EXTRAS:
             return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
         case _:
-            known = _kind(error) not in (Kind.BUG, Kind.MISSING_PACKAGE)  # any other module is missed by a bug
+            known = _kind(error) not in (
+                Kind.BUG,
+                Kind.MISSING_PACKAGE,
+            )  # another missing module is a bug
             return [str(error) or "something did not answer in time"] if known else []
 
 
 def _kind(error: BaseException) -> Kind:
-    """Of an error that `explain` explains; of an exception group that of its first."""
+    """Return the kind of an error that `explain` explains; for an exception group, that of its first."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from db.errors import is_outage
@@ -174,13 +177,13 @@ def _kind(error: BaseException) -> Kind:
 
 
 def _alembics() -> tuple[type[BaseException], ...]:
-    """Alembic's error, where it was imported: it takes long to, and nobody else raises it."""
+    """Return Alembic's error if it was imported: the import takes long, and nothing else raises it."""
     alembic = sys.modules.get("alembic.util")
     return () if alembic is None else (alembic.CommandError,)
 
 
 def _database_problem(error: SQLAlchemyError) -> str:
-    """Told by the error's type, the driver's own if it has one; its text may quote a URL or a row."""
+    """Describe the error by its type, or the driver's own if it has one. Its text may quote a URL or a row."""
     from db.errors import is_outage, local_cause
 
     if cause := local_cause(error):

@@ -55,9 +55,9 @@ def stats(queue: QueueName = None, as_json: AsJson = False) -> None:
 
 @app.command("pause")
 def pause(queue: QueueName = None, as_json: AsJson = False) -> None:
-    """No worker takes jobs any more, in any process, until `resume`.
+    """Stop workers from taking jobs until `resume`.
 
-    Running jobs go on. New ones are still enqueued: nothing is lost.
+    This goes for every process. Running jobs go on. New ones are still enqueued: nothing is lost.
     """
     from federation.admin import queues
 
@@ -70,7 +70,7 @@ def pause(queue: QueueName = None, as_json: AsJson = False) -> None:
 
 @app.command("resume")
 def resume(queue: QueueName = None, as_json: AsJson = False) -> None:
-    """Jobs are taken again."""
+    """Let workers take jobs again."""
     from federation.admin import queues
 
     names = _with_each(queue, queues.resume)
@@ -90,8 +90,8 @@ def clean(
 ) -> None:
     """Remove records of jobs that have ended.
 
-    They go by themselves (completed after a day, failed after a week); this is for when memory is short. Deliveries in
-    the database are not touched: a failed one can still be retried.
+    They are removed by themselves (completed after a day, failed after a week); this is for when memory is short.
+    Deliveries in the database are not touched: a failed one can still be retried.
     """
     from federation.admin import queues
     from federation.base.setting_types import parse_duration
@@ -118,9 +118,9 @@ def repair(
     """Queue again what was set aside, and clear the way.
 
     Other programs that write to the queues' Redis may leave jobs there that no worker can run, and keys where the queue
-    has its own, which are set aside now: the log tells of them as `job_set_aside` and `worker_error`. Jobs come back as
-    new ones. What is none is kept, where `--drop` does not remove it. Queues in a database or in files set nothing
-    aside: that is told with status 1.
+    needs its own. Both are set aside: the log reports them as `job_set_aside` and `worker_error`. This command queues
+    the jobs as new ones. What is no job is kept, unless `--drop` removes it. Queues in a database or in files set
+    nothing aside: then the command says so, with status 1.
     """
     from federation.admin import queues
 
@@ -162,7 +162,7 @@ def list_workers(as_json: AsJson = False) -> None:
 
 
 def _with_each(name: str | None, work: Callable[[Sequence[Queue]], Awaitable[None]]) -> list[str]:
-    """The names of the queues that this was done with."""
+    """Do the work with each chosen queue, and return their names."""
 
     async def session(federation: Federation) -> list[str]:
         chosen = _chosen(federation, name)

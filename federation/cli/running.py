@@ -26,7 +26,7 @@ node = group("The inbound side.")
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands are `app`'s."""
+    """Add the commands to `app`."""
     app.command("init")(init)
     app.command("run")(run_all)
     workers.command("list")(list_workers)
@@ -81,7 +81,7 @@ def _origin(url: str) -> str:
 
 
 def _write_env(own_url: str) -> bool:
-    """Whether a `.env` of a new node was written; one that is there stays as it is."""
+    """Write the `.env` of a new node. Return False if there is one, which stays as it is."""
     from federation.base.settings import DEFAULT_DATABASE_URL, ENV_FILE, write_env_file
     from federation.protocol.keys import generate_own_keys
 
@@ -97,13 +97,13 @@ def _write_env(own_url: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgraded:
-    """What an upgrade did about the host application's tables: those it made, and what is missing of them still."""
+    """What an upgrade did about the host application's tables: those it made, and those still missing."""
 
     host_tables_made: tuple[str, ...]
     host_missing: tuple[str, ...]
 
     def told(self) -> list[str]:
-        """For people."""
+        """Return the same in sentences for people."""
         from federation.base.reach import HOST_ADVICE, host_lacks
 
         made = [f"made minimal host tables: {', '.join(self.host_tables_made)}"] if self.host_tables_made else []
@@ -111,7 +111,7 @@ class Upgraded:
 
 
 def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
-    """The tables of the application and of its queues are those of this version, and with `host_tables` a host's exist.
+    """Upgrade the tables of the application and of its queues to this version; with `host_tables` make a host's, too.
 
     Raises:
         ConfigurationError: something that an earlier upgrade had made is missing.
@@ -132,7 +132,10 @@ def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
 
 
 async def _confirm(url: str) -> tuple[str, ...]:
-    """What of the host's is missing; of ours nothing may be: no migration brings back what was taken away after it."""
+    """Return which of the host's tables are missing.
+
+    None of ours may be: no migration restores what was removed after it.
+    """
     from db import Database
     from federation.base.reach import missing_host_tables, require_schema
 
@@ -145,7 +148,7 @@ async def _confirm(url: str) -> tuple[str, ...]:
 
 
 async def _prepare(storage: SqlStorage) -> None:
-    """The queue is known to its database: nobody has to write that later, perhaps while a transaction is open."""
+    """Make the queue known to its database, so that nobody has to write that later, perhaps in an open transaction."""
     await storage.migrate()
     await storage.connect()
     await storage.disconnect()
@@ -154,7 +157,7 @@ async def _prepare(storage: SqlStorage) -> None:
 def run_all(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Deliver and serve, in one process.
 
-    Until SIGTERM or Ctrl-C; a second signal skips the grace.
+    Runs until SIGTERM or Ctrl-C; a second signal skips the grace.
     """
     _run(deliver=True, serve=True, metrics_port=metrics_port, as_json=as_json)
 
@@ -163,7 +166,7 @@ def run_all(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
 def run_workers(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Deliver until stopped.
 
-    By SIGTERM or Ctrl-C; a second signal skips the grace.
+    Stops on SIGTERM or Ctrl-C; a second signal skips the grace.
     """
     _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=as_json)
 
@@ -172,7 +175,7 @@ def run_workers(metrics_port: MetricsPort = None, as_json: AsJson = False) -> No
 def serve(as_json: AsJson = False) -> None:
     """Serve until stopped.
 
-    By SIGTERM or Ctrl-C; a second signal skips the grace.
+    Stops on SIGTERM or Ctrl-C; a second signal skips the grace.
     """
     _run(deliver=False, serve=True, as_json=as_json)
 

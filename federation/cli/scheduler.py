@@ -40,7 +40,8 @@ def run(
 ) -> None:
     """Run one recurring job now, in this process, whenever it last ran.
 
-    Not beside a run of another process: then it says so, with exit status 1. So does a run that fails.
+    If another process is running it, it is not run: then the command says so, with exit status 1. So does a run that
+    fails.
     """
     from db import RunOutcome
     from federation.admin import scheduler

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from federation.servers.registry import KnownServer
 
 MOST_TO_WAIT: Final = 8
-"""Seconds for a server that is asked while somebody waits; with start and end less than ten."""
+"""Seconds to wait for a server while somebody waits for us; with start and end this is less than ten."""
 
 app = group("The servers we know: list, show, discover, probe, set, forget.")
 
 
 class ProfileChoice(StrEnum):
-    """Which implementation a server runs."""
+    """The implementation that a server runs."""
 
     ORIGINAL = "original"
     NONE = "none"
@@ -73,7 +73,10 @@ def list_servers(
 
 
 def _link(link: LinkRow, unhealthy_reason: str | None) -> tuple[str, datetime | None, str | None]:
-    """The state in a word, since when, and why; of a link that is up, why the registry has the server as unhealthy."""
+    """Return the link's state in a word, since when, and why.
+
+    For a link that is up, the reason is why the registry has the server as unhealthy.
+    """
     if link.operator_hold:
         return "on hold", link.since, "OPERATOR"
     if link.rest_until is not None and link.state.value == "up":
@@ -158,8 +161,8 @@ def discover(url: ServerUrl, as_json: AsJson = False) -> None:
 def probe(url: ServerUrl, as_json: AsJson = False) -> None:
     """Look now whether a server is well.
 
-    One that is counts as healthy again, and what is held for it goes out; where a delivery has to get through first,
-    one is sent now. Exit status 1 if the server is not well.
+    If it is, it counts as healthy again, and what is held for it goes out; if a delivery has to get through first, one
+    is sent now. Exit status 1 if the server is not well.
     """
     from federation.admin import servers
 
@@ -223,8 +226,8 @@ def forget(url: ServerUrl, yes: Yes = False, as_json: AsJson = False) -> None:
 def why(url: ServerUrl, as_json: AsJson = False) -> None:
     """Say why a server gets its deliveries or not.
 
-    The link's state, reason and since when; what is held, and what happens next; backlog; last attempts; blacklist
-    rule. Exit status 1 if something stands in the way.
+    Shows the link's state, its reason and since when; what is held, and what happens next; backlog; last attempts;
+    blacklist rule. Exit status 1 if something stands in the way.
     """
     from federation.admin import servers
     from federation.admin.why import explain

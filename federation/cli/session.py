@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LogLevel(StrEnum):
-    """From which level up a process logs."""
+    """The level from which on a process logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -29,25 +29,27 @@ class LogLevel(StrEnum):
 
 
 class _LogLevel:
-    """Written by `set_log_level`."""
+    """The state of this process; `set_log_level` writes it."""
 
     log_level: LogLevel | None = None
 
 
 def set_log_level(level: LogLevel | None) -> None:
-    """Commands of this process log from `level` up, None: from their own default up."""
+    """Make commands of this process log from `level` up; None stands for their own default."""
     _LogLevel.log_level = level
 
 
 def start_logging(default: LogLevel) -> None:
-    """This process logs to stderr: stdout is for results."""
+    """Log to stderr in this process: stdout is for results."""
     from federation.base.logs import configure_logging
 
     configure_logging(_LogLevel.log_level or default)
 
 
 def load_settings(*, node: bool = False) -> Settings:
-    """This directory's settings, with `node` those of one that delivers or serves; stderr has what is misspelt of them.
+    """Load this directory's settings, with `node` those of one that delivers or serves.
+
+    Misspelt ones are named on stderr.
 
     Raises:
         ConfigurationError: as `Settings.load` and `Settings.load_node`.
@@ -57,13 +59,13 @@ def load_settings(*, node: bool = False) -> Settings:
 
     try:
         return Settings.load_node() if node else Settings.load()
-    finally:  # what is missing may be there, misspelt
+    finally:  # a missing setting may be there under a misspelt name
         for name, nearest in misspelt().items():
             typer.echo(f"federation: {told(name, nearest)}", err=True)
 
 
 def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
-    """What `work` returns, given this directory's node, whose database is up to date; it is closed afterwards.
+    """Return the result of `work` with this directory's node, whose database is up to date. It is closed afterwards.
 
     Raises:
         ConfigurationError: a setting is malformed, or the database has not been upgraded.
@@ -84,7 +86,7 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
             await require_schema(federation.database)
             return await work(federation)
         except Unreachable as error:
-            tell(error)  # now: what does not answer may not let itself be closed soon
+            tell(error)  # now, because what does not answer may take long to close
         finally:
             await federation.close()
 
@@ -92,5 +94,5 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
 
 
 def with_database(work: Callable[[Database], Awaitable[T]]) -> T:
-    """As `with_node`, for work on the database alone."""
+    """Do the same as `with_node` for work on the database alone."""
     return with_node(lambda federation: work(federation.database))

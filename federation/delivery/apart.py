@@ -1,9 +1,9 @@
-"""Keeps suspects, which may crash the process, apart from all other deliveries, so that a crash has few authors.
+"""Keeps suspects, deliveries that may crash the process, apart from all others, so that few can have caused a crash.
 
-Theory of operation. There are two sides, and attempts of one side at a time are inside. Who comes from the other side
-waits until the last of this one has left; while somebody does, nobody else of this side enters, so neither side waits
-longer than an attempt may take. Who leaves last lets in all who wait, in one step: they count as inside before they
-run. Nearly always there are no suspects, and entering costs an addition.
+Theory of operation. There are two sides, and only attempts of one side are inside at a time. An attempt from the other
+side waits until the last one inside has left. While it waits, no further attempt of the inner side enters, so neither
+side waits longer than an attempt may take. The last one to leave lets in all that wait, in one step: they count as
+inside before they run. Nearly always there are no suspects, and entering costs an addition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 
 class Apart:
-    """Lets attempts of one side in at a time."""
+    """Admits the attempts of one side at a time."""
 
     def __init__(self) -> None:
         self._inside = 0
@@ -23,7 +23,7 @@ class Apart:
 
     @asynccontextmanager
     async def enter(self, *, suspect: bool) -> AsyncIterator[None]:
-        """Be inside, with none of the other side."""
+        """Enter, and stay inside for the block, together with attempts of the same side only."""
         if not self._inside or (self._suspects_inside is suspect and not self._waiting[not suspect]):
             self._inside += 1
             self._suspects_inside = suspect

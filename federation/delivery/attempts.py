@@ -1,5 +1,7 @@
-"""The log of attempts. Those at deliveries with a row are written with the row's fate, by the ledger; those of jobs
-without one are collected in memory and written in batches, never in a delivery's way.
+"""The log of attempts.
+
+Attempts at deliveries with a row are written by the ledger, together with the row's fate; those of jobs without a row
+are collected in memory and written in batches, so that no delivery waits for the log.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ MAX_BATCH: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """One row of `delivery_attempts` to be: a plain value, a tenth of the price of the model."""
+    """A future row of `delivery_attempts`: a plain value, which costs a tenth of what the model costs."""
 
     delivery_id: str
     job_name: str
@@ -59,7 +61,7 @@ _LEARNED_LATE: Final = (
 
 
 def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
-    """The attempt that was under way when its worker disappeared, as far as its delivery's row tells of it."""
+    """Return the attempt that was under way when its worker disappeared, as far as its delivery's row tells of it."""
     return AttemptRecord(
         delivery_id=row.id,
         series=row.series,
@@ -75,7 +77,7 @@ def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
 
 
 def write_attempts(connection: Connection, attempts: Sequence[AttemptRecord]) -> None:
-    """The attempts are on record, each once; one that was taken for stalled and ended after all says how."""
+    """Insert each attempt once. If one was recorded as stalled and ended after all, update it with how it ended."""
     if attempts:
         rows = [{column: getattr(attempt, column) for column in _COLUMNS} for attempt in attempts]
         connection.execute(_insert_once(connection.dialect.name), rows)
@@ -92,10 +94,10 @@ def _insert_once(dialect: str) -> Executable:
 
 
 class AttemptLog:
-    """Writes `delivery_attempts` at most a second late, and on `close` what is left.
+    """Writes `delivery_attempts` at most a second late, and on `close` whatever is left.
 
-    While the database refuses them, 20 000 attempts are kept; beyond that the oldest are dropped, which is logged.
-    A crash loses what was not written yet: the log describes deliveries, it does not decide any.
+    While the database refuses them, 20 000 attempts are kept; beyond that the oldest are dropped, which is logged. A
+    crash loses what was not written yet: the log describes deliveries, it decides nothing about them.
     """
 
     def __init__(self, database: Database, *, meter: Meter = NO_METER) -> None:
@@ -106,11 +108,11 @@ class AttemptLog:
         self._hurry = asyncio.Event()
 
     def count(self, attempt: AttemptRecord) -> None:
-        """The attempt is in the metrics; its row is written with its delivery's."""
+        """Count the attempt in the metrics; its row is written together with its delivery's."""
         self._meter.attempt(attempt.outcome, attempt.error_code, relayed=attempt.relayed_by is not None)
 
     def add(self, attempt: AttemptRecord) -> None:
-        """The attempt, of a job without a row, will be written soon."""
+        """Count the attempt, which belongs to a job without a row, and write it soon."""
         self.count(attempt)
         self._buffer.append(attempt)
         if len(self._buffer) > MAX_BUFFERED:
@@ -120,7 +122,7 @@ class AttemptLog:
             self._flusher = asyncio.create_task(self._flush_soon(), name="attempt-log")
 
     async def close(self) -> None:
-        """Everything added is written, as far as the database takes it; more may be added afterwards."""
+        """Write everything that was added, as far as the database accepts it. More may be added afterwards."""
         if self._flusher is None and self._buffer:
             self._flusher = asyncio.create_task(self._flush_soon(), name="attempt-log")
         self._hurry.set()
@@ -142,7 +144,10 @@ class AttemptLog:
             self._flusher = None
 
     async def _flush(self) -> bool:
-        """Write what has gathered; whether the database took it. What it did not take is back in the buffer."""
+        """Write what has gathered, and return whether the database accepted it.
+
+        What it did not accept goes back to the buffer.
+        """
         while self._buffer:
             batch, self._buffer = self._buffer[:MAX_BATCH], self._buffer[MAX_BATCH:]
             try:
@@ -161,5 +166,5 @@ class AttemptLog:
             if len(batch) == 1:
                 log.warning("attempt_log_refused", delivery_id=batch[0].delivery_id, error=type(error).__name__)
                 return
-            for attempt in batch:  # one row the database will never take must not hold up the others for ever
+            for attempt in batch:  # one row that the database will never accept must not block the others for ever
                 await self._write([attempt])

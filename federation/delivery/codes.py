@@ -1,6 +1,6 @@
-"""What `delivery_attempts.error_code` may hold, by outcome and by what it means for the delivery.
+"""The values of `delivery_attempts.error_code`: the outcome each belongs to, and what it means for the delivery.
 
-The list every reader of the attempt log judges by, and the one table by which a failed attempt decides.
+Every reader of the attempt log judges by this list, and a failed attempt decides by this one table.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ HTTP_CODE: Final = "HTTP_(?!2)[1-9][0-9]{2}"
 """Regular expression of the codes that name an HTTP status; they are retryable."""
 
 STORED_ALREADY: Final = 409
-"""The one status besides a 2xx that a delivered attempt may have: of a repeat, where the server refuses what it has."""
+"""The one status besides a 2xx that a delivered attempt may have: a repeat that finds the activity there."""
 
 STALLED: Final = "STALLED"
-"""Of attempts that lost their worker, and of deliveries that lost theirs too often."""
+"""The code of attempts that lost their worker, and of deliveries that lost theirs too often."""
 
 
 class FailureClass(StrEnum):
-    """What a failure says, and so what becomes of the delivery when its attempts are used up."""
+    """What a failure says, and therefore what becomes of the delivery when its attempts are used up."""
 
     UNAVAILABLE = "unavailable"
-    """The server could not judge it: held until the server is back."""
+    """The server could not judge the delivery: it is held until the server is back."""
     REST = "rest"
-    """The server asked for a pause: held for so long, and the attempt does not count."""
+    """The server asked for a pause: the delivery is held for that long, and the attempt does not count."""
     REJECTED = "rejected"
-    """The server answered and refuses: failed, and kept for a while."""
+    """The server answered and refuses: the delivery has failed, and is kept for a while."""
     OURS = "ours"
-    """A fault of this node: held for a while."""
+    """A fault of this node: the delivery is held for a while."""
     INVALID = "invalid"
-    """It can never be delivered, or must not be: failed, with nothing to look at."""
+    """It can never be delivered, or must not be: it has failed, and leaves nothing to look at."""
 
 
 ERROR_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
@@ -75,16 +75,16 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
     **dict.fromkeys(("DATABASE", "INTERNAL", "NO_OWN_KEYS", "NO_OWN_URL", STALLED), FailureClass.OURS),
     **dict.fromkeys(("BLACKLISTED", "BLOCKED_URL", "INVALID_JOB", "INVALID_PAYLOAD"), FailureClass.INVALID),
 }
-"""The class of every code but those of `HTTP_CODE`, which are `class_of_status`'s."""
+"""The class of every code except those of `HTTP_CODE`, which `class_of_status` classifies."""
 
 _LOOKED_AT: Final = frozenset({400, 401, 403})
 
 
 def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool, acknowledged: bool) -> FailureClass:
-    """What an HTTP status that is not a 2xx says.
+    """Return the class of an HTTP status that is not a 2xx.
 
     `asks_to_wait`: the answer has a `Retry-After`; `is_json`: its body is a JSON object; `acknowledged`: the server has
-    acknowledged a delivery before, so a 4xx without JSON is a proxy's or a hoster's page.
+    acknowledged a delivery before, so a 4xx without JSON is the page of a proxy or a hoster.
     """
     if asks_for_rest(status, with_pause=asks_to_wait):
         return FailureClass.REST
@@ -94,7 +94,10 @@ def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool, acknowled
 
 
 def may_be_misunderstood(code: str) -> bool:
-    """Whether the refusal may be about who we are or which key we sealed to: `/discover` is looked at first."""
+    """Tell whether the refusal may be about who we are or which key we sealed to.
+
+    Then `/discover` is looked at first.
+    """
     return code in {f"HTTP_{status}" for status in _LOOKED_AT}
 
 
@@ -112,7 +115,7 @@ OWN_FAULTS: Final = frozenset(
         STALLED,
     }
 )
-"""Failures that say nothing of the server: they are decided or caused on this side."""
+"""Failures that say nothing about the server: they are decided or caused on this side."""
 
 FORGERIES: Final = frozenset({"INVALID_ACK", "INVALID_ACK_SIGNATURE"})
 """Somebody answered who could not prove to be the server."""

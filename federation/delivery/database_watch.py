@@ -1,4 +1,4 @@
-"""Whether the database answers, as far as deliveries have noticed: while it does not, none is claimed."""
+"""Whether the database answers, as far as deliveries have noticed: while it does not, no delivery is claimed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSALS_LOGGED_EVERY: Final = timedelta(minutes=1)
 
 
 class DatabaseWatch:
-    """Told of trouble by whoever has it; asked by the worker before each claim."""
+    """Learns of trouble from whoever runs into it; the worker asks it before each claim."""
 
     def __init__(self, database: Database, *, interval: timedelta = INTERVAL) -> None:
         self._database = database
@@ -32,9 +32,10 @@ class DatabaseWatch:
         self._refusal_told_at = -math.inf
 
     def note_trouble(self, error: SQLAlchemyError) -> None:
-        """The database did not answer, or it answered and refused a statement, as where a table is missing.
+        """Note that the database did not answer, or that it refused a statement, as where a table is missing.
 
-        One that refuses would not be found well by asking whether it answers, so claims go on.
+        Only an outage stops claims. A database that refuses statements still answers, so asking whether it answers
+        would not show when it has recovered.
         """
         if is_outage(error):
             if not self._in_trouble:
@@ -47,7 +48,7 @@ class DatabaseWatch:
             )
 
     def not_ready(self) -> Coroutine[object, object, None] | None:
-        """None while the database answers, else what ends when it does again."""
+        """Return None while the database answers, otherwise a coroutine that ends when it answers again."""
         return self._until_it_answers() if self._in_trouble else None
 
     async def _until_it_answers(self) -> None:

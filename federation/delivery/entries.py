@@ -1,4 +1,4 @@
-"""What an attempt has to tell the ledger of its delivery, and what it is told."""
+"""The messages between an attempt and the ledger: what it reports of its delivery, and what it is told."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FollowKey: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowAnswer:
-    """What the other server says of our follow: accepted; or only that it knows of it."""
+    """What the other server says of our follow: that it is accepted, or only that it is known."""
 
     follower_id: str
     following_id: str
@@ -25,17 +25,17 @@ class FollowAnswer:
 
     @property
     def key(self) -> FollowKey:
-        """What tells the follow from all others."""
+        """The key that tells the follow from all others."""
         return self.follower_id, self.following_id, self.server_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The attempts of one job at one delivery: what an attempt's later entries name to be heard.
+    """The attempts of one job at one delivery. Later entries of an attempt must name it to be heard.
 
-    `first_attempted_at` is when the first of them began, `attempts` how many were made at the delivery, in any series,
-    this one included; `holds` how often in a row a fault of ours held it.
-    `canary_at` is when it last went ahead of others to an absent server; `is_canary`: it does so now.
+    `first_attempted_at` is when the first of them began; `attempts` is how many were made at the delivery, in any
+    series, including this one; `holds` is how often in a row a fault of ours held it. `canary_at` is when it last went
+    ahead of others to an absent server; `is_canary` tells that it does so now.
     """
 
     delivery_id: str
@@ -50,7 +50,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The attempt may send `text`; it is None where the row has no text of its own."""
+    """The attempt may send `text`, which is None where the row has no text of its own."""
 
     series: Series
     text: str | None
@@ -58,7 +58,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotBegun:
-    """The attempt may not send: there is no row, or it is held now, or another job acts for it, or none may."""
+    """The attempt may not send: there is no row, it is held now, another job acts for it, or no job may."""
 
     exists: bool
     held: HoldReason | None = None
@@ -88,9 +88,9 @@ class Gone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """An attempt failed: the row stays `ready` for the next of its job, or is `held`, or `failed`.
+    """An attempt failed: the row stays `ready` for the next attempt of its job, or is `held`, or `failed`.
 
-    `attempt` is None where none was made; `until` is when a held one is released, where that is known.
+    `attempt` is None if none was made; `until` is when a held one is released, if that is known.
     """
 
     series: Series
@@ -107,11 +107,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """A job ended without its attempt having a say. The row is held until `until`.
+    """A job ended without a decision by its attempt. The row is held until `until`.
 
-    With the code STALLED its worker disappeared too often, and it is a suspect from then on: it may be what crashes
-    workers, so suspects run apart from all other deliveries, in groups that are halved after each crash, until a crash
-    has one author.
+    The code STALLED says that its worker disappeared too often. The delivery is a suspect from then on, as it may be
+    what crashes workers. Suspects run apart from all other deliveries, in groups that are halved after each crash,
+    until a crash can have only one cause.
     """
 
     delivery_id: str

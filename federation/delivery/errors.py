@@ -12,7 +12,7 @@ from workers import DROP, Retry, Snooze, UnrecoverableError
 class PermanentFailure(UnrecoverableError):
     """The job ends now. `code` names the reason in the attempt log, `method` what was to be delivered.
 
-    What becomes of the row is `failure_class`'s to say: one that is `INVALID` leaves none.
+    `failure_class` decides what becomes of the row: an `INVALID` failure leaves none.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -25,7 +25,7 @@ class PermanentFailure(UnrecoverableError):
 class RetryableFailure(Retry):
     """The attempt failed and may succeed later. `at_least` is how long the server asked to be left alone.
 
-    `failure_class` is needed where the code alone does not tell.
+    `failure_class` is given where the code alone does not decide it.
     """
 
     def __init__(
@@ -43,21 +43,21 @@ class RetryableFailure(Retry):
 
 
 class Held(UnrecoverableError):
-    """The delivery waits in its row, without a job: this one ends and leaves nothing."""
+    """The delivery waits in its row, without a job: this job ends and leaves nothing behind."""
 
     def __init__(self, delivery_id: str, reason: HoldReason) -> None:
         super().__init__(f"delivery {delivery_id} is held: {reason.value}", keep=DROP)
 
 
 class Superseded(UnrecoverableError):
-    """Another job acts for the delivery, or none may: this one ends and leaves nothing."""
+    """Another job acts for the delivery, or none may: this job ends and leaves nothing behind."""
 
     def __init__(self, delivery_id: str) -> None:
         super().__init__(f"delivery {delivery_id} is not this job's to send", keep=DROP)
 
 
 class NotNow(Snooze):
-    """This node cannot do its part for the moment: the job goes back, uncounted."""
+    """This node cannot do its part at the moment: the job goes back, and the attempt is not counted."""
 
     def __init__(self, message: str, delay: timedelta) -> None:
         super().__init__(delay, reason=message)

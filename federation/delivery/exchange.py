@@ -1,4 +1,4 @@
-"""One exchange with the server a delivery is for: find its keys, seal, sign, post, and read what it answers."""
+"""One exchange with the server of a delivery: find its keys, seal, sign, post, and read the answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
 POST_ACK_INTERVAL: Final = 60.0
-"""Seconds between two looks at the acknowledgments of one server's posts."""
+"""Seconds between two checks of the acknowledgments that one server sends for posts."""
 MAX_REMEMBERED: Final = 10_000
 _UNKNOWN_SIGNER: Final = frozenset({401, 403})
 
@@ -46,10 +46,11 @@ _UNKNOWN_SIGNER: Final = frozenset({401, 403})
 class Report:
     """What one attempt has learned so far.
 
-    `started_at` and `started` say when it began, on the wall clock and the loop's; `attempt` is its number in its job.
-    `acknowledged`: the server has acknowledged a delivery before; `profile`: what an operator says it runs. `begun`:
-    the attempt is let through, and belongs to `series` if there is a row. `first_byte`: how long the server may take to
-    begin its answer; `answered`: whether it did, None if it was not asked, and `waited` for how many seconds.
+    `started_at` and `started` say when it began, by the wall clock and by the loop's clock; `attempt` is its number in
+    its job. `acknowledged`: the server has acknowledged a delivery before; `profile`: what it runs, as an operator
+    said. `begun`: the attempt may go on, and belongs to `series` if there is a row. `first_byte`: how long the server
+    may take to begin its answer; `answered`: whether it did, None if it was not asked; `waited`: for how many seconds
+    it was waited for.
     """
 
     delivery: FederationDeliveryJob
@@ -83,7 +84,9 @@ ReadAck: TypeAlias = Callable[[Ack, Report], Awaitable[FollowAnswer | None]]
 
 
 class Exchange:
-    """Callable with a job's name and the report of its attempt; the answer to a follow, if the job asked for one.
+    """Callable with a job's name and the report of its attempt.
+
+    Returns the answer to a follow, if the job asked for one.
 
     `own_url` and `keys` may be None: nothing can be sent then. `timeout` covers the whole request.
 
@@ -133,10 +136,10 @@ class Exchange:
         return await read_ack(ack, report) if read_ack else None
 
     async def refuse_blacklisted(self, delivery: FederationDeliveryJob) -> None:
-        """Neither the server nor the target, which may lie elsewhere in another producer's job, is blacklisted.
+        """Refuse the delivery if its server or its target is blacklisted. In another producer's job these may differ.
 
         Raises:
-            PermanentFailure: one of them is.
+            PermanentFailure: one of them is blacklisted.
         """
         for url in (delivery.server_url, delivery.target_url):
             if await self._registry.is_blacklisted(url):
@@ -146,7 +149,7 @@ class Exchange:
         delivery = report.delivery
         try:
             target = self._guard.check_url(delivery.target_url)
-            if target.origin != delivery.server_url:  # what producers of ours never do; others may
+            if target.origin != delivery.server_url:  # our own producers never do this, others may
                 log.warning("delivery_target_elsewhere", server_url=delivery.server_url, target=target.origin)
             known = await self._registry.known(delivery.server_url)
             if known is not None:
@@ -155,7 +158,7 @@ class Exchange:
             server = await self._discover(delivery.server_url)
         except BlockedUrl as error:
             raise PermanentFailure("BLOCKED_URL", f"the target may not be contacted: {error}") from error
-        except ServerRests as error:  # who asked has noted for how long
+        except ServerRests as error:  # whoever asked has noted for how long
             raise RetryableFailure(
                 "HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST
             ) from error
@@ -168,7 +171,7 @@ class Exchange:
         return server
 
     def _own_pair(self, server: KnownServer) -> OwnKeys:
-        """The pair of ours that the server knows."""
+        """Return the key pair of ours that the server knows."""
         if self._keys is None:
             raise PermanentFailure("NO_OWN_KEYS", "FEDERATION_PRIVATE_KEY is not set: nothing to sign with")
         pair = pair_known_by(self._keys, server.knows_key)
@@ -178,9 +181,10 @@ class Exchange:
         return pair
 
     async def _as_another(self, report: Report, server: KnownServer, pair: OwnKeys) -> Fetched | None:
-        """The answer to the same delivery signed by our other pair, if there is one and the server took it.
+        """Send the same delivery signed by our other key pair, if we have one.
 
-        Its confirmation of a rotation may have been lost on its way to us, or come while the delivery was.
+        Return the answer if the server accepted it. The confirmation of a rotation may have been lost on its way to us,
+        or have come while the delivery was under way.
         """
         assert self._keys is not None  # nothing was sent without them
         for other in self._keys.pairs(now=True):
@@ -194,7 +198,7 @@ class Exchange:
         return None
 
     def _prepare(self, report: Report, server: KnownServer, pair: OwnKeys) -> tuple[bytes, dict[str, str]]:
-        """The request's body and headers."""
+        """Return the body and the headers of the request."""
         delivery, method = report.delivery, report.method
         assert method is not None
         try:
@@ -240,7 +244,10 @@ class Exchange:
         return fetched
 
     async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:
-        """A server that takes a direct delivery is healthy, whatever its last probe said, or a look meanwhile."""
+        """Mark a server as healthy that accepted a direct delivery.
+
+        This holds whatever its last probe said, or a discovery meanwhile.
+        """
         if fetched.proxied:
             return
         known = await self._registry.known(server.url)
@@ -259,9 +266,10 @@ class Exchange:
         )
 
     async def _check_post_ack(self, ack: Ack, report: Report) -> None:
-        """A mismatch is logged, and the post is delivered all the same: its acknowledgment changes nothing here.
+        """Log an acknowledgment that does not match its post.
 
-        One a minute and server is looked at: opening them all would cost a fifth of a delivery.
+        The post is delivered all the same: nothing here depends on it. Only one acknowledgment per minute and server is
+        checked: opening all of them would cost a fifth of a delivery.
         """
         assert self._keys is not None  # nothing was sent without them
         server_url = report.delivery.server_url
@@ -285,7 +293,7 @@ class Exchange:
 
 
 def _may_not_know(fetched: Fetched) -> bool:
-    """Whether the refusal may be about the key that signed."""
+    """Tell whether the refusal may be about the key that signed."""
     if fetched.response.status not in _UNKNOWN_SIGNER:
         return False
     return refusal_code(fetched.response.body)[1] in (None, "INVALID_SIGNATURE")
@@ -299,7 +307,7 @@ def _method_of(payload: str) -> ActivityMethod:
 
 
 def _require_taken(report: Report, response: Response, now: datetime) -> None:
-    """The server has the activity, from this attempt or an earlier one."""
+    """Raise unless the server has the activity, from this attempt or an earlier one."""
     if response.ok:
         return
     is_json, report.remote_code = refusal_code(response.body)
@@ -326,15 +334,16 @@ def _require_taken(report: Report, response: Response, now: datetime) -> None:
 
 
 def _acknowledgment(report: Report, response: Response) -> Ack | None:
-    """What the server sent to prove that it has the activity; None if it is known to prove nothing."""
-    if not response.ok:  # it has had the activity since an earlier attempt
+    """Return the server's proof that it has the activity, or None if the answer is known to prove nothing."""
+    if not response.ok:  # the server has had the activity since an earlier attempt
         return None
     body: object = None
     try:
         body = parse_ack_body(response.body)
         return find_ack(body)
     except (NotJson, AckMissing) as error:
-        # The server's own answer, whatever it has signed before: no hoster's page, and not over by itself.
+        # An unsigned acknowledgment is the server's own answer, even if it has signed others before. It is no hoster's
+        # page, and does not pass by itself.
         is_unsigned = report.method is ActivityMethod.FEDERATE and is_unsigned_follow_ack(body)
         if is_unsigned and report.profile is Profile.ORIGINAL:
             return None

@@ -1,4 +1,4 @@
-"""What becomes of a delivery whose attempt failed: a pure decision, from the class of the failure and the link."""
+"""What becomes of a delivery whose attempt failed: a pure decision, by the class of the failure and the link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_OWN_PAUSE: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """The state the row gets; `ready`: the same job tries again."""
+    """The state that the row gets. In `ready` the same job tries again."""
 
     state: DeliveryState
     reason: HoldReason | None = None
@@ -30,7 +30,10 @@ HELD_FOR_SERVER: Final = Fate(state=DeliveryState.HELD, reason=HoldReason.SERVER
 
 
 def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, now: datetime) -> Fate:
-    """What becomes of the row; `link` is as the failure left it, `is_last` that the job has no attempt left."""
+    """Decide what becomes of the row.
+
+    `link` is the link after the failure; `is_last` says that the job has no attempt left.
+    """
     if kind is FailureClass.REST:
         return Fate(state=DeliveryState.HELD, reason=HoldReason.REST, until=link.rest_until)
     if kind is FailureClass.UNAVAILABLE and (series.is_canary or not link.is_open):
@@ -47,9 +50,9 @@ def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, no
 
 
 def fails_alone(code: str, series: Series, link: Link) -> bool:
-    """Whether the delivery failed as its server's canary, another has got through since, and it is refused again.
+    """Tell whether the delivery itself is at fault: it failed as its server's canary, and another got through since.
 
-    A failure in which nothing answered is the server's, whichever delivery meets it.
+    A failure in which nothing answered is always the server's, whichever delivery meets it.
     """
     if not answers(code) or series.is_canary or series.canary_at is None or link.last_success_at is None:
         return False
@@ -57,5 +60,8 @@ def fails_alone(code: str, series: Series, link: Link) -> bool:
 
 
 def own_pause(holds: int) -> timedelta:
-    """How long a fault of ours holds a delivery that it held `holds` times in a row: 1, 2, 4 ... 60 minutes."""
+    """Return how long a fault of ours holds a delivery that it has held `holds` times in a row.
+
+    The times are 1, 2, 4 ... 60 minutes.
+    """
     return min(FIRST_OWN_PAUSE * (1 << min(holds, 20)), LONGEST_OWN_PAUSE)

@@ -1,4 +1,4 @@
-"""The acknowledgment of a follow: opened, verified, and turned into what changes in our own row."""
+"""The acknowledgment of a follow: opens it, verifies it, and turns it into what changes in our own row."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FindPublicKey: TypeAlias = Callable[[], Awaitable[str | None]]
 async def read_follow_ack(
     ack: Ack, server_url: str, *, keys: KeyRing, cached_public_key: str | None, find_public_key: FindPublicKey
 ) -> FollowAnswer:
-    """What the server says of our follow, proven to be its word.
+    """Return what the server says of our follow, once it is proven to come from that server.
 
-    The key is `cached_public_key` if the registry had one when the attempt began, else the one it has now; that one
-    counts as well: the server may have changed its keys meanwhile.
+    The key is `cached_public_key` if the registry had one when the attempt began, otherwise the one it has now. If the
+    cached key does not fit, the present one is tried as well: the server may have changed its keys meanwhile.
 
     Raises:
-        PermanentFailure: the acknowledgment does not open, has not the shape of one, or is not signed by that server.
+        PermanentFailure: the acknowledgment does not open, has the wrong shape, or is not signed by that server.
     """
     try:
         plaintext = ack.open(keys)

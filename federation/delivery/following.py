@@ -1,4 +1,4 @@
-"""What follows the commit of a session: the jobs of the deliveries that were owed in it."""
+"""What follows the commit of a session: adding the jobs of the deliveries that were owed in it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ _KEY: Final = "federation.outbox"
 
 @dataclass(slots=True)
 class Pending:
-    """What one session's transaction will add."""
+    """The jobs that one session's transaction will lead to."""
 
     planned: list[Planned] = field(default_factory=list)
 
     def take(self, session: Session) -> list[Planned]:
-        """Those whose row is part of the transaction: a savepoint rolled back takes its rows out of the session."""
+        """Remove and return the jobs whose row is part of the transaction.
+
+        A savepoint that is rolled back takes its rows out of the session, and with them their jobs.
+        """
         planned, self.planned = self.planned, []
         return [each for each in planned if each.stored in session]
 
 
 def pending_of(session: Session) -> Pending | None:
-    """What the session's transaction will add, None if nothing follows it yet."""
+    """Return what the session's transaction will add, or None if nothing follows it yet."""
     pending: Pending | None = session.info.get(_KEY)
     return pending
 
 
 def set_pending(session: Session, pending: Pending) -> None:
-    """Whoever commits the session asks `pending` himself."""
+    """Attach `pending` to the session. Whoever commits the session has to take the jobs out of it."""
     session.info[_KEY] = pending
 
 
 def follow_commit(session: Session, add: Callable[[list[Planned]], None]) -> Pending:
-    """`add` is called after each commit of the session, with what was planned in it."""
+    """Call `add` after each commit of the session, with the jobs that were planned in it."""
     pending = Pending()
     set_pending(session, pending)
 

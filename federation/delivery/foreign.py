@@ -1,4 +1,4 @@
-"""Jobs of other nodes that a wrong setting brings to our queue: they go back unharmed, until somebody mends it."""
+"""Jobs of other nodes that a wrong setting brings to our queue: they go back until somebody mends the setting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_PAUSE: Final = timedelta(hours=1)
 
 
 class ForeignJobs:
-    """Tells them from ours, as far as jobs say whose they are, and notes each in `sightings`."""
+    """Tells jobs of other nodes from ours, as far as jobs name their node, and notes each of them in `sightings`."""
 
     def __init__(self, origin: OwnJobOrigin, sightings: Sightings, clock: Clock | None = None) -> None:
         self._origin = origin
@@ -25,10 +25,12 @@ class ForeignJobs:
         self._clock = clock or SystemClock()
 
     async def give_back(self, job: Job, delivery: FederationDeliveryJob) -> None:
-        """Nothing happens to a job of ours. By another's row nobody here could tell what to do.
+        """Give the job back if it is another node's; do nothing with a job of ours.
+
+        The row of another node's job is not in our database, so nobody here can decide about it.
 
         Raises:
-            NotNow: it is another's.
+            NotNow: the job is another node's.
             SQLAlchemyError: as `OwnJobOrigin.get`.
         """
         ours, theirs = await self._origin.get(), origin_of(delivery)
@@ -40,5 +42,5 @@ class ForeignJobs:
 
 
 def pause_for(age: timedelta) -> timedelta:
-    """How long a stranger's job of that age is left alone: 1, 2, 4 … 60 min, as it doubles its age each time."""
+    """Return how long a foreign job of that age is left alone: 1, 2, 4 … 60 min, as each pause doubles its age."""
     return min(max(age, timedelta(0)) + FIRST_PAUSE, LONGEST_PAUSE)

@@ -1,10 +1,11 @@
 """The entries of one group in the ledger, as one transaction writes them: a statement or two for each kind.
 
-The row decides who may act for it. What begins an attempt locks it, and may send only if it is ready and names the
-job; a row of a Node producer, which names none, takes the first that comes. What ends an attempt writes to a row only
-if it still names the attempt's job, but for a delivery that arrived: that is over in any case. An attempt's own row
-in `delivery_attempts` is part of the transaction that writes its delivery's fate. `sending` marks an attempt under
-way: who begins the next one finds the mark of one that lost its worker, and puts it on record as stalled.
+The row decides which job may act for it. Beginning an attempt locks the row, and the attempt may send only if the row
+is ready and names its job. The row of a Node producer names no job and accepts the first one that comes. Ending an
+attempt changes a row only if it still names the attempt's job; the exception is a delivery that arrived, which is over
+in any case. The attempt's own row in `delivery_attempts` is part of the transaction that writes its delivery's fate.
+`sending` holds the number of the attempt under way: if an attempt lost its worker, the next one to begin finds that
+number still there, and records the lost attempt as stalled.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from federation.delivery.payloads import release
 from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of
 
 FIRST_SUSPECTS: Final = 256
-"""Of what was under way in too many crashes, so many run together first."""
+"""How many suspects, deliveries that were under way in too many crashes, run together at first."""
 FATAL_ALONE: Final = 3
-"""So often a delivery may crash a worker that does nothing else."""
+"""How often a delivery may crash a worker that does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of each entry of a group, and the deliveries whose turn has come."""
+    """The result of each entry of a group, and the deliveries whose turn has come."""
 
     results: list[object]
     ready: list[OwedRow]
 
 
 class Group:
-    """One transaction's entries: each kind is one statement or two, however many there are."""
+    """The entries of one transaction: each kind takes one statement or two, however many entries there are."""
 
     def __init__(self, connection: Connection, now: datetime) -> None:
         self._connection = connection
@@ -59,7 +60,7 @@ class Group:
         self._freed: list[Row[*tuple[Any, ...]]] = []  # rows that are over and have an ordering key
 
     def write(self, entries: Sequence[Entry]) -> Written:
-        """What came of each entry, and the deliveries whose turn has come."""
+        """Write all entries. Return the result of each, and the deliveries whose turn has come."""
         results: dict[int, object] = {}
         kinds: tuple[tuple[type[Entry], Callable[[Any], Mapping[int, object]]], ...] = (
             (Begin, self._begin),
@@ -111,14 +112,17 @@ class Group:
         return results
 
     def _adopt(self, entries: Sequence[Begin]) -> None:
-        """A Node producer's row is ours from its first job on: it may be held, released, and have other jobs."""
+        """Make a Node producer's row ours from its first job on: it may be held and released, and have other jobs."""
         if entries:
             names = [(e.delivery_id, e.job_id, e.job_name, e.server_url) for e in entries]
             keys = ("row", "job", "name", "server")
             self._connection.execute(_ADOPTED, [dict(zip(keys, each, strict=True)) for each in names])
 
     def _hold(self, entries: Sequence[Begin]) -> None:
-        """Those with one hold by one statement: a backlog to a server that is down is held as fast as it is claimed."""
+        """Hold the rows, with one statement per kind of hold.
+
+        A backlog to a server that is down is thus held as fast as it is claimed.
+        """
         for hold in {entry.hold for entry in entries if entry.hold is not None}:
             chosen = [entry for entry in entries if entry.hold == hold]
             rows, since = [entry.delivery_id for entry in chosen], max(entry.at for entry in chosen)
@@ -190,7 +194,7 @@ class Group:
 
 
 def _suspected(row: Row[*tuple[Any, ...]], entry: Begin) -> Ended:
-    """A suspect was under way in another crash."""
+    """Build the end of an attempt whose delivery, already a suspect, was under way in another crash."""
     suspect = _narrowed(row.suspect)
     is_found = suspect <= 1 - FATAL_ALONE
     return Ended(
@@ -213,12 +217,15 @@ def _suspicion(row: Row[*tuple[Any, ...]]) -> int:
 
 
 def _narrowed(suspect: int) -> int:
-    """Half as many next time; below one it ran alone."""
+    """Halve the size of the group that the suspect runs in.
+
+    From 1 on, when it ran alone, count its crashes downwards.
+    """
     return suspect // 2 if suspect > 1 else suspect - 1
 
 
 def _acts_for(row: Row[*tuple[Any, ...]], job_id: str) -> bool:
-    """Whether the job is the one that may act for the row: its own, or the first that a Node producer's row meets."""
+    """Tell whether the job may act for the row: it is the row's own, or the first that a Node producer's row meets."""
     return row.state is DeliveryState.READY and row.settled_at is None and row.job_id in (None, job_id)
 
 
@@ -254,7 +261,10 @@ def _ending(row: Row[*tuple[Any, ...]], entry: Ended) -> dict[str, object]:
 
 
 def _holds(row: Row[*tuple[Any, ...]], entry: Ended) -> int:
-    """How often in a row a fault of ours has held it; that its job tries again in between says nothing yet."""
+    """Count how often in a row a fault of ours has held the delivery.
+
+    An attempt of its job in between does not reset this.
+    """
     if entry.reason is HoldReason.OURS:
         return int(row.holds) + 1
     return int(row.holds) if entry.state is DeliveryState.READY else 0

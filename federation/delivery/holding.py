@@ -1,10 +1,10 @@
-"""What becomes of held deliveries by itself: released in time, given up when too old or forbidden.
+"""What becomes of held deliveries by itself: they are released in time, or given up when too old or forbidden.
 
-Theory of operation. A held delivery has no job, so nothing but a look at the database moves it. A sweep releases those
-whose time has come, hands the rows of servers that are up again to the `Releaser`, fails those to blacklisted servers,
-and lets those expire that are older than an operator wants to send. An enqueue may commit after the release for its
-server has passed, or after the delivery that it waits for has ended, and a process may die anywhere: whatever was
-missed, the next sweep finds.
+Theory of operation. A held delivery has no job, so only a look at the database can move it. A sweep releases the
+deliveries whose time has come, hands the rows of servers that are up again to the `Releaser`, fails deliveries to
+blacklisted servers, and lets those expire that are older than an operator wants to send. An enqueue may commit after
+the release for its server has passed, or after the delivery that it waits for has ended, and a process may die at any
+point: whatever was missed, the next sweep finds.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ log = structlog.get_logger(__name__)
 
 BATCH: Final = 1_000
 MAX_ROWS: Final = 20_000
-"""Changed by one sweep, of each kind."""
+"""How many rows of each kind one sweep changes at most."""
 
 WAITS_FOR_SERVER: Final = (HoldReason.SERVER, HoldReason.REST)
-"""The reasons whose deliveries the `Releaser` sends, at its pace."""
+"""Reasons to hold a delivery that the `Releaser` then sends, at its pace."""
 
 
 _Change: TypeAlias = Callable[[], Awaitable[tuple[int, Sequence[OwedRow]]]]
-"""How many rows changed, and those that are ready now."""
+"""Returns how many rows changed, and those that are ready now."""
 
 
 class HeldDeliveries:
-    """Sweeps held rows. One process at a time should; several do no harm. `max_age` None: nothing expires."""
+    """Sweeps held rows. One process at a time should; several do no harm. With a `max_age` of None nothing expires."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class HeldDeliveries:
         self._clock = clock or SystemClock()
 
     async def sweep(self) -> Mapping[str, object]:
-        """Every held delivery whose time has come has moved on; how many of which kind.
+        """Move on every held delivery whose time has come. Return how many there were of each kind.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
@@ -85,7 +85,7 @@ class HeldDeliveries:
         return count
 
     async def _release_suspects(self) -> int:
-        """The next group of those that may crash workers, once none of the last is under way."""
+        """Release the next group of deliveries that may crash workers, once none of the previous group is under way."""
         now = self._clock.now()
 
         def release(connection: Connection) -> list[OwedRow]:
@@ -113,7 +113,10 @@ class HeldDeliveries:
         return count
 
     async def _look_at_servers(self) -> tuple[int, int]:
-        """Those with held rows: what is held for a blacklisted one fails, what is held for one that is up goes out."""
+        """Fail the held rows of blacklisted servers, and release those of servers that are back.
+
+        Return how many rows failed, and how many servers are released.
+        """
         failed = releasing = 0
         for row in await self._database.rows(_HELD_SERVERS):
             if await self._registry.is_blacklisted(row.server_url):
@@ -141,16 +144,16 @@ class HeldDeliveries:
         now = self._clock.now()
 
         def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
-            # A time further off than any was written by a clock that was wrong.
+            # A time that lies further off than any hold lasts was written by a wrong clock.
             found = connection.execute(_DUE, {"now": now, "horizon": now + LONGEST_REST + timedelta(hours=1)})
-            # Not counted among those that a returned server is sent: they would use up the room of its release.
+            # They are not counted as part of a returned server's release: they would use up its room.
             rows = made_ready(connection, found.scalars().all(), now, released=False)
             return len(rows), rows
 
         return await self._database.transact(release)
 
     async def _ready_in_order(self) -> tuple[int, Sequence[OwedRow]]:
-        """Deliveries that wait for an older one which is there no more."""
+        """Make deliveries ready that wait for an older one which no longer exists."""
         now = self._clock.now()
 
         def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
@@ -166,7 +169,7 @@ class HeldDeliveries:
         return await self._database.transact(lambda connection: _give_up(connection, _EXPIRED, values, now))
 
     async def _in_batches(self, change: _Change) -> int:
-        """Repeat `change` until it finds nothing, or enough; the jobs of what it made ready are added."""
+        """Repeat `change` until it finds nothing more, or has changed enough; add the jobs of what it made ready."""
         total = 0
         while total < MAX_ROWS:
             count, ready = await change()
@@ -212,7 +215,7 @@ _BLACKLISTED = _giving_up(
     code="BLACKLISTED",
     error="its server was blacklisted while the delivery was held",
 )
-# What it failed with last stays on record: it says why the delivery was held.
+# The code of the last failure stays on record: it says why the delivery was held.
 _EXPIRED = _giving_up(
     DeliveryState.EXPIRED, TABLE.c.created_at < bindparam("before"), code=None, error="it was held until it was too old"
 )
@@ -256,7 +259,7 @@ _FIRST_IN_ORDER = (
     )
     .limit(BATCH)
 )
-# Each server once, by steps along the index: a million rows of one server cost one.
+# Finds each server once, by steps along the index: a million rows of one server cost one step.
 _WAITING = and_(TABLE.c.state == DeliveryState.HELD, TABLE.c.held_reason.in_(WAITS_FOR_SERVER))
 _STEPS = (
     select(func.min(TABLE.c.server_url).label("server_url"))

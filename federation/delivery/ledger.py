@@ -1,8 +1,8 @@
 """What becomes of each delivery, written to the database in groups.
 
 Theory of operation. Attempts run side by side, and each writes twice: before it sends, and when it knows the outcome.
-One transaction per write would cost more than the delivery, so concurrent writes share one, under load after a few
-milliseconds in which more may come (see `Batcher`). A caller returns only after its entry is committed, so everything
+One transaction per write would cost more than the delivery, so concurrent writes share one (see `Batcher`). Under load
+it first waits a few milliseconds for more. A caller returns only after its entry is committed, so everything
 an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash between the commit and
 the settling of the job runs the attempt again.
 """
@@ -31,17 +31,18 @@ log = structlog.get_logger(__name__)
 MAX_GROUP: Final = 500
 MAX_ERROR_CHARACTERS: Final = 1_000
 LINGER_SECONDS: Final = 0.015
-"""How long a group is waited for under load: a commit costs as much as several entries, and what ends together is
-settled together, whose slots are filled together."""
+"""How long the loop waits for more entries under load. A commit costs as much as several entries, and attempts that
+end together are settled together, so that their slots are filled together."""
+
 CROWD: Final = 4
-"""More entries in a group than so many are load."""
+"""A group with more entries than this counts as load."""
 
 _REFUSED: Final = (DataError, IntegrityError, UnicodeError)
-"""Blames an entry, not the database. The last is what a text without a UTF-8 form raises, bare."""
+"""Errors that blame an entry, not the database. A text without a UTF-8 form raises the last one, unwrapped."""
 
 
 class AddJobs(Protocol):
-    """Adds jobs of deliveries to the queue, after the commit of what made them due."""
+    """Adds the jobs of deliveries to the queue, after the commit that made them due."""
 
     async def __call__(self, jobs: Sequence[PlannedJob], /) -> object: ...
 
@@ -63,34 +64,36 @@ class Ledger:
         self._adding: asyncio.Task[None] | None = None
 
     async def begin(self, entry: Begin) -> Begun | NotBegun:
-        """The row counts one more attempt, under way now, if the job may send at all."""
+        """Count one more attempt in the row, and note it as under way, if the job may send at all."""
         return cast(Begun | NotBegun, await self._write(entry))
 
     async def gone(
         self, delivery_id: str, *, follow: FollowAnswer | None = None, attempt: AttemptRecord | None = None
     ) -> bool:
-        """The row is removed and the follow updated, both or neither. False: no such follow is known here."""
+        """Remove the row and update the follow, both or neither. Return False if no such follow is known here."""
         return cast(bool, await self._write(Gone(delivery_id=delivery_id, follow=follow, attempt=attempt)))
 
     async def ended(self, entry: Ended) -> bool:
-        """The row says what became of the attempt; False if it does not name the attempt's job any more."""
+        """Write what became of the attempt to the row. Return False if the row no longer names the attempt's job."""
         error = entry.error.replace("\x00", "")[:MAX_ERROR_CHARACTERS]
         return cast(bool, await self._write(replace(entry, error=error)))
 
     async def abandoned(self, entry: Abandoned) -> bool:
-        """The row is held, if it is ready and names that job."""
+        """Hold the row, if it is ready and names that job."""
         return cast(bool, await self._write(entry))
 
     async def close(self) -> None:
-        """What was handed in is committed, or has failed."""
+        """Wait until everything that was handed in is committed, or has failed."""
         await self._batcher.close()
         await self._jobs_added()
 
     async def _write(self, entry: Entry) -> object:
-        """What came of the entry, once that is committed; a caller that is cancelled takes nothing back.
+        """Hand in the entry, wait for its commit, and return its result.
+
+        If the caller is cancelled meanwhile, the entry is written all the same.
 
         Raises:
-            SQLAlchemyError: it was not; the whole attempt is worth repeating.
+            SQLAlchemyError: the entry was not committed; the whole attempt is worth repeating.
         """
         return await asyncio.shield(self._batcher.put(entry))
 
@@ -103,12 +106,15 @@ class Ledger:
         return written.results
 
     async def _jobs_added(self) -> None:
-        """Nothing is being added: jobs of one group at a time, or an absent queue would collect those of many."""
+        """Wait until no jobs are being added.
+
+        Jobs are added one group at a time: otherwise those of many groups would wait for an absent queue.
+        """
         if self._adding is not None:
             await asyncio.wait([self._adding])
 
     async def _add(self, add_jobs: AddJobs, rows: Sequence[OwedRow]) -> None:
         try:
             await add_jobs([row.job() for row in rows])
-        except Exception as error:  # they are owed and ready: the sweeper finds them without a job
+        except Exception as error:  # the rows are owed and ready: the sweeper finds that they have no job
             log.error("ordered_jobs_not_added", delivery_ids=[row.id for row in rows][:20], **crash(error))

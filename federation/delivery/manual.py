@@ -1,4 +1,4 @@
-"""What the manual shows of deliveries, made of what the code decides by: the states of rows, classes of failures."""
+"""What the manual shows of deliveries, generated from what the code decides by: states of rows, classes of failures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRANSITIONS: Final[Mapping[tuple[DeliveryState | None, Step], DeliveryState | No
     (_S.EXPIRED, Step.RETRY): _S.READY,
     (_S.EXPIRED, Step.PURGE): None,
 }
-"""None: there is no row."""
+"""The row's next state, by its state and the step. None stands for no row."""
 
 _BECOMES: Final[Mapping[FailureClass, str]] = {
     FailureClass.UNAVAILABLE: "tried again; after the last attempt, or once the link is down, held for `server`",
@@ -68,7 +68,7 @@ _WITH_CONDITIONS: Final[Mapping[FailureClass, str]] = {
 
 
 def states() -> str:
-    """The table of transitions as a Mermaid state diagram."""
+    """Return the table of transitions as a Mermaid state diagram."""
     lines = ["stateDiagram-v2"]
     for (source, step), target in TRANSITIONS.items():
         lines.append(f"    {source or '[*]'} --> {target or '[*]'}: {step.value}")
@@ -76,7 +76,7 @@ def states() -> str:
 
 
 def failures() -> str:
-    """The classes of failures as a table."""
+    """Return the classes of failures as a Markdown table."""
     lines = ["| class | codes | what becomes of the delivery |", "|---|---|---|"]
     for kind in FailureClass:
         codes = [f"`{code}`" for code in sorted(code for code, of in CLASSES.items() if of is kind)]
@@ -86,7 +86,7 @@ def failures() -> str:
 
 
 def _statuses(kind: FailureClass) -> Iterable[str]:
-    """The HTTP statuses of the class, where nothing else is known: those of a hundred, or single ones."""
+    """Yield the HTTP statuses that belong to the class by themselves: a whole hundred as `4xx`, or single ones."""
     for hundred in (300, 400, 500):
         classes = {status: _class(status) for status in range(hundred, hundred + 100)}
         ((most, _),) = Counter(classes.values()).most_common(1)

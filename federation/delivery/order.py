@@ -1,9 +1,10 @@
-"""Where a new delivery stands: sent at once, or held behind its server, or behind older ones of its ordering key.
+"""Where a new delivery stands: sent at once, or held because of its server, or behind older ones of its ordering key.
 
-Theory of operation. Order is kept by the database, so it holds on every queue: of the deliveries of one key to one
-server only the oldest is ever anything but held for `order`. Who adds one takes the key's lock, looks who is there,
-and inserts it behind them; the transaction that ends the oldest makes the next one ready (`rows.next_in_order`). On
-SQLite the only write lock is that lock. Positions are counted, not dated: a clock may be set back.
+Theory of operation. The database keeps the order, so it holds on every queue: of the deliveries of one key to one
+server, all but the oldest are held for `order`. A transaction that adds one takes the key's lock, looks which ones
+exist, and inserts the new one behind them; the transaction that ends the oldest makes the next one ready
+(`rows.next_in_order`). On SQLite the only write lock is that lock. Positions are counted, not dated, because a clock
+may be set back.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from federation.servers.links import closed_among
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceInOrder:
-    """What a new delivery to one server waits for, None: nothing; and its place among those of its key."""
+    """What a new delivery to one server waits for, None for nothing, and its place among those of its key."""
 
     held: HoldReason | None = None
     position: int | None = None
 
 
 def stand(session: Session, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, PlaceInOrder]:
-    """How a delivery to each server stands that this transaction adds; call it right before adding them.
+    """Return how a delivery to each server stands that this transaction adds. Call it right before adding them.
 
-    With a key it holds the key's lock until the transaction ends, and removes what was given up of the key.
+    With a key it holds the key's lock until the transaction ends, and removes deliveries of the key that were given up.
     """
     if ordering_key is not None:
         session.flush()  # deliveries of the key that this session added
@@ -39,13 +40,19 @@ def stand(session: Session, server_urls: Sequence[str], ordering_key: str | None
 
 
 def cancelled_unsent(session: Session, server_url: str, ordering_key: str, job_name: str) -> bool:
-    """The youngest delivery of the key is removed, if it is of that name and was never attempted; whether it was."""
+    """Remove the youngest delivery of the key if it has that name and was never attempted.
+
+    Return whether it was removed.
+    """
     session.flush()
     return _cancel_unsent(session.connection(), server_url, ordering_key, job_name)
 
 
 def lock_keys(connection: Connection, keys: Collection[str]) -> None:
-    """Nobody else adds a delivery of these keys until the transaction ends; on SQLite because it is the only writer."""
+    """Keep all others from adding deliveries of these keys until the transaction ends.
+
+    On SQLite nothing has to be done: the caller is the only writer.
+    """
     for key in sorted(keys):
         _lock(connection, key)
 

@@ -1,8 +1,8 @@
-"""Whose deliveries a queue holds: jobs of ours carry the id of the database that their row is in, and this node's URL.
+"""Whose deliveries a queue holds: our jobs carry the id of the database with their row, and this node's URL.
 
-Two databases on one queue, by a wrong setting or a copied `.env`, would otherwise end each other's jobs: the row is not
-there, so the delivery looks as if it were over. The URL tells a copy of the database from its original. No key would
-do, as keys are rotated.
+Without that, two databases on one queue, by a wrong setting or a copied `.env`, would end each other's jobs: the row is
+not there, so the delivery looks as if it were over. The URL tells a copy of the database from its original. A key could
+not serve for this, as keys are rotated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IDENTITY: Final = select(col(DatabaseIdentity.id))
 
 @dataclass(frozen=True, slots=True)
 class JobOrigin:
-    """The node and the database that a job is of; what is None is not known, as with jobs of Node's producers."""
+    """The node and the database that a job belongs to. None means unknown, as with jobs of Node's producers."""
 
     node: str | None
     database: str | None
@@ -30,12 +30,12 @@ class JobOrigin:
         return f"{self.node or 'a node without a URL'}, database {self.database or 'not known'}"
 
     def has(self, other: JobOrigin) -> bool:
-        """Whether a job of `other` is one of this one's, as far as it tells."""
+        """Tell whether a job of `other` belongs to this origin, as far as the job says."""
         return other.node in (None, self.node) and other.database in (None, self.database)
 
 
 class OwnJobOrigin:
-    """Ours. The database's id is read once."""
+    """The origin of this process's jobs. The database's id is read once."""
 
     def __init__(self, database: Database, own_url: str | None) -> None:
         self._database = database
@@ -43,7 +43,7 @@ class OwnJobOrigin:
         self._origin: JobOrigin | None = None
 
     async def get(self) -> JobOrigin:
-        """What jobs of ours say.
+        """Return the origin that our jobs carry.
 
         Raises:
             SQLAlchemyError: the database did not answer, or has not been upgraded.
@@ -54,7 +54,7 @@ class OwnJobOrigin:
         return self._origin
 
     def on(self, connection: Connection) -> JobOrigin:
-        """The same, for plain code that has a connection to the database."""
+        """Return the same, for synchronous code that has a connection to the database."""
         if self._origin is None:
             self._set(list(connection.execute(_IDENTITY).scalars()))
         assert self._origin is not None

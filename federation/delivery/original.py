@@ -1,8 +1,8 @@
-"""What the first implementation of this wire answers to deliveries, where that is less than the wire asks for.
+"""How the first implementation of this protocol answers deliveries, where that falls short of what the protocol asks.
 
-It acknowledges a follow without a signature: such a follow is known to be received, and nobody has proven more. It
+It acknowledges a follow without a signature: such a follow is known to be received, but nobody has proven more. It
 refuses a post that it has stored already, so a delivery whose acknowledgment was lost is refused from then on. And it
-has no receiver for unfollows. All of this counts only for servers that an operator has given its profile.
+has no receiver for unfollows. All of this applies only to servers that an operator has given its profile.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _STORED: Final[Mapping[ActivityMethod, str]] = {
 
 
 def is_stored_already(method: ActivityMethod | None, status: int, remote_code: str | None) -> bool:
-    """Whether the server refuses the activity because it has it."""
+    """Tell whether the server refuses the activity because it already has it."""
     return method is not None and status == STORED_ALREADY and remote_code == _STORED.get(method, "")
 
 
 def has_no_receiver(method: ActivityMethod | None, status: int) -> bool:
-    """Whether the server refuses the activity because it knows no such kind, so that trying again is of no use."""
+    """Tell whether the server refuses the activity because it knows no such kind, so that trying again is of no use."""
     return method is ActivityMethod.UNFOLLOW and status == 400
 
 
 def received_follow(payload: str, server_url: str) -> FollowAnswer | None:
-    """The follow that was sent, as acknowledged and not decided; None if the payload is none a receiver could read."""
+    """Return the follow that was sent as acknowledged and undecided, or None if no receiver could read the payload."""
     try:
         following = parse_model(FollowActivity, payload).following
     except PayloadError:

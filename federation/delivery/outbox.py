@@ -1,10 +1,10 @@
 """Owing a delivery: a row in the application's own transaction, and a job once that transaction is committed.
 
-Theory of operation. `enqueue_delivery` inserts the row and notes the job, which refers to the row's text and never
+Theory of operation. `enqueue_delivery` inserts the row and plans the job, which refers to the row's text and never
 carries it. Where the queue lives in the same database, the job is inserted in the same transaction: both or neither.
 Elsewhere it is added after the commit, under the row's id, so adding it twice is harmless; a process that dies in
 between leaves a row without a job, which the sweeper finds. `enqueue_fanout` does the same for one text and many
-servers, in batches. What is written is in `owing`, for asynchronous and synchronous callers alike.
+servers, in batches. The module `owing` writes the rows, for asynchronous and synchronous callers alike.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """Deliveries of one application database. `joins`: the queue lives in that database and takes its connection."""
+    """Deliveries of one application database.
+
+    `joins` says that the queue lives in that database and uses its connection.
+    """
 
     def __init__(
         self,
@@ -50,10 +53,10 @@ class Outbox:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """The block's writes are committed, and every delivery it enqueued is in the queue.
+        """Commit the block's writes, then add every delivery that it enqueued to the queue.
 
-        If the block raises, neither happens. Jobs the queue does not take after the commit are logged: their rows are
-        committed, so they are owed, not lost.
+        If the block raises, neither happens. Jobs that the queue does not accept after the commit are logged: their
+        rows are committed, so they are owed, not lost.
         """
         await self._connect()
         pending = Pending()
@@ -76,9 +79,9 @@ class Outbox:
         *,
         ordering_key: str | None = None,
     ) -> str:
-        """A delivery of `payload` to `target_url` is owed from the moment `session` commits; returns its id.
+        """Owe a delivery of `payload` to `target_url` from the moment `session` commits, and return its id.
 
-        In a session of `transaction()` the job is certain when that block has ended; in a session of your own it
+        In a session of `transaction()` the job is in the queue when that block has ended; in a session of your own it
         follows the commit by itself. While its server is down the delivery is held, and has no job.
 
         Deliveries with one `ordering_key` to one server arrive in the order in which they were enqueued, each after the
@@ -86,9 +89,9 @@ class Outbox:
         back what this one replaces.
 
         Raises:
-            ValueError: the payload is no activity we deliver, a URL is not acceptable, or the target is not on that
-                server; or the session is on another database. Nothing is written then.
-            TypeError: it is no `AsyncSession`; names the call that takes it.
+            ValueError: the payload is no activity that we deliver, a URL is not acceptable, the target is not on that
+                server, or the session is on another database. Nothing is written then.
+            TypeError: it is no `AsyncSession`; the message names the call that accepts it.
         """
 
         def owe(inside: Session) -> str:
@@ -108,16 +111,16 @@ class Outbox:
         *,
         ordering_key: str | None = None,
     ) -> tuple[str, ...]:
-        """A delivery of one `payload` to `path` on every server is owed from the moment `session` commits.
+        """Owe a delivery of one `payload` to `path` on every server once `session` commits, and return their ids.
 
-        The text is stored once, and goes with the last of its deliveries. A server named twice, in whatever spelling,
-        gets one delivery. Returns their ids in the order of the servers. Jobs, held deliveries and `ordering_key`, to
-        each server for itself, are as with `enqueue_delivery`.
+        The text is stored once, and is deleted with the last of its deliveries. A server that is named twice, in
+        whatever spelling, gets one delivery. The ids follow the order of the servers. Jobs, held deliveries and
+        `ordering_key` work as with `enqueue_delivery`, for each server separately.
 
         Raises:
-            ValueError: the payload is no activity we deliver, the path does not begin with a slash, or a URL is not
-                acceptable; says which. Or the session is on another database. Nothing is written then.
-            TypeError: it is no `AsyncSession`; names the call that takes it.
+            ValueError: the payload is no activity that we deliver, the path does not begin with a slash, or a URL is
+                not acceptable; the message says which. Or the session is on another database. Nothing is written then.
+            TypeError: it is no `AsyncSession`; the message names the call that accepts it.
         """
 
         def owe(inside: Session) -> tuple[str, ...]:
@@ -130,7 +133,9 @@ class Outbox:
         return await self.within(session, owe, "enqueue_fanout")
 
     async def within(self, session: AsyncSession, work: Callable[[Session], T], call: str) -> T:
-        """What `work` did with the session that is inside of an asynchronous one; `call` is who asks.
+        """Run `work` with the synchronous session inside an asynchronous one, and return its result.
+
+        `call` names the caller.
 
         Raises:
             TypeError: it is another kind of session.
@@ -142,10 +147,10 @@ class Outbox:
         return await session.run_sync(work)
 
     def check_kind(self, session: object, call: str) -> None:
-        """Nothing happens if the session is an asynchronous one.
+        """Check that the session is an asynchronous one. `call` names the caller.
 
         Raises:
-            TypeError: it is another kind of session; `call` is who asks.
+            TypeError: it is another kind of session.
         """
         if not isinstance(session, AsyncSession):
             raise TypeError(
@@ -154,7 +159,10 @@ class Outbox:
             )
 
     async def add(self, planned: Iterable[Planned]) -> None:
-        """The queue has these jobs, whose rows are committed; what it does not take is logged, and left to a sweep."""
+        """Add the jobs, whose rows are committed, to the queue.
+
+        What the queue does not accept is logged, and left to a sweep.
+        """
         planned = list(planned)
         missing = sum(len(each.deliveries) for each in planned)
         for batch in batches(planned):
@@ -171,7 +179,7 @@ class Outbox:
             missing -= len(batch)
 
     async def add_committed(self, ids: Sequence[str]) -> list[str]:
-        """The queue has the jobs of those deliveries that are committed and ready; the others' ids."""
+        """Add the jobs of those deliveries that are committed and ready. Return the ids of the others."""
         left = list(ids)
         try:
             for start in range(0, len(ids), BATCH):
@@ -186,18 +194,18 @@ class Outbox:
         return left
 
     async def close(self) -> None:
-        """Jobs that follow a commit of somebody else's session are added."""
+        """Wait until jobs that follow a commit of somebody else's session are added."""
         await asyncio.gather(*self._adding, return_exceptions=True)
 
     async def _connect(self) -> None:
-        """Whatever a caller's transaction will need is there, so that it holds its lock for no connection of ours."""
+        """Prepare all that a caller's transaction will need, so that it never waits for us with its lock held."""
         if self.joins:
             await self._queue.start()
         else:
             self._queue.check_loop()
 
     def plan(self, session: Session, planned: Planned) -> None:
-        """The jobs follow the session's commit, or are part of its transaction."""
+        """Add the jobs in the session's transaction, or after its commit."""
         pending = pending_of(session)
         if pending is not None:
             pending.planned.append(planned)

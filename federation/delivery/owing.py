@@ -1,8 +1,9 @@
 """Owing a delivery: what is written for it, by statements alone, on the caller's connection.
 
-Theory of operation. Whoever owes a delivery may be a coroutine with an `AsyncSession` or plain code with a `Session`:
-SQLAlchemy's asynchronous sessions are synchronous ones inside (`AsyncSession.run_sync`), so both run what is here. A
-`Connection` gets a session of its own for the moment of the call. Nothing here waits for anything but that connection.
+Theory of operation. The caller may be a coroutine with an `AsyncSession` or synchronous code with a `Session`.
+SQLAlchemy's asynchronous sessions are synchronous ones inside (`AsyncSession.run_sync`), so both run the same code
+here. A `Connection` gets a session of its own for the moment of the call. Nothing here waits for anything but that
+connection.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from workers.checks import check_text
 from workers.clock import Clock, SystemClock
 
 BATCH: Final = 1_000
-"""Rows of one statement, jobs of one round trip."""
+"""Rows in one statement, and jobs in one round trip."""
 
 Delivery: TypeAlias = tuple[str, str, str]
-"""Its id, target URL and server URL."""
+"""The delivery's id, target URL and server URL."""
 
 _WRITE_LOCK: Final = text("UPDATE delivery_jobs SET attempts = attempts WHERE id IS NULL")
-"""Nothing is changed. On SQLite a transaction that reads first may not get the lock any more."""
+"""Changes nothing. On SQLite a transaction that has only read may fail to get the write lock later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """Jobs of one name to add when `stored` is committed: per delivery its id, target URL and server URL.
 
-    `payload_id` is the text they share, None where each row has its own; `owed` the ids of all that were written, those
-    that have no job yet among them.
+    `payload_id` is the text they share, None where each row has its own; `owed` has the ids of all deliveries that were
+    written, including those that have no job yet.
     """
 
     stored: object
@@ -57,7 +58,7 @@ class Planned:
 
 
 class Owing:
-    """Writes what is owed into the caller's transaction. `joins`: the queue lives in that database, too."""
+    """Writes what is owed into the caller's transaction. `joins` says that the queue lives in that database, too."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Owing:
         payload: str,
         ordering_key: str | None = None,
     ) -> Planned:
-        """See `Outbox.enqueue_delivery`; the jobs are still to be added."""
+        """Write the row of `Outbox.enqueue_delivery`; the caller still has to add the jobs."""
         check_text("job name", name)
         if ordering_key is not None:
             check_text("ordering key", ordering_key)
@@ -91,7 +92,7 @@ class Owing:
         server_url = canonical_origin(server_url)
         _check_target(target_url, server_url)
         delivery = (self._new_id(), target_url, server_url)
-        # Only now: a target URL the job could not carry is refused before anything is written.
+        # Checked here, so that a target URL which the job could not carry is refused before anything is written.
         _check_jobs(Planned(stored=None, name=name, deliveries=[delivery]))
         self.enter(session)
         now = self._clock.now()
@@ -118,7 +119,10 @@ class Owing:
         payload: str,
         ordering_key: str | None = None,
     ) -> Planned | None:
-        """See `Outbox.enqueue_fanout`; the jobs are still to be added. None: there are no servers."""
+        """Write the rows of `Outbox.enqueue_fanout`; the caller still has to add the jobs.
+
+        Return None if there are no servers.
+        """
         check_text("job name", name)
         parse_method(payload)
         if ordering_key is not None:
@@ -140,7 +144,7 @@ class Owing:
         return replace(planned, deliveries=ready, owed=tuple(delivery_id for delivery_id, _, _ in deliveries))
 
     def enter(self, session: Session) -> None:
-        """The transaction may write from now on; on SQLite it is the only one then, and was not before.
+        """Make sure that the transaction may write from now on. On SQLite this takes the only write lock.
 
         Raises:
             ForeignDatabase: the session is on another database.
@@ -151,7 +155,7 @@ class Owing:
             connection.execute(_WRITE_LOCK)
 
     def add_jobs(self, session: Session, planned: Iterable[Planned]) -> None:
-        """The jobs are part of the transaction; for a queue that joins it."""
+        """Insert the jobs in the transaction, for a queue that joins it."""
         for batch in batches(planned):
             self._queue.add_bulk_on(session, batch)
 
@@ -173,7 +177,10 @@ class Owing:
     def _insert_rows(
         self, session: Session, planned: Planned, ordering_key: str | None, now: datetime
     ) -> list[Delivery]:
-        """By statements of many rows, as objects of the session would cost ten times as much; those that are ready."""
+        """Insert the rows, and return the deliveries that are ready.
+
+        Uses statements of many rows each: objects of the session would cost ten times as much.
+        """
         connection = session.connection()
         shared = {
             "payload": "",
@@ -202,7 +209,7 @@ class Owing:
 
 
 def batches(planned: Iterable[Planned]) -> Iterator[list[PlannedJob]]:
-    """All their jobs, as many as go together."""
+    """Yield all their jobs, in batches of `BATCH`."""
     jobs = chain.from_iterable(each.jobs() for each in planned)
     while batch := list(islice(jobs, BATCH)):
         yield batch
@@ -216,6 +223,6 @@ def _check_target(target_url: str, server_url: str) -> None:
 
 
 def _check_jobs(planned: Planned) -> None:
-    """Every job can be made: what it cannot carry is refused before anything is written."""
+    """Build every job once, so that a value which it cannot carry is refused before anything is written."""
     for _ in planned.jobs():
         pass

@@ -1,9 +1,9 @@
 """The texts of deliveries whose jobs refer to them instead of carrying a copy.
 
-Theory of operation. A job of ours names its text by an id: its own row's, or that of a `delivery_payloads` row which a
-fan-out stored once. Either is written in the transaction that made the delivery's row, before the job exists, and goes
-in the transaction that removes the row (the last of its rows). So a job whose text is gone has no row either: the
-delivery is over, and only the job had not heard of it.
+Theory of operation. Our jobs name their text by an id: the id of their own row, or of a `delivery_payloads` row which a
+fan-out stored once. Either is written in the transaction that made the delivery's row, before the job exists, and is
+removed in the transaction that removes the row, or the last of its rows. So a job whose text is gone has no row either:
+the delivery is over, and only the job had not heard of it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from federation.servers.cache import LoadingCache
 
 SHARED_TTL: Final = timedelta(seconds=30)
 MAX_SHARED: Final = 16
-"""Texts held at once; each has up to 2 MiB."""
+"""How many texts are cached at once; each has up to 2 MiB."""
 
 
 class Payloads:
-    """Reads the texts that several deliveries share, each once in a while."""
+    """Reads the texts that several deliveries share, and caches them for a short time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._shared = LoadingCache(self._load, ttl=SHARED_TTL, max_entries=MAX_SHARED)
 
     async def shared(self, payload_id: str) -> str | None:
-        """The text; None if it is gone, with the last of its deliveries.
+        """Return the text, or None if it is gone, together with the last of its deliveries.
 
         Raises:
             SQLAlchemyError: the database did not answer.
@@ -40,7 +40,7 @@ class Payloads:
         return await self._shared.get(payload_id)
 
     async def close(self) -> None:
-        """Nothing is being read any more."""
+        """Stop reading, and wait until nothing is being read any more."""
         await self._shared.close()
 
     async def _load(self, payload_id: str) -> str | None:
@@ -49,10 +49,12 @@ class Payloads:
 
 
 def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
-    """Each id stands for a row that this transaction removed: its text has one reference less, and goes with the last.
+    """Subtract one reference from a text for each id, and delete texts without any.
 
-    Nulls are rows with a text of their own. Locks the texts in the order of their ids, so that two such transactions
-    never wait for each other.
+    The caller's transaction removed the rows.
+
+    Nulls stand for rows with a text of their own. The texts are locked in the order of their ids, so that two such
+    transactions never wait for each other.
     """
     counts = Counter(payload_id for payload_id in payload_ids if payload_id is not None)
     if not counts:

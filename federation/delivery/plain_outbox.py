@@ -1,10 +1,11 @@
-"""Owing a delivery from plain code: in the transaction of a `Session`, a `Connection`, or of Django.
+"""Owing a delivery from synchronous code: in the transaction of a `Session`, of a `Connection`, or of Django.
 
-Theory of operation. What is written is `owing`'s, in the calling thread and on the caller's connection, so nothing
-waits for the lock that the caller holds. Where the queue lives in the same database, so do the jobs, and nothing is
-left to do. Elsewhere they are added after the commit, in the background loop, while the caller goes on. A session tells
-of its commit. A connection tells that one begins, Django that one has ended, and neither which rows are still part of
-it: then the rows are looked at, and those that are there get their jobs. Whatever is missed is found by the sweeper.
+Theory of operation. The module `owing` writes the rows, in the calling thread and on the caller's connection, so
+nothing waits for the lock that the caller holds. Where the queue lives in the same database, the jobs are written
+there, too, and nothing is left to do. Elsewhere they are added after the commit, in the background loop, while the
+caller goes on. A session announces that its commit has happened. A connection only announces that one is about to
+begin, Django only that one has ended, and neither says which rows are still part of it. So we look which rows exist,
+and these get their jobs. Whatever is missed is found by the sweeper.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MOST_WAITING: Final = 100_000
-"""Jobs that wait for a queue that does not answer; the rest is left to the sweeper."""
+"""How many jobs may wait for a queue that does not answer; the rest is left to the sweeper."""
 LOOKS: Final = (0.01, 0.05, 0.25, 1.0, 4.0)
-"""Pauses in seconds before each look for rows that are about to be committed; later ones are left to the sweeper."""
+"""Pauses in seconds before each look for rows that are about to be committed; what takes longer is the sweeper's."""
 
 
 class Later:
-    """Jobs that follow commits: handed in by any thread, added by the background loop, many at a time."""
+    """Jobs that follow commits: any thread hands them in, and the background loop adds them, many at a time."""
 
     def __init__(self, add: Callable[[list[Planned]], Awaitable[None]]) -> None:
         self._add = add
@@ -50,7 +51,7 @@ class Later:
         self._serving = False
 
     def put(self, planned: list[Planned]) -> None:
-        """These are committed; returns at once."""
+        """Hand in jobs whose rows are committed. Returns at once."""
         count = sum(len(each.deliveries) for each in planned)
         if not count:
             return
@@ -79,7 +80,7 @@ class Later:
 
 
 class PlainOutbox:
-    """As `Outbox`, for plain code, which it serves from `outbox` in the background loop."""
+    """The counterpart of `Outbox` for synchronous code; it uses `outbox` in the background loop."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -89,7 +90,7 @@ class PlainOutbox:
 
     @contextmanager
     def owed_in(self, session: Session) -> Iterator[None]:
-        """What the block owes in `session`, which is committed after it, gets its jobs."""
+        """Add the jobs of what the block owes in `session`, which the caller commits after the block."""
         if not self._joins:
             yield
             return
@@ -99,10 +100,11 @@ class PlainOutbox:
         self._owing.add_jobs(session, pending.take(session))
 
     def within(self, caller: object, work: Callable[[Session], T], call: str) -> T:
-        """What `work` did with a session in the caller's transaction; `call` is who asks.
+        """Run `work` with a session in the caller's transaction, and return its result. `call` names the caller.
 
         Raises:
-            TypeError: it is nothing that plain code writes through; names the call that takes it.
+            TypeError: synchronous code does not write through such an object; the message names the call that accepts
+                it.
             ValueError: it is closed, or in no transaction that could be rolled back.
         """
         if isinstance(caller, Session):
@@ -120,7 +122,7 @@ class PlainOutbox:
         raise _not_plain(caller, call)
 
     def check_kind(self, caller: object, call: str) -> None:
-        """Nothing happens if it is something that plain code writes through, in a transaction.
+        """Check that synchronous code can write through `caller`, and that it is in a transaction.
 
         Raises:
             TypeError, ValueError: as `within`.
@@ -131,7 +133,7 @@ class PlainOutbox:
             _check_transaction(caller)
 
     def plan(self, session: Session, planned: Planned) -> None:
-        """The jobs follow the session's commit, or are part of its transaction."""
+        """Add the jobs in the session's transaction, or after its commit."""
         pending = pending_of(session)
         if pending is not None:
             pending.planned.append(planned)
@@ -143,12 +145,12 @@ class PlainOutbox:
     def _on_connection(
         self, connection: Connection, work: Callable[[Session], T], *, follow: Callable[[list[str]], None]
     ) -> T:
-        """`work` is done in the connection's transaction; `follow` is told which deliveries to look for after it."""
+        """Run `work` in the connection's transaction, and tell `follow` which deliveries to look for after it."""
         if connection.closed:
             raise ValueError("this connection is closed; nothing was written")
         if not connection.in_transaction():
             connection.begin()
-        # In the modes that commit or release something, what is written would go with this session.
+        # Other modes would commit or release something when this session ends.
         with Session(connection, expire_on_commit=False, join_transaction_mode="rollback_only") as session:
             pending = Pending()
             set_pending(session, pending)
@@ -162,7 +164,7 @@ class PlainOutbox:
         return result
 
     def _follow(self, connection: Connection, ready: list[str]) -> None:
-        # There is no event after a commit, only this one right before.
+        # A connection has no event after a commit, only this one right before it.
         event.listen(connection, "commit", lambda _: self._look_soon(ready), once=True)
 
     def _after_django(self, django: DjangoConnection, ready: list[str]) -> None:
@@ -197,7 +199,7 @@ def _not_plain(caller: object, call: str) -> TypeError:
 
 
 class DjangoConnection(Protocol):
-    """What is asked of `django.db.connection`."""
+    """The part of `django.db.connection` that we use."""
 
     alias: str
     connection: DbApiConnection
@@ -207,10 +209,10 @@ class DjangoConnection(Protocol):
 
 
 def django_connection(caller: object) -> DjangoConnection | None:
-    """Django's connection, None if it is something else.
+    """Return `caller` if it is Django's connection, and None if it is something else.
 
     Raises:
-        ValueError: it is in no `transaction.atomic` block, or on another driver than ours.
+        ValueError: it is in no `transaction.atomic` block, or uses another driver than we support.
     """
     wrapper = getattr(sys.modules.get("django.db.backends.base.base"), "BaseDatabaseWrapper", ())
     proxy = getattr(sys.modules.get("django.utils.connection"), "ConnectionProxy", ())

@@ -1,4 +1,4 @@
-"""The acknowledgment of a post: whether it is what the server would send, told to the log and to nobody else."""
+"""The acknowledgment of a post: checks that it is what the server should send, for the log only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from federation.protocol.urls import canonical_origin
 
 
 def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: KeyRing, public_key: str | None) -> str | None:
-    """What is wrong with the acknowledgment of the post in `payload`, None if nothing is.
+    """Return what is wrong with the acknowledgment of the post in `payload`, or None if nothing is.
 
-    `data` is not sealed to us, `key`: there is none to check its `signature` with, which is not the server's;
-    its `content` acknowledges no post, or another `post`, or is from another `server`.
+    `data`: it is not sealed to us. `key`: there is no key to check its signature with. `signature`: it is not signed by
+    the server. `content`: it acknowledges no post. `post`: it acknowledges another post. `server`: it names another
+    server.
 
     Raises:
         PayloadError: the payload is no post.
@@ -37,7 +38,7 @@ def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: KeyRing,
 
 
 def _is_name_of(url: str, server_url: str) -> bool:
-    """Whether both name one server; peers may spell themselves with a slash at the end."""
+    """Tell whether both URLs name one server; peers may spell theirs with a slash at the end."""
     try:
         return url == server_url or canonical_origin(url) == canonical_origin(server_url)
     except UrlError:

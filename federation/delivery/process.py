@@ -1,11 +1,11 @@
 """One attempt at one delivery, from the job to the row's fate.
 
-Theory of operation. The row decides and the job only stands for "try now": an attempt first asks the ledger whether its
-job may act, and learns there that the delivery is held, or over, or another job's. What the attempt then learns on the
-way gathers in a `Report`; whatever ends it, an exception or not, what it says of the server goes to the server's link,
-and the row's fate is committed last, and only then is the job settled by the worker. A crash in between repeats the
-attempt: receivers know the activity by its id and answer as before. A job without a row is tried as often as the queue
-says, and that is all.
+Theory of operation. The row decides, and the job only stands for "try now". An attempt first asks the ledger whether
+its job may act, and may learn that the delivery is held, or over, or that another job acts for it. What the attempt
+finds out on the way is collected in a `Report`. However the attempt ends, what it says about the server goes to the
+server's link first, then the row's fate is committed, and only then does the worker settle the job. A crash in between
+repeats the attempt: receivers know the activity by its id and answer as before. A job without a row is simply tried as
+often as the queue says.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ log = structlog.get_logger(__name__)
 DATABASE_PAUSE: Final = timedelta(seconds=5)
 LOOK_INTERVAL: Final = timedelta(minutes=10)
 LOOK_TAKES: Final = timedelta(seconds=10)
-"""So long after it began a look has had its effect: deliveries refused that were sent before then get another try."""
+"""How long a look at a server takes to have its effect: refused deliveries that were sent before get another try."""
 CHECK_AGAIN_SECONDS: Final = 0.25
 """An attempt that waited longer for its turn asks again whether it may be sent."""
 TYPICAL_BYTES: Final = 8 * 1024
-"""What an attempt has in memory whose text is not read yet."""
+"""The assumed memory of an attempt whose text is not read yet."""
 
 LookAgain = Callable[[str, str | None], Awaitable[bool]]
-"""Called with a server that refused us and the code it gave: whether it knows us, or shows its keys, otherwise now."""
+"""Called with a server that refused us, and the code it gave. Returns whether it knows us now, or shows other keys."""
 
 
 class DeliveryProcessor:
@@ -63,10 +63,10 @@ class DeliveryProcessor:
 
     Raises:
         PermanentFailure: the job fails now.
-        RetryableFailure: it is tried again while attempts are left.
-        Held, Superseded: the job ends and leaves nothing; the row says how the delivery goes on.
+        RetryableFailure: the job is tried again while it has attempts left.
+        Held, Superseded: the job ends and leaves nothing behind; the row says how the delivery goes on.
         NotNow: the database did not do its part, there is no room for a job without a row, or the job is another
-            node's; it comes back, uncounted.
+            node's. The job comes back, and the attempt is not counted.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DeliveryProcessor:
     async def __call__(self, job: Job) -> None:
         try:
             await self._run(job)
-        except (DataError, IntegrityError) as error:  # it takes others: this one is at fault
+        except (DataError, IntegrityError) as error:  # the database accepts others: this one is at fault
             trouble = _database_trouble(error)
             if job.attempt >= job.max_attempts:
                 await self._abandon(job, trouble)
@@ -111,7 +111,10 @@ class DeliveryProcessor:
             raise NotNow(f"the database did not do its part: {type(error).__name__}", DATABASE_PAUSE) from None
 
     async def _abandon(self, job: Job, trouble: RetryableFailure) -> None:
-        """The row is held, if the database takes that: else the sweeper finds it ready and its job ended."""
+        """Hold the row, if the database accepts that.
+
+        Otherwise the sweeper finds the row ready although its job has ended.
+        """
         row, now = _row_of(job.payload), self._clock.now()
         if row is None:
             return
@@ -140,10 +143,12 @@ class DeliveryProcessor:
             await self._hold_busy(job, report, busy.pause)
 
     async def _is_held(self, job: Job, report: Report) -> bool:
-        """Whether there is nothing to send. Of a server that is away, only the canary sent to find out goes on.
+        """Tell whether there is nothing to send.
+
+        To a server that is away, only the canary that is sent to find out goes on.
 
         Raises:
-            Held, Superseded: the job has no say in this delivery now.
+            Held, Superseded: the job may not act for this delivery now.
             PermanentFailure: the server is blacklisted.
         """
         await self._refuse_blacklisted(job, report)
@@ -154,10 +159,14 @@ class DeliveryProcessor:
         return hold is not None and not report.begun and not await self._begin(job, report, hold)
 
     async def _hold_busy(self, job: Job, report: Report, pause: timedelta) -> None:
-        """There is no room to wait for the server: the delivery waits in its row."""
+        """Let the delivery wait in its row, because there is no room to wait for the server.
+
+        Raises:
+            NotNow: always.
+        """
         if not report.begun:
             await self._begin(job, report, Hold(reason=HoldReason.BUSY, until=self._clock.now() + pause))
-        if report.series is not None:  # the canary of a server that is away: the next look sends another
+        if report.series is not None:  # it may be the canary of a server that is away: the next probe sends another
             await self._links.probe_failed(report.delivery.server_url)
         raise NotNow(f"no room to wait for {report.delivery.server_url}", pause)
 
@@ -173,7 +182,7 @@ class DeliveryProcessor:
         raise PermanentFailure("INVALID_JOB", f"the data of job {job.id!r} is malformed: {problems}")
 
     async def _canonical(self, delivery: FederationDeliveryJob) -> FederationDeliveryJob:
-        """The server by its one name, unless the registry of an adopted node has it spelled just so."""
+        """Replace the server's URL by its canonical form, unless an adopted node's registry has the given spelling."""
         try:
             server_url = canonical_origin(delivery.server_url)
         except UrlError:
@@ -190,10 +199,10 @@ class DeliveryProcessor:
             raise failure from None
 
     async def _begin(self, job: Job, report: Report, hold: Hold | None) -> bool:
-        """The attempt may send, and `report` has the text. False: there is nothing to send.
+        """Begin the attempt, with the text in `report`. Return False if there is nothing to send.
 
         Raises:
-            Held, Superseded: the job has no say in this delivery now.
+            Held, Superseded: the job may not act for this delivery now.
         """
         delivery = report.delivery
         began = await self._ledger.begin(
@@ -218,7 +227,7 @@ class DeliveryProcessor:
             report.begun, report.payload = True, delivery.payload
             return True
         report.begun, report.series = True, began.series
-        report.payload = await self._text(delivery, began) or ""  # one that is gone is no activity
+        report.payload = await self._text(delivery, began) or ""  # without a text, this is no activity
         return True
 
     async def _text(self, delivery: FederationDeliveryJob, began: Begun) -> str | None:
@@ -229,7 +238,7 @@ class DeliveryProcessor:
     async def _attempt(self, job: Job, report: Report) -> None:
         """Deliver, and commit the row's fate whatever comes of it."""
         delivery = report.delivery
-        # Again, as it may have waited long; and an attempt that was not let through yet begins here.
+        # Checked again, as the attempt may have waited long for its turn. One that has not begun yet begins here.
         if monotonic() - report.checked > CHECK_AGAIN_SECONDS and await self._is_held(job, report):
             return
         if not report.begun and not await self._begin(job, report, None):
@@ -253,7 +262,7 @@ class DeliveryProcessor:
             log.info("follow_ack_unknown", delivery_id=delivery.delivery_job_id, server_url=delivery.server_url)
 
     async def _fail(self, job: Job, report: Report, failure: PermanentFailure | RetryableFailure) -> None:
-        """The attempt is on record, and the row's fate committed.
+        """Record the attempt, and commit the row's fate.
 
         Raises:
             Held: the row is held, so the job has nothing more to do.
@@ -287,10 +296,10 @@ class DeliveryProcessor:
     async def _fate(
         self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool, most: int
     ) -> Fate:
-        """What becomes of the row, after the server's link has heard of the failure; `most` attempts has a job."""
+        """Report the failure to the server's link, then decide what becomes of the row. A job has `most` attempts."""
         server_url, kind, code = report.delivery.server_url, failure.failure_class, failure.code
         if kind is FailureClass.UNAVAILABLE and series.canary_at is not None:
-            # What the server takes from others it refuses from this one, whatever status it gives.
+            # The server accepts other deliveries and refuses this one, whatever status it gives.
             kind = FailureClass.REJECTED if fails_alone(code, series, await self._links.find(server_url)) else kind
         if kind is FailureClass.UNAVAILABLE:
             await self._links.unavailable(server_url, code)
@@ -303,7 +312,7 @@ class DeliveryProcessor:
         elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
             if await self._is_misunderstood(report, code):
                 return HELD_FOR_SERVER
-            # A canary's job comes to no second attempt while the link is down, so those of all its series count.
+            # While the link is down, a canary's job never gets a second attempt, so the attempts of all series count.
             is_last = is_last or series.attempts >= most
             if is_last and code not in OWN_FAULTS:
                 await self._links.rejected(server_url, code)
@@ -311,7 +320,7 @@ class DeliveryProcessor:
         return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
 
     async def _is_misunderstood(self, report: Report, code: str) -> bool:
-        """Whether the refusal may end once we know the server's keys anew, or it knows ours."""
+        """Tell whether the refusal may end once we know the server's new keys, or it knows ours."""
         if not may_be_misunderstood(code):
             return False
         server_url = report.delivery.server_url
@@ -323,9 +332,9 @@ class DeliveryProcessor:
     def _log(
         self, job: Job, report: Report, outcome: AttemptOutcome, code: str | None, error: Exception | None
     ) -> AttemptRecord | None:
-        """One line in the process's log, and the attempt for its delivery's next entry in the ledger.
+        """Log the attempt in one line, and return it for its delivery's next entry in the ledger.
 
-        None for a job without a row: its attempt is in the attempt log already.
+        Returns None for a job without a row: its attempt is in the attempt log already.
         """
         delivery = report.delivery
         record = AttemptRecord(
@@ -371,7 +380,7 @@ class DeliveryProcessor:
 
 
 def _row_of(data: object) -> str | None:
-    """The row that malformed job data belongs to, if it names one a database can be asked for."""
+    """Return the row that malformed job data belongs to, if it names one that a database can be asked for."""
     row = data.get("deliveryJobId") if isinstance(data, dict) else None
     return row if isinstance(row, str) and row.isprintable() else None
 
@@ -379,7 +388,7 @@ def _row_of(data: object) -> str | None:
 def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
     if isinstance(error, RetryableFailure):
         return error
-    # A bug of ours: on record like any failure.
+    # A bug of ours is recorded like any failure.
     log.error("delivery_attempt_crashed", delivery_id=delivery_id, **crash(error))
     return RetryableFailure("INTERNAL", f"the attempt broke off: {type(error).__name__}")
 

@@ -1,4 +1,4 @@
-"""The rows of what users do: a follow, an unfollow, a post, and the deliveries that tell of it."""
+"""The rows of what users do: a follow, an unfollow or a post, and the deliveries that tell of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POSTS_PATH: Final = "/api/auth/social/posts"
 
 Content: TypeAlias = Sequence[Mapping[str, JsonValue]]
 Plan: TypeAlias = Callable[[Session, Planned], None]
-"""Sees to the jobs of what was written into the session's transaction."""
+"""Adds the jobs of what was written into the session's transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RequestedFollow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPost:
-    """A stored post and one delivery per server that shall have it."""
+    """A stored post and one delivery for each server that is to have it."""
 
     post_id: str
     delivery_ids: tuple[str, ...]
@@ -49,7 +49,10 @@ class PublishedPost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
-    """Writes activities in this node's name and what is owed of them, by statements alone; see `Producers`."""
+    """Writes activities in this node's name and the deliveries that they require, by statements alone.
+
+    See `Producers`.
+    """
 
     own_url: str
     owing: Owing
@@ -65,7 +68,7 @@ class Produced:
         server_url: str,
         requester_signature: str | None = None,
     ) -> RequestedFollow:
-        """See `Producers.request_follow`; the server is known, by its canonical name."""
+        """Write the rows of `Producers.request_follow`; the server is registered, and given by its canonical name."""
         self.owing.enter(session)
         follow_id = new_id()
         pair = _told(server_url, follower_id, following_id)
@@ -103,7 +106,7 @@ class Produced:
     def unfollow(
         self, session: Session, *, plan: Plan, follower_id: str, following_id: str, server_url: str
     ) -> str | None:
-        """See `Producers.request_unfollow`."""
+        """Write the rows of `Producers.request_unfollow`."""
         server_url = canonical_origin(server_url)
         removed = (
             delete(Follow)
@@ -146,7 +149,7 @@ class Produced:
         post_id: str | None = None,
         author_signature: str | None = None,
     ) -> PublishedPost:
-        """See `Producers.publish_post`."""
+        """Write the rows of `Producers.publish_post`."""
         now = self.clock.now()
         post = Post(
             id=post_id or new_id(),
@@ -181,7 +184,7 @@ class Produced:
             return []
         is_followed = col(Follow.following_id) == author_id
         named = is_followed if policy == "followers" else or_(is_followed, col(Follow.follower_id) == author_id)
-        # Either column may hold the other party's server, by which side wrote the row.
+        # Either column may hold the other party's server, depending on which side wrote the row.
         server = func.coalesce(col(Follow.follower_server_url), col(Follow.following_server_url))
         query = select(server).where(named, col(Follow.accepted).is_(True), server.is_not(None)).distinct()
         servers = (peer_registry_url(url, self.own_url) for url in session.execute(query).scalars())
@@ -193,5 +196,8 @@ def _told(server_url: str, follower_id: str, following_id: str) -> Pair:
 
 
 def _follow_key(follower_id: str, following_id: str) -> str:
-    """What a pair's follows and unfollows have in common, so that none overtakes another; ids may be of any length."""
+    """Return the ordering key that a pair's follows and unfollows share, so that none overtakes another.
+
+    The ids may be of any length, so the key is a hash of them.
+    """
     return "follow " + hashlib.sha256(f"{len(follower_id)} {follower_id} {following_id}".encode()).hexdigest()

@@ -24,7 +24,7 @@ class ServerRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """A server that may be followed, and what it shows of itself, None if it is registered here."""
+    """A server that may be followed, and what it shows of itself, which is None if it is registered here."""
 
     server_url: str
     shown: Shown | None
@@ -57,7 +57,7 @@ class Producers:
         server_url: str,
         requester_signature: str | None = None,
     ) -> RequestedFollow:
-        """The local user's follow of a user on `server_url` is stored, pending, and its request is owed.
+        """Store the local user's follow of a user on `server_url` as pending, and owe its request.
 
         An unknown server is discovered first, over the network: call this before the session's other writes.
 
@@ -84,10 +84,10 @@ class Producers:
     async def request_unfollow(
         self, session: AsyncSession, *, follower_id: str, following_id: str, server_url: str
     ) -> str | None:
-        """The local user's follow is removed and the other server will hear of it; the delivery's id.
+        """Remove the local user's follow, owe the news of it to the other server, and return the delivery's id.
 
-        None if there is nothing to send: there was no such follow, or its own request was never tried; that one is
-        cancelled then. Otherwise the server hears of it after the follow, never before.
+        Returns None if there is nothing to send: there was no such follow, or its own request was never tried and is
+        cancelled now. Otherwise the server hears of the unfollow after the follow, never before.
         """
 
         def owe(inside: Session) -> str | None:
@@ -112,13 +112,13 @@ class Producers:
         post_id: str | None = None,
         author_signature: str | None = None,
     ) -> PublishedPost:
-        """The local user's post is stored, and a delivery owed to every server that shall have it.
+        """Store the local user's post, and owe a delivery to every server that is to have it.
 
-        Those are the servers of accepted follows that name the author on either side; with the author's policy
-        `followers` only of those who follow the author; with `none`, none.
+        Those are the servers of accepted follows that name the author on either side. With the author's policy
+        `followers` only the servers of those who follow the author get it; with `none`, no server does.
 
         Raises:
-            ValueError: receivers would refuse it: no content, or a block that lacks what its type requires.
+            ValueError: receivers would refuse it: it has no content, or a block lacks what its type requires.
         """
 
         def owe(inside: Session) -> PublishedPost:
@@ -136,7 +136,9 @@ class Producers:
         return await self._outbox.within(session, owe, "publish_post")
 
     async def meet(self, server_url: str) -> Met:
-        """What a follow of somebody there needs: nothing of a known server, else what it shows at its `/discover`.
+        """Prepare a follow of somebody on that server.
+
+        A registered server needs nothing; of any other, read what it shows at its `/discover`.
 
         Raises:
             ServerRefused, DiscoveryError, BlockedUrl, ValueError: as `request_follow`.
@@ -161,7 +163,7 @@ class Producers:
         following_id: str,
         requester_signature: str | None,
     ) -> RequestedFollow:
-        """The follow's rows, and the server's where it has none yet.
+        """Write the follow's rows, and register the server if that is still to be done.
 
         Raises:
             DiscoveryError: another server is registered with one of its keys.

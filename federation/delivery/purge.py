@@ -23,11 +23,12 @@ BATCH: Final = 5_000
 
 
 class Purge:
-    """Deletes settled deliveries after 7 days, attempts and what was told of follows after 30, registrations that led
-    to nothing after as many (`UnusedServers`), rotation challenges and blacklist rules that expired, and shared texts
-    that nothing refers to: whoever deleted their rows by hand left them.
+    """Deletes what has been kept long enough. Repeating it does nothing.
 
-    In batches: one transaction must not hold SQLite's write lock for long. Repeating it does nothing.
+    It deletes settled deliveries after 7 days, attempts and the notes on follows after 30, registrations that led to
+    nothing after 30 (`UnusedServers`), expired rotation challenges and blacklist rules, and shared texts without a row,
+    which are left when somebody deletes rows by hand. It works in batches: one transaction must not hold SQLite's write
+    lock for long.
     """
 
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
@@ -36,7 +37,7 @@ class Purge:
         self._unused_servers = UnusedServers(database, clock=self._clock)
 
     async def __call__(self) -> Mapping[str, object]:
-        """Everything past its time is gone; how many rows of which kind.
+        """Delete everything past its time. Return how many rows there were of each kind.
 
         Raises:
             SQLAlchemyError: the database failed; what was deleted by then is gone.

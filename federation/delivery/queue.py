@@ -1,4 +1,4 @@
-"""The delivery queue: its jobs say whose they are, and carry the text where Node's workers take them, too."""
+"""The delivery queue. Its jobs name their origin, and carry the text where Node's workers share the queue."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SHARED_TEXTS: Final = select(col(DeliveryPayload.id), col(DeliveryPayload.paylo
 
 
 class DeliveryQueue(JobQueue):
-    """A `JobQueue` whose jobs that name a row's text carry `origin`, and with `inline` that text instead of its name.
+    """A `JobQueue` whose jobs that name a row's text carry `origin`, and with `inline` that text instead of its id.
 
-    A job in the caller's transaction always has the id: where it can be, no worker but ours takes it.
+    A job in the caller's transaction always has the id: where that is possible, only our workers share the queue.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DeliveryQueue(JobQueue):
         self._inline = inline
 
     async def add_bulk(self, jobs: Sequence[Added], *, connection: object | None = None) -> list[Enqueued]:
-        """See `JobQueue.add_bulk`.
+        """Add the jobs as `JobQueue.add_bulk` does.
 
         Raises:
             SQLAlchemyError: the database did not answer; nothing was added.
@@ -52,13 +52,13 @@ class DeliveryQueue(JobQueue):
         return await super().add_bulk(jobs, connection=connection)
 
     def add_bulk_on(self, connection: object, jobs: Sequence[Added]) -> list[Enqueued]:
-        """See `JobQueue.add_bulk_on`; `connection` is a session on the database."""
+        """Add the jobs as `JobQueue.add_bulk_on` does; `connection` is a session on the database."""
         if not isinstance(connection, Session):
             raise TypeError(f"jobs of deliveries are added in a Session, not in {type(connection).__name__}")
         return super().add_bulk_on(connection, list(_stamped(jobs, self._origin.on(connection.connection()))))
 
     async def _with_texts(self, jobs: Sequence[Added]) -> list[Added]:
-        """Those of rows that are gone keep their reference: there is nothing to send."""
+        """Put the texts into the jobs. Jobs whose row is gone keep the id: there is nothing to send."""
         wanted = {str(data["payloadId"]) for _, data, _ in jobs if isinstance(data, Mapping) and data.get("payloadId")}
         if not wanted:
             return list(jobs)

@@ -1,14 +1,15 @@
-"""Sending what is held for a server that is up again: gently, oldest first, servers in turn.
+"""Sending what is held for a server that is up again: gently, the oldest first, the servers in turn.
 
-Theory of operation. A link that comes up says when its first held deliveries go out; each batch locks the link, makes
-so many of its rows ready, and says when the next goes out, at twice the rate, in one transaction. So any process may
-send any batch, none is sent twice, and a process that dies in between costs nothing but the jobs of one batch, which
-the outbox sweeper adds. A batch for which there was not room enough is followed as much sooner as it was smaller, and
-one that went out late by one in time, so that the rate is kept. What is released and not yet tried is counted over all
-servers: a thousand that come back together are served like one. A failure takes the link down, and with it the date of
-the next batch.
+Theory of operation. A link that comes up says when its first held deliveries go out. Each batch is one transaction: it
+locks the link, makes as many rows ready as the rate says, and sets when the next batch goes out, at twice the rate. So
+any process may send any batch, none is sent twice, and a process that dies in between costs nothing but the jobs of one
+batch, which the outbox sweeper adds. If there was not room enough for a whole batch, the next one follows sooner in the
+same proportion; if a batch went out late, the next one is on time, so that the rate is kept. What is released and not
+yet tried is counted over all servers: a thousand that come back together are served like one. A failure takes the link
+down, and cancels its next batch.
 
-A canary is one delivery, released ahead of the others to a server of which a probe cannot tell whether it is well.
+A canary is one delivery that is released ahead of the others, to a server of which a probe cannot tell whether it is
+well.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 INTERVAL: Final = timedelta(seconds=1)
 LOOKS: Final = timedelta(seconds=0.25)
-"""Between two calls of `Releaser.tick`, as the room for released ones may be less than a second's."""
+"""The time between two calls of `Releaser.tick`: there may be room for less than what a second releases."""
 SERVERS_AT_ONCE: Final = 50
 
 
@@ -61,7 +62,7 @@ class Releaser:
         self._clock = clock or SystemClock()
 
     async def tick(self) -> int:
-        """Every server whose turn it is has its next batch in the queue, as far as there is room; how many went out.
+        """Release the next batch of every server whose turn it is, as far as there is room. Return how many went out.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; nothing is lost by that.
@@ -79,9 +80,11 @@ class Releaser:
         return released
 
     async def send_canary(self, server_url: str) -> bool:
-        """One held delivery goes ahead to the server, or is on its way already; False if none is held for it.
+        """Send one held delivery ahead to the server.
 
-        The oldest that was not sent ahead since the link went down; once all were, the one that waited longest.
+        Return False if none is held for it; one already on its way counts.
+
+        Chooses the oldest that was not sent ahead since the link went down; once all were, the one that waited longest.
         """
         await self._queue.start()
         now = self._clock.now()
@@ -143,12 +146,12 @@ class Releaser:
 
 
 def _batch(link: Link) -> int:
-    """How many go out at once, where there is room."""
+    """Return how many deliveries go out at once, where there is room."""
     return max(int(link.release_rate), 1)
 
 
 _OF_SERVER = (TABLE.c.server_url == bindparam("server"), TABLE.c.state == DeliveryState.HELD)
-# With what found no room to wait for it: it is released in any case, and its own time may be minutes off.
+# Includes deliveries that found no room to wait: they are released in any case, but their time may be minutes off.
 _OLDEST = (
     select(TABLE.c.id)
     .where(*_OF_SERVER, TABLE.c.held_reason.in_((*WAITS_FOR_SERVER, HoldReason.BUSY)))

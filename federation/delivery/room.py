@@ -1,15 +1,15 @@
-"""Where attempts wait for servers: outside the slots of the worker, in bounded memory, and keeping nobody else out.
+"""Where attempts wait for servers: outside the worker's slots, in bounded memory, and without keeping others out.
 
-Theory of operation. An attempt that waits for its server needs memory, not CPU, so after `QUICK` it leaves its slot and
-goes on in overtime; the slot is another's. A server that answered this process quickly the last time may have
-`per_server` attempts at once. Any other gets one at a time: one that is known to be slow outside the slots from the
-beginning, a new one after `NEW`. Who finds all its server's turns taken waits in line, under the same rule. No server
-may have more than a fifth of the room, so a long backlog to a new one waits a moment in its slots. An attempt that gets
+Theory of operation. An attempt that waits for its server needs memory, not CPU. So after `QUICK` it leaves its slot to
+another attempt and goes on in overtime. A server that answered this process quickly the last time may have `per_server`
+attempts at once. Any other server gets one at a time: if it is known to be slow, outside the slots from the beginning;
+if it is new, after `NEW`. If all turns at a server are taken, an attempt waits in line, under the same rule. No server
+may have more than a fifth of the room, so a long backlog to a new one waits a moment in the slots. An attempt that gets
 no answer ends the wait of all behind it: their deliveries are held for a while, and so are those for which there is no
-room left. So a server that hangs costs each slot nothing, and the room one attempt at a time.
+room left. So a server that hangs costs no slot anything, and takes room for one attempt at a time.
 
-A server that gave no answer the last time is suspect: it gets `SUSPECT_FIRST_BYTE` until it begins to answer, not the
-whole deadline, so that a thousand of them pass through the room quickly.
+A server that gave no answer the last time is suspect. It gets only `SUSPECT_FIRST_BYTE` to begin its answer, not the
+whole deadline, so that a thousand such servers pass through the room quickly.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Final
 
 QUICK: Final = timedelta(seconds=1)
 NEW: Final = timedelta(milliseconds=250)
-"""So long an attempt at a server that has not answered this process yet may hold its slot."""
+"""How long an attempt at a server that has not answered this process yet may hold its slot."""
 SLOWER: Final = 4
-"""So many times as long as others an attempt takes before it counts as slow: where all are slow, it is not the server.
+"""An attempt counts as slow once it takes this many times as long as others: if all are slow, it is not the server.
 Letting them out of their slots would only start more of them on a machine that has too many already.
 """
 LONGEST_STAY: Final = timedelta(seconds=5)
 SUSPECT_FIRST_BYTE: Final = timedelta(seconds=5)
 MOST_BYTES: Final = 64 * 1024 * 1024
 SHARE: Final = 5
-"""No server has more than so many parts of the room."""
+"""No server has more than one part in this many of the room."""
 SHORTEST_PAUSE: Final = timedelta(seconds=5)
 LONGEST_PAUSE: Final = timedelta(minutes=10)
 MAX_REMEMBERED: Final = 10_000
@@ -52,7 +52,9 @@ class Busy(Exception):
 
 @dataclass(slots=True)
 class _Server:
-    """`quick` and `suspect` say how it answered the last time, once it `is_known`. `turned_away` counts the deliveries
+    """A server as this process remembers it.
+
+    `quick` and `suspect` say how it answered the last time, once it `is_known`. `turned_away` counts the deliveries
     that were sent away and are not back yet; `seconds` is about how long an attempt takes.
     """
 
@@ -83,14 +85,15 @@ class _Place:
     timer: asyncio.TimerHandle | None = None
 
     def arm(self, seconds: float, call: Callable[[_Place], None]) -> None:
-        """`call` comes in so many seconds."""
+        """Schedule `call` in that many seconds."""
         self.timer = asyncio.get_running_loop().call_later(seconds, call, self)
 
 
 @dataclass(slots=True)
 class Turn:
-    """An attempt's turn at its server. Whoever has it says whether the server answered, and after how many seconds;
-    None: as long as the turn took, whatever else was done in it.
+    """An attempt's turn at its server. Its holder notes whether the server answered, and after how many seconds.
+
+    With `waited` None, the whole duration of the turn counts, whatever else was done in it.
     """
 
     suspect: bool
@@ -99,7 +102,7 @@ class Turn:
 
     @property
     def first_byte(self) -> timedelta | None:
-        """How long to wait for the beginning of an answer; None: as long as the attempt may take."""
+        """How long to wait for the beginning of an answer; None means as long as the attempt may take."""
         return SUSPECT_FIRST_BYTE if self.suspect else None
 
 
@@ -121,7 +124,7 @@ class Room:
         self._share = max(most // SHARE, per_server)
         self._quick = quick.total_seconds()
         self._new = new.total_seconds()
-        self._usual = 0.0  # about how long attempts take that are answered
+        self._usual = 0.0  # about how long answered attempts take
         self._servers: OrderedDict[str, _Server] = OrderedDict()
         self._outside = 0
         self._bytes = 0
@@ -136,7 +139,7 @@ class Room:
         """Wait for a turn at the server and hold it; `size` is what the attempt has in memory, in bytes.
 
         Raises:
-            Busy: there is no room to wait, or the server gave the attempts before this one no answer.
+            Busy: there is no room to wait, or the server did not answer the attempts before this one.
         """
         server = self._remembered(server_url)
         place = _Place(server=server, size=size, leave_slot=leave_slot)
@@ -160,7 +163,7 @@ class Room:
             self._forget_idle()
 
     def _stay(self, server: _Server) -> float:
-        """How many seconds an attempt at the server may stay in its slot."""
+        """Return how many seconds an attempt at the server may stay in its slot."""
         return self._slow_after(self._quick if server.quick else self._new)
 
     def _slow_after(self, seconds: float) -> float:
@@ -181,7 +184,7 @@ class Room:
             del self._servers[url]
 
     def _go_outside(self, place: _Place) -> bool:
-        """Whether the attempt is in overtime now."""
+        """Move the attempt to overtime, if there is room. Return whether it is there now."""
         server = place.server
         if place.outside:
             return True
@@ -191,7 +194,7 @@ class Room:
         server.outside += 1
         self._outside += 1
         self._bytes += place.size
-        place.leave_slot()  # under a worker that is not ours there is no other slot to have: it stays
+        place.leave_slot()  # a worker that is not ours has no such thing: the attempt stays in its slot
         return True
 
     def _is_full(self, size: int) -> bool:
@@ -204,9 +207,10 @@ class Room:
             self._bytes -= place.size
 
     def _take_too_long(self, place: _Place) -> None:
-        """An attempt that cannot leave its slot gives it up, if it only waits; one under way keeps it.
+        """Move an attempt out of its slot that has been there too long.
 
-        Behind a new server's first attempt nobody waits any more: it is slow.
+        If there is no room outside, an attempt that only waits gives up; one under way keeps its slot. A new server
+        counts as known from now on, namely as slow, and the attempts in line behind this one no longer wait for it.
         """
         place.server.is_known = True
         if not self._go_outside(place) and place.turn is not None and not place.turn.done():
@@ -223,7 +227,7 @@ class Room:
             await place.turn
         except BaseException:
             if place.turn.done() and not place.turn.cancelled() and place.turn.exception() is None:
-                self._release(server)  # the turn came just as we gave up: it is ours to pass on
+                self._release(server)  # the turn came just as we gave up: we have to pass it on
             elif place in server.waiting:
                 server.waiting.remove(place)
             raise
@@ -234,7 +238,7 @@ class Room:
         return self._per_server if server.quick else 1
 
     def _release(self, server: _Server) -> None:
-        """Hand the turn to who waits longest; to several, if the server may have more at once by now."""
+        """Hand the turn to the attempt that has waited longest, or to several if the server may have more by now."""
         server.used -= 1
         while server.waiting and server.used < self._turns(server):
             place = server.waiting.popleft()
@@ -243,14 +247,14 @@ class Room:
                 server.used += 1
 
     def _judge(self, server: _Server, turn: Turn, seconds: float) -> None:
-        if turn.answered is None:  # it ended for a reason of ours
+        if turn.answered is None:  # the attempt ended for a reason on our side
             return
         server.seconds += (seconds - server.seconds) / 4
         server.is_known, server.suspect = True, not turn.answered
         server.quick = turn.answered and seconds < self._slow_after(self._quick)
         if turn.answered:
             self._usual += (seconds - self._usual) / 20
-            if server.quick:  # of those that were sent away some went on in other processes, or are over
+            if server.quick:  # some of those that were sent away went on in other processes, or are over
                 server.turned_away = 0
             return
         while server.waiting:
@@ -262,5 +266,5 @@ class Room:
         server.turned_away += 1
         seconds = server.turned_away * server.seconds / self._turns(server)
         pause = min(max(timedelta(seconds=seconds), SHORTEST_PAUSE), LONGEST_PAUSE)
-        # Spread, so that they do not all come back in the same moment.
+        # Spread out, so that they do not all come back at the same moment.
         return Busy(server.url, pause * random.uniform(0.75, 1.25))  # noqa: S311 - guards nothing

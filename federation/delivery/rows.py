@@ -1,7 +1,7 @@
-"""The rows of deliveries as one transaction changes them: begun, ended, held, released, put in order.
+"""Changes to the rows of deliveries within one transaction: begun, ended, held, released, put in order.
 
 Everything here runs inside a transaction of its caller. Rows are locked in the order of their ids, so that two such
-transactions never wait for each other; the jobs that follow from a change are added by the caller, after the commit.
+transactions never wait for each other; the caller adds the jobs that follow from a change, after the commit.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from db import DeliveryJob, DeliveryState, HoldReason
 from federation.base.jobs import FederationDeliveryJob
 
 OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
-"""Of deliveries that are owed; the others are given up."""
+"""The states of deliveries that are owed; those in any other state are given up."""
 
 PlannedJob: TypeAlias = tuple[str, object, dict[str, object]]
-"""A job as `BullQueue.add_bulk` takes it."""
+"""A job as `JobQueue.add_bulk` takes it."""
 
 
 def series_job_id(delivery_id: str, series: int) -> str:
-    """The job of a delivery's series `series`: the first has the row's id, as Node's producers have it."""
+    """Return the job id of a delivery's series `series`.
+
+    The first series has the row's id, as with Node's producers.
+    """
     return delivery_id if series == 0 else f"{delivery_id}.{series}"
 
 
 def row_of_job(job_id: str) -> str:
-    """The delivery that a job of ours acts for, by the job's id."""
+    """Return the id of the delivery that one of our jobs acts for, given the job's id."""
     row, dot, series = job_id.rpartition(".")
     return row if dot and series.isdecimal() else job_id
 
@@ -44,7 +47,7 @@ def delivery_job(
     series: int = 0,
     suspect: int | None = None,
 ) -> PlannedJob:
-    """The job of one of a delivery's series; the row has the text if `payload_id` is None."""
+    """Build the job of one of a delivery's series. If `payload_id` is None, the row has the text."""
     data = FederationDeliveryJob(
         delivery_job_id=delivery_id,
         target_url=target_url,
@@ -58,7 +61,7 @@ def delivery_job(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwedRow:
-    """What a row says of the job it should have."""
+    """What a row says about the job that it should have."""
 
     id: str
     job_name: str
@@ -89,9 +92,9 @@ class Place:
 
 
 def made_ready(connection: Connection, ids: Collection[str], now: datetime, *, released: bool = True) -> list[OwedRow]:
-    """Those of the rows that are held are ready for a new series of attempts, whose jobs the caller is to add.
+    """Make those of the rows ready that are held, for a new series of attempts. The caller has to add their jobs.
 
-    `released` ones count as sent to a server that is back, until they are tried: see `Releaser`.
+    With `released` they count as sent to a server that is back, until they are tried: see `Releaser`.
     """
     if not ids:
         return []
@@ -105,7 +108,7 @@ def made_ready(connection: Connection, ids: Collection[str], now: datetime, *, r
 
 
 def next_in_order(connection: Connection, places: Iterable[Place], now: datetime) -> list[OwedRow]:
-    """For each key whose oldest delivery is over, the next one is ready, unless something else holds it."""
+    """Make the next delivery of each key ready whose oldest is over, unless something else holds it."""
     ids: list[str] = []
     for place in dict.fromkeys(places):
         first = connection.execute(_FIRST, {"server": place.server_url, "key": place.ordering_key}).one_or_none()
@@ -115,8 +118,11 @@ def next_in_order(connection: Connection, places: Iterable[Place], now: datetime
 
 
 def forget_older(connection: Connection, arrived: Sequence[Row[*tuple[Any, ...]]]) -> list[str | None]:
-    """What was given up of the ordering keys before these deliveries, which arrived, is removed: a retry by hand would
-    undo what they did. The ids of their texts, which the caller is to release.
+    """Remove deliveries of the same keys that were given up before these ones, which arrived.
+
+    A retry by hand would undo them.
+
+    Returns the ids of their texts, which the caller has to release.
     """
     positions = {(row.ordering_key, row.server_url): row.ordering_position for row in arrived}
     found = connection.execute(_GIVEN_UP, {"keys": [row.ordering_key for row in arrived]}).all()
@@ -129,7 +135,7 @@ def forget_older(connection: Connection, arrived: Sequence[Row[*tuple[Any, ...]]
 
 
 def places_of(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[Place]:
-    """Of rows that have an `ordering_key`."""
+    """Return the places of those rows that have an `ordering_key`."""
     return [
         Place(server_url=row.server_url, ordering_key=row.ordering_key) for row in rows if row.ordering_key is not None
     ]

@@ -1,8 +1,8 @@
-"""What a process sees of others: jobs of another node, queues of this node in another place, proxies nobody named.
+"""What a process notices of others: jobs of another node, this node's queues in another place, proxies nobody named.
 
-Theory of operation. Either is a wrong setting, and deliveries wait until somebody mends it. So each is logged, at most
-once a minute for each origin or place, and written to the database, where doctor and other processes find it. What is
-written is bounded: the values of jobs are a stranger's.
+Theory of operation. Each of these is a wrong setting, and deliveries wait until somebody mends it. So each is logged,
+at most once a minute for each origin or place, and written to the database, where doctor and other processes find it.
+The amount that is written is bounded, because the values of jobs may come from a stranger.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workers.clock import Clock, SystemClock, monotonic
 log = structlog.get_logger(__name__)
 
 INTERVAL: Final = timedelta(minutes=1)
-"""Between two looks, and two log lines about the same."""
+"""The time between two looks, and between two log lines about the same thing."""
 RECENT: Final = timedelta(minutes=5)
 KEPT: Final = timedelta(days=1)
 MOST_ORIGINS: Final = 20
@@ -39,7 +39,7 @@ _OLD: Final = delete(_TABLE).where(_TABLE.c.seen_at < bindparam("before"))
 
 
 class Sightings:
-    """Those of one process, whose queues are at `place`."""
+    """The sightings of one process, whose queues are at `place`."""
 
     def __init__(self, database: Database, place: str, *, meter: Meter = NO_METER, clock: Clock | None = None) -> None:
         self._database = database
@@ -50,7 +50,7 @@ class Sightings:
         self._told: dict[str, float] = {}
 
     def stranger(self, origin: JobOrigin, ours: JobOrigin, *, delivery_id: str, pause: timedelta) -> None:
-        """A job of another node was in our queue, and went back for a while."""
+        """Note that a job of another node was in our queue, and went back for a while."""
         self._meter.stranger()
         name = str(origin)
         if name not in self._strangers and len(self._strangers) >= MOST_ORIGINS:
@@ -68,7 +68,7 @@ class Sightings:
             )
 
     async def tick(self) -> None:
-        """What was seen is in the database, and other places of our queues are in the log.
+        """Write what was seen to the database, and log other places of our queues.
 
         Raises:
             SQLAlchemyError: the database did not answer.
@@ -82,7 +82,7 @@ class Sightings:
                 log.error("queues_in_two_places", here=self.place, there=place, advice=PLACES_ADVICE)
 
     def _is_due(self, about: str) -> bool:
-        """Whether there has been no line about it for a while; the caller writes one."""
+        """Tell whether there has been no line about it for a while. If so, the caller has to write one."""
         now = monotonic()
         if now - self._told.get(about, -math.inf) < INTERVAL.total_seconds():
             return False
@@ -93,22 +93,22 @@ class Sightings:
 
 
 async def places(database: Database, now: datetime) -> list[str]:
-    """Where processes of this node have their queues, of those that ran in the last minutes."""
+    """Return where the processes of this node that ran in the last minutes have their queues."""
     return await _recent(database, SightingKind.PLACE, now - RECENT)
 
 
 async def strangers(database: Database, now: datetime) -> list[str]:
-    """Whose jobs were found in our queues in the last two hours, longer than such a job is left alone."""
+    """Return whose jobs were found in our queues in the last two hours, which is longer than such a job is left."""
     return await _recent(database, SightingKind.STRANGER, now - timedelta(hours=2))
 
 
 async def proxies(database: Database, now: datetime) -> list[str]:
-    """Addresses of proxies that the settings did not name, of the last day."""
+    """Return the addresses of proxies that the settings did not name, as seen in the last day."""
     return await _recent(database, SightingKind.PROXY, now - KEPT)
 
 
 async def note_proxy(database: Database, address: str, now: datetime) -> None:
-    """What connects from *address* passes on what others ask.
+    """Note that a proxy connects from *address*: it passes on what others ask.
 
     Raises:
         SQLAlchemyError: the database did not answer.
@@ -117,7 +117,7 @@ async def note_proxy(database: Database, address: str, now: datetime) -> None:
 
 
 def naming(named: Iterable[object], more: Iterable[object]) -> str:
-    """The setting that names those proxies, and *more*."""
+    """Return the line of the settings that names those proxies, and *more*."""
     return f"FEDERATION_TRUSTED_PROXIES={','.join(map(str, (*named, *more)))}"
 
 

@@ -18,11 +18,11 @@ BATCH: Final = 500
 
 
 class UnusedServers:
-    """Deletes registrations that are 30 days old and led to nothing: no follow, post, delivery or rotation of either
-    side, no acknowledged delivery ever, and nothing that an operator set.
+    """Deletes registrations that are 30 days old and led to nothing.
 
-    Such a server may register again, and is discovered when something is to be delivered to it. Without the host's
-    `posts` nobody can tell, and none is deleted.
+    That means: no follow, post, delivery or rotation of either side, no delivery ever acknowledged, and nothing set by
+    an operator. Such a server may register again, and is discovered when something is to be delivered to it. Without
+    the host's `posts` nobody can tell, so none is deleted.
     """
 
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
@@ -30,7 +30,7 @@ class UnusedServers:
         self._clock = clock or SystemClock()
 
     async def purge(self) -> int:
-        """Delete them, in batches; how many there were."""
+        """Delete them in batches, and return how many there were."""
         async with self._database.read() as session:
             lacking = await (await session.connection()).run_sync(missing_of_host)
         if {Post.__tablename__, f"{Post.__tablename__}.federation_url"}.intersection(lacking):
@@ -68,6 +68,6 @@ def _is_unused() -> Iterator[ColumnElement[bool]]:
         col(RotateChallengeToken.server_url),
     ):
         yield ~exists().where(named == url)
-    # No index has it: one look through all of them, and not one for each server.
+    # There is no index on it: this reads the table once, and not once for each server.
     owed = col(DeliveryJob.server_url)
     yield url.not_in(select(owed).where(owed.is_not(None)))

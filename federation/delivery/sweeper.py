@@ -1,14 +1,14 @@
-"""Deliveries that are ready and whose job is not there: a process died, or the queue was down, or lost its data.
+"""Ready deliveries whose job is missing: a process died, or the queue was down, or lost its data.
 
-Theory of operation. A ready row has a job, named by the row. A sweep reads the rows that are old enough for their job
-to have been added, asks the queue for their jobs, and adds those that are missing under the id the row names, so
-whoever adds them at the same time adds nothing twice. A job that has ended although its row is ready had no say: a
-worker of another database took it, or somebody's hand. Queues remember ended jobs and take a repeated id for a
-duplicate, so such a row gets a new series; so does one whose job is missing after attempts of the series, whose numbers
-are taken. Rows of Node producers name no job until theirs is first met, and are left
-alone until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are
-asked about every ten minutes, and not by every sweep. What was noted before this process began is asked about at once:
-the database may be a copy since then, or the queue another one.
+Theory of operation. A ready row has a job, and names it. A sweep reads the rows that are old enough for their job to
+have been added, asks the queue for their jobs, and adds the missing ones under the id that the row names, so nothing is
+added twice if two processes sweep at the same time. A job that has ended although its row is ready did not decide
+anything: a worker of another database ran it, or somebody removed it by hand. Queues remember ended jobs and treat a
+repeated id as a duplicate, so such a row gets a new series. So does a row whose job is missing after attempts of the
+series, as their numbers are used up. Rows of Node producers name no job until theirs first runs, and are left alone
+until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are looked up
+every ten minutes, and not by every sweep. What was noted before this process began is looked up at once: since then the
+database may have been replaced by a copy, or the queue by another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 MIN_AGE: Final = timedelta(seconds=30)
 PAGE: Final = 1_000
 MAX_ROWS: Final = 20_000
-"""Looked at by one sweep."""
+"""How many rows one sweep looks at."""
 ASK_AGAIN: Final = timedelta(minutes=10)
 
 _OWED: Final = tuple(field.name for field in fields(OwedRow))
@@ -42,7 +42,7 @@ _ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one sweep saw and did; `complete` if no row was left to look at."""
+    """What one sweep saw and did; `complete` means that no row was left to look at."""
 
     rows: int
     added: int
@@ -51,14 +51,17 @@ class Swept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadyRow:
-    """A row to look at; `attempted` in its present series."""
+    """A row to look at; `attempted` means within its present series."""
 
     row: OwedRow
     attempted: bool
 
 
 class OutboxSweeper:
-    """Adds the jobs of deliveries that are ready and have none. One process at a time should; several do no harm."""
+    """Adds the jobs of deliveries that are ready and have none.
+
+    One process at a time should do so; several do no harm.
+    """
 
     def __init__(
         self, database: Database, queue: JobQueue, *, min_age: timedelta = MIN_AGE, clock: Clock | None = None
@@ -70,7 +73,7 @@ class OutboxSweeper:
         self._began = self._clock.now()
 
     async def sweep(self) -> Swept:
-        """Every delivery that is ready has its job, up to 20 000 of them in one sweep.
+        """Add the job of every ready delivery that lacks it, looking at up to 20 000 rows.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
@@ -116,7 +119,10 @@ class OutboxSweeper:
         return len(missing)
 
     async def _renewed(self, rows: Sequence[OwedRow]) -> list[OwedRow]:
-        """Those that are still ready and name the job that is over; they name another one now."""
+        """Give the rows a new series that are still ready and still name the ended job.
+
+        Return them with the new one.
+        """
 
         def renew(connection: Connection) -> list[OwedRow]:
             stalled = connection.execute(_SENDING, {"rows": [row.id for row in rows]}).all()
@@ -153,7 +159,7 @@ _READY = (
         TABLE.c.settled_at.is_(None),
         TABLE.c.job_name.is_not(None),
         TABLE.c.created_at < bindparam("made_before"),
-        # A time to come was written before the clock was set back.
+        # A time in the future was written before the clock was set back.
         or_(
             TABLE.c.queued_at.is_(None),
             TABLE.c.queued_at < bindparam("asked_before"),

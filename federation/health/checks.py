@@ -1,4 +1,4 @@
-"""The quick probes of a sick server: when each is due on the health-check queue, and what a job of that queue does."""
+"""The quick probes of an unhealthy server: when each is due on the health-check queue, and what such a job does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HealthSchedule:
         self._step = step
 
     async def __call__(self, server_url: str, attempt: int) -> None:
-        """The probe is in the queue; while it is, scheduling the same one again does nothing."""
+        """Add the probe to the queue. While it is there, scheduling the same one again does nothing."""
         delay = self._first_delay + attempt * self._step
         await self._queue.add(
             HEALTH_CHECK_JOB,
@@ -42,12 +42,12 @@ class HealthSchedule:
 
 
 def health_check_id(server_url: str, attempt: int) -> str:
-    """The probe's job id, the same in every implementation that shares the queue."""
+    """Return the probe's job id, which is the same in every implementation that shares the queue."""
     return f"{HEALTH_CHECK_JOB}_{hashlib.sha256(server_url.encode()).hexdigest()[:16]}_{attempt}"
 
 
 class HealthCheckProcessor:
-    """Callable with a job of the health-check queue; `checks` probes in all, then the server is left alone."""
+    """Callable with a job of the health-check queue; it makes `checks` probes in all, then leaves the server alone."""
 
     def __init__(self, *, registry: Registry, probe: Probe, schedule: ScheduleHealthCheck, checks: int) -> None:
         self._registry = registry
@@ -56,9 +56,10 @@ class HealthCheckProcessor:
         self._checks = checks
 
     async def __call__(self, job: Job) -> None:
-        """The server is healthy again, or has one more failed probe and the next one scheduled.
+        """Probe the server, and either mark it healthy or count a failed probe and schedule the next one.
 
-        Nothing happens for a server that is gone, healthy, blacklisted, or sick of something a probe cannot cure.
+        Nothing happens for a server that is gone, healthy, blacklisted, or unhealthy for a reason that a probe cannot
+        cure.
         """
         try:
             server_url = HealthCheckJob.model_validate(job.payload).server_url

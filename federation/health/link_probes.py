@@ -1,9 +1,9 @@
-"""Looks at servers whose links are not up, so that what is held for them goes out soon after they return.
+"""Probes of servers whose links are not up, so that what is held for them goes out soon after they return.
 
-Theory of operation. The link says when its next look is due, and a look begins with moving that date, if it is still
-the same: so of all processes one looks, and a process that dies while looking costs half a minute. A server that fell
-silent is back if its `/discover` shows the registered key. Where something answered all the time, or only relays reach
-the server, only a delivery that gets through proves anything: a canary is sent.
+Theory of operation. The link says when its next probe is due, and a probe begins with moving that date, if it is still
+the same. So only one of all processes probes, and a process that dies while probing costs half a minute. A server that
+fell silent is back if its `/discover` shows the registered key. If something answered all the time, or only relays
+reach the server, only a delivery that gets through proves anything: then a canary is sent.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = structlog.get_logger(__name__)
 AT_ONCE: Final = 10
 
 SendCanary = Callable[[str], Awaitable[bool]]
-"""Sends one held delivery ahead to the server; False if none is held for it."""
+"""Sends one held delivery ahead to the server; returns False if none is held for it."""
 
 
 class LinkProbes:
-    """Looks at the servers that are due, ten at once."""
+    """Probes the servers that are due, ten at a time."""
 
     def __init__(
         self, *, links: Links, registry: Registry, probe: Probe, discover: DiscoverServer, send_canary: SendCanary
@@ -46,14 +46,14 @@ class LinkProbes:
         self._send_canary = send_canary
 
     async def tick(self) -> int:
-        """The servers that were due have been looked at; how many.
+        """Probe the servers that are due. Return how many there were.
 
         Raises:
             SQLAlchemyError: the database did not answer; they are due again in half a minute.
         """
         due = await self._links.due_for_probe(AT_ONCE)
         taken = [link for link in due if await self._links.take_probe(link)]
-        # All come to their end: what one of them cannot write down must not leave nine others to themselves.
+        # Waits for all of them: if one cannot write its result, the nine others must not be left running.
         ended = await asyncio.gather(*(self._look(link) for link in taken), return_exceptions=True)
         for trouble in ended:
             if trouble is not None:
@@ -66,11 +66,11 @@ class LinkProbes:
                 await self._links.probe_failed(link.server_url)
         except SQLAlchemyError:
             raise
-        except Exception as error:  # a bug must not keep nine others from being looked at
+        except Exception as error:  # a bug must not keep nine others from being probed
             log.error("link_probe_crashed", server_url=link.server_url, **crash(error))
 
     async def _is_back(self, link: Link) -> bool:
-        """Whether the link is up now, or need not be looked at any more."""
+        """Tell whether the link is up now, or need not be probed any more."""
         url = link.server_url
         if link.operator_hold or await self._registry.is_blacklisted(url):
             return False
@@ -89,7 +89,7 @@ class LinkProbes:
         if seen.another_key:
             await self._links.mismatched(server.url)
             return False
-        # Of other reasons, as a status, the policy would say what holds of failures without a name.
+        # For other reasons, such as a status, the policy would return what applies to unknown failures.
         is_network = link.reason in set(NetworkErrorCode)
         if not seen.well and is_network and get_threat_policy(link.reason).relay_eligible:
             await self._send_canary(server.url)

@@ -1,9 +1,9 @@
 """Probes of servers that the quick ones gave up, hours apart, so that a long outage heals by itself.
 
-Theory of operation. Nothing is planned ahead: the registry's row says when a server was last looked at and how often in
-vain, and `due_at` makes the next date of that. So a lost queue, a restart or a new version loses no probe, and any
+Theory of operation. Nothing is planned ahead: the registry's row says when a server was last probed and how often that
+failed, and `due_at` computes the next date from it. So a lost queue, a restart or a new version loses no probe, and any
 process may make it. Servers whose failures forbid direct probes (`DNS_BLOCKED`: the name may lead elsewhere by now) are
-looked at the same way, since nothing else ever would.
+probed in the same way, since nothing else ever would.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from workers.clock import Clock, SystemClock
 
 JITTER: Final = 0.1
 MAX_SERVERS: Final = 100
-"""Probed by one run; the longest due first."""
+"""How many servers one run probes; those due longest come first."""
 AT_ONCE: Final = 10
 PAGE: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePlan:
-    """When sick servers are probed: `checks` quick probes, the n-th `quick_first + n * quick_step` after the one
-    before; then `first` later, and twice as long each time, up to `maximum`.
+    """When unhealthy servers are probed.
+
+    There are `checks` quick probes, the n-th of which comes `quick_first + n * quick_step` after the one before. The
+    next comes `first` later, and each further one after twice as long, up to `maximum`.
     """
 
     checks: int
@@ -43,10 +45,10 @@ class ProbePlan:
     maximum: timedelta = timedelta(hours=24)
 
     def due_at(self, server: KnownServer, seen_at: datetime) -> datetime:
-        """When the sick server is to be probed, last looked at on `seen_at`.
+        """Return when to probe the unhealthy server, which was last probed at `seen_at`.
 
-        By default 1, 2, 4, 8, 16, 24, 24 ... hours after that, 10 % more or less by the server's name. A server whose
-        quick probes are under way is due once the next of them is overdue: then its job was lost.
+        By default this is 1, 2, 4, 8, 16, 24, 24 ... hours later, 10 % more or less depending on the server's name. A
+        server whose quick probes are under way is due once the next of them is overdue: then its job was lost.
         """
         probeable = get_threat_policy(server.unhealthy_reason).direct_health_checkable
         failed = server.health_check_attempts
@@ -59,8 +61,9 @@ class ProbePlan:
 
 
 class LongRangeProbes:
-    """Probes the sick servers that are due: 10 at once, and up to 100 in a run, so that a thousand dead servers cost
-    one process some seconds a minute.
+    """Probes the unhealthy servers that are due: 10 at a time, and up to 100 in a run.
+
+    So a thousand dead servers cost one process a few seconds a minute.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class LongRangeProbes:
         self._plan = plan
 
     async def __call__(self) -> Mapping[str, object]:
-        """The servers that were due have been probed; how many, and how many of them are well again.
+        """Probe the servers that are due. Return how many there were, and how many of them are well again.
 
         Raises:
             SQLAlchemyError: the database failed.
@@ -96,7 +99,7 @@ class LongRangeProbes:
         }
 
     async def _due(self, now: datetime) -> list[KnownServer]:
-        """The longest due first."""
+        """Return the servers that are due, those due longest first."""
         found: list[tuple[datetime, KnownServer]] = []
         after = ""
         while True:

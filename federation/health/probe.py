@@ -1,4 +1,4 @@
-"""One look at a sick server: is it well again?"""
+"""One probe of an unhealthy server: is it well again?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBE_TIMEOUT: Final = timedelta(seconds=8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a look at a server showed; `problem` says why it is not well, None if it is."""
+    """What a probe of a server showed; `problem` says why it is not well, and is None if it is."""
 
     problem: str | None
     another_key: bool = False
@@ -37,7 +37,7 @@ class Seen:
 
 
 class Probe:
-    """Asks a server for `/discover`, and notes in the registry what came of it."""
+    """Asks a server for `/discover`, and notes the result in the registry."""
 
     def __init__(self, registry: Registry, fetch: FederationFetch, links: Links, *, own_url: str | None = None) -> None:
         self._registry = registry
@@ -46,9 +46,10 @@ class Probe:
         self._links = links
 
     async def __call__(self, server: KnownServer) -> int | None:
-        """The server is marked healthy (0), or has one more failed probe (how many in a row); None if it is gone.
+        """Probe the server and note the result.
 
-        A server that fell silent has its link up again then; see `Links`.
+        Return 0 if it is well, else how many probes failed in a row; None if it is gone. If a server that had fallen
+        silent is well, its link comes up, too; see `Links`.
         """
         if not (await self.look(server)).well:
             return await self._registry.count_failed_probe(server.url)
@@ -59,13 +60,14 @@ class Probe:
         return 0
 
     async def look(self, server: KnownServer) -> Seen:
-        """Whether the server answers `/discover` with the signing key we know: any other page may be a stranger's.
+        """Check whether the server answers `/discover` with the signing key that we know.
 
-        Nothing is noted in the registry.
+        Any other page may be a stranger's. Nothing is noted in the registry.
         """
         seen = await self._see(server, {})
         if seen.another_key and self._own_url is not None:
-            # One that changes its keys shows the pair that most know, and to who says who it is the one that it knows.
+            # A server that is changing its keys shows everybody the pair that most know, and to a server that names
+            # itself, the pair which that server knows.
             named = await self._see(server, {ORIGIN_HEADER: self._own_url})
             seen = named if named.well else seen
         log.info("health_probe", server_url=server.url, healthy=seen.well, problem=seen.problem)

@@ -1,4 +1,4 @@
-"""Which IP addresses belong to the public Internet; pure."""
+"""Which IP addresses belong to the public Internet: pure functions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ Address = IPv4Address | IPv6Address
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
-# What `is_global` of some supported Python versions still lets through.
+# Special networks that `is_global` of some supported Python versions still lets through.
 _ALSO_SPECIAL_V4 = (IPv4Network("192.88.99.0/24"), IPv4Network("192.0.0.0/24"))
 _ALSO_SPECIAL_V6 = (IPv6Network("3fff::/20"), IPv6Network("2001::/23"))
 
 
 def is_globally_routable(address: Address) -> bool:
-    """True if *address* is a unicast address of the public Internet, seen through the wrappings of IPv4 in IPv6.
+    """Tell whether *address* is a unicast address of the public Internet, even if it is IPv4 wrapped in IPv6.
 
     IPv4-mapped, NAT64 (64:ff9b::/96) and 6to4 (2002::/16) addresses count as the IPv4 address they lead to. Teredo,
     IPv4-compatible, site-local and everything else outside 2000::/3 is refused outright.

@@ -1,4 +1,4 @@
-"""One HTTP exchange with a server nobody vouches for, bounded in time and memory."""
+"""One HTTP exchange with a server that nobody vouches for, bounded in time and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FederationClient:
     """The process's one HTTP client. Close it, or use it as an async context manager.
 
     It calls the transport directly and leaves out httpx's client above it, with its redirects, cookies, proxies and
-    authentication: nothing of that may happen here, and it costs as much as the exchange.
+    authentication: none of that may happen here, and it costs as much as the exchange.
     """
 
     def __init__(self, guard: AddressGuard, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -50,14 +50,14 @@ class FederationClient:
         first_byte: timedelta | None = None,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> Response:
-        """The server's whole response, whatever its status; redirects are responses like any other.
+        """Return the server's whole response, whatever its status. Redirects are responses like any other.
 
-        *timeout* covers everything from the wait for a pooled connection to the last byte of the body, *first_byte*,
-        where it is shorter, all until the response begins. A cancelled or failed exchange closes its connection, a
+        *timeout* covers everything from the wait for a pooled connection to the last byte of the body; *first_byte*, if
+        it is shorter, everything until the response begins. A cancelled or failed exchange closes its connection, a
         complete one returns it to the pool.
 
         Raises:
-            NetworkError: no complete response; says which phase failed and why. Worth another try.
+            NetworkError: no complete response; the message says which phase failed and why. Worth another try.
             BodyTooLarge: the body has, or announces, more than *max_bytes*.
             BlockedUrl: the guard refuses the URL; nothing was sent.
         """
@@ -82,7 +82,7 @@ class FederationClient:
         return Response(status=response.status_code, headers=response.headers, body=content)
 
     async def close(self) -> None:
-        """Every connection is closed; exchanges still running fail."""
+        """Close every connection. Exchanges still running fail."""
         await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
@@ -100,11 +100,11 @@ def _request(method: str, target: Target, headers: Mapping[str, str], body: byte
         merged["Content-Length"] = str(len(body))
     content = body or b""
     stream = httpx.ByteStream(content) if len(content) <= _LARGEST_PLAIN_BODY else _LargeBody(content)
-    return httpx.Request(method, target.url, headers=merged, stream=stream)  # to a stream httpx adds no headers
+    return httpx.Request(method, target.url, headers=merged, stream=stream)  # httpx adds no headers for a stream
 
 
 class _LargeBody(httpx.AsyncByteStream):
-    """A body handed over piece by piece; can be read again for a repeated request."""
+    """A body that is handed over piece by piece; it can be read again for a repeated request."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

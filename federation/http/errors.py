@@ -1,4 +1,4 @@
-"""What an outbound exchange may end in besides a response, and the map from exceptions to network error codes."""
+"""How an outbound exchange may end without a response, and the map from exceptions to network error codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BlockedUrl(OutboundError):
 
 
 class BodyTooLarge(OutboundError):
-    """The response body is over the cap, so it cannot be what was asked for; trying again cannot help."""
+    """The response body exceeds the limit, so it cannot be what was asked for; trying again cannot help."""
 
 
 class NetworkError(OutboundError):
@@ -39,7 +39,7 @@ class NetworkError(OutboundError):
 class RelayFailed(OutboundError):
     """No peer passed the request on; the message says what each of them answered, or why none was asked.
 
-    `code` is that of the one peer whose failure it is, None where it is nobody's.
+    `code` is that of the one peer that failed, or None if no single peer did.
     """
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
@@ -58,7 +58,7 @@ class BlockedAddress(NetworkError):
         super().__init__(NetworkErrorCode.DNS_BLOCKED, host, detail)
 
 
-# Everything the transport may raise because of the network or the peer; all else is a bug and passes unchanged.
+# Everything that the transport may raise because of the network or the peer; all else is a bug, passed on unchanged.
 TRANSPORT_FAILURES = (
     httpx.TransportError,
     aiohttp.ClientError,
@@ -72,8 +72,8 @@ _RESET = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESH
 
 
 def network_error(exc: Exception, origin: str, phase: str) -> NetworkError | None:
-    """*exc* as the classified error to raise from it; None if the fault is this machine's (out of descriptors)."""
-    # A deadline is raised from the cancellation it is made of, which describes nothing.
+    """Return the classified error to raise from *exc*, or None if the fault is this machine's (out of descriptors)."""
+    # A deadline is raised from the cancellation that it is made of, which describes nothing.
     chain = [link for link in _causes(exc) if isinstance(link, Exception)]
     if any(isinstance(link, OSError) and link.errno in _LOCAL_EXHAUSTION for link in chain):
         return None
@@ -81,15 +81,15 @@ def network_error(exc: Exception, origin: str, phase: str) -> NetworkError | Non
 
 
 def classify(exc: BaseException) -> NetworkErrorCode:
-    """The network error code of *exc*, judged by the types and errno values in its chain of causes."""
+    """Return the network error code of *exc*, judged by the types and errno values in its chain of causes."""
     chain = list(_causes(exc))
     return next((code for link in chain if (code := _classify_one(link))), _classify_httpx(chain))
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
-    """*exc* and what it was raised from.
+    """Yield *exc* and what it was raised from.
 
-    `__context__` is left out on purpose: it also holds errors somebody happens to be handling, such as the direct
+    `__context__` is left out on purpose: it also holds errors that are just being handled elsewhere, such as the direct
     failure while a relay is tried.
     """
     link: BaseException | None = exc
@@ -104,7 +104,7 @@ def _classify_one(exc: BaseException) -> NetworkErrorCode | None:
     if isinstance(exc, socket.gaierror):
         return NetworkErrorCode.DNS_BLOCKED
     if isinstance(exc, aiohttp.ClientPayloadError):
-        return NetworkErrorCode.CONN_RESET  # the body broke off; how the connection ended is not told apart
+        return NetworkErrorCode.CONN_RESET  # the body broke off; it does not matter how the connection ended
     if isinstance(exc, OSError):
         return _classify_os_error(exc)
     return None
@@ -114,17 +114,17 @@ def _classify_os_error(exc: OSError) -> NetworkErrorCode | None:
     if exc.errno == errno.ECONNREFUSED or isinstance(exc, ConnectionRefusedError):
         return NetworkErrorCode.CONN_REFUSED
     if exc.errno in _RESET or isinstance(exc, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
-        return NetworkErrorCode.CONN_RESET  # with ETIMEDOUT: the kernel gave up, as opposed to our own deadline
+        return NetworkErrorCode.CONN_RESET  # includes ETIMEDOUT: the kernel gave up, which is not our own deadline
     if isinstance(exc, TimeoutError):
         return NetworkErrorCode.TIMEOUT
     return None
 
 
 def _classify_httpx(chain: list[BaseException]) -> NetworkErrorCode:
-    """The verdict where only httpx's own type tells something.
+    """Classify the errors of which only httpx's own type says something.
 
-    httpx-aiohttp turns every lost connection into `ConnectTimeout`, so a timeout counts only where no aiohttp
-    exception stands behind it.
+    httpx-aiohttp turns every lost connection into `ConnectTimeout`, so a timeout counts only if it was not raised from
+    an aiohttp exception.
     """
     from_aiohttp = any(isinstance(link, aiohttp.ClientError) for link in chain)
     if not from_aiohttp and any(isinstance(link, httpx.TimeoutException) for link in chain):
@@ -133,7 +133,7 @@ def _classify_httpx(chain: list[BaseException]) -> NetworkErrorCode:
 
 
 def _describe(exc: BaseException) -> str:
-    """The type and the system's name for it: messages may quote what the peer sent."""
+    """Return the type and the system's name for the error. Messages are left out: they may quote what the peer sent."""
     name = type(exc).__name__
     if isinstance(exc, ssl.SSLCertVerificationError):
         return f"{name} ({exc.verify_message})"

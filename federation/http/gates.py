@@ -1,4 +1,4 @@
-"""`federation_fetch`: a direct request, the record of its failure, and a relay where one may help."""
+"""`federation_fetch`: a direct request, the record of its failure, and a relay if one may help."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundRequest:
-    """One request to the registered server `server_url`, as it goes out directly, or sealed inside a relay's."""
+    """One request to the registered server `server_url`, as it goes out directly, or sealed through a relay."""
 
     url: str
     server_url: str
@@ -33,14 +33,14 @@ class OutboundRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A response, and the peer that relayed it (None: it came directly)."""
+    """A response, and the peer that relayed it, which is None if it came directly."""
 
     response: Response
     peer: str | None = None
 
     @property
     def proxied(self) -> bool:
-        """True if a peer relayed the response."""
+        """Whether a peer relayed the response."""
         return self.peer is not None
 
 
@@ -61,7 +61,7 @@ class SendThroughPeer(Protocol):
 
 
 class FederationFetch:
-    """Callable with the behaviour of `federation_fetch`; one per process."""
+    """Callable that behaves as `federation_fetch`; there is one per process."""
 
     def __init__(
         self,
@@ -89,17 +89,17 @@ class FederationFetch:
         server_url: str | None = None,
         skip_health_update: bool = False,
     ) -> Fetched:
-        """The response of *url*, direct or, with *proxy_fallback*, through a peer, within *timeout* altogether.
+        """Fetch *url* directly or, with *proxy_fallback*, through a peer, within *timeout* altogether.
 
-        The direct one has to begin within *first_byte*, if that is given.
+        A direct response has to begin within *first_byte*, if that is given.
 
         On a network error *server_url* (default: the origin of *url*) is marked unhealthy with its code, unless
-        *skip_health_update*; failing to record that is only logged. A success is recorded nowhere. A relay is tried
-        if the code's policy allows it; its failure is logged.
+        *skip_health_update* is set; a failure to record that is only logged. A success is not recorded. A relay is
+        tried if the code's policy allows it; its failure is logged.
 
         Raises:
-            NetworkError: the direct request failed, and no relay helped. The code is the direct failure's in any case;
-                where a relay was tried, that failure is the cause, and the message has both.
+            NetworkError: the direct request failed, and no relay helped. The code is that of the direct failure in any
+                case; if a relay was tried, its failure is the cause, and the message has both.
             BodyTooLarge, BlockedUrl: as `FederationClient.fetch`; the server's health is left alone.
         """
         started = monotonic()
@@ -135,6 +135,6 @@ class FederationFetch:
         except RelayFailed as failure:
             log.warning("relay_failed", server_url=request.server_url, code=error.code, error=str(failure))
             raise NetworkError(error.code, error.origin, f"{error.detail}; relay: {failure}") from error
-        except Exception as exc:  # a database in trouble, say: what became of the direct request counts
+        except Exception as exc:  # for example a database in trouble: the result of the direct request counts
             log.warning("relay_failed", server_url=request.server_url, code=error.code, error=type(exc).__name__)
             raise error from error.__cause__

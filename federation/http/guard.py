@@ -1,9 +1,9 @@
 """Which URLs and addresses this node may be made to talk to (SSRF guard).
 
-Theory of operation. Every outbound request passes two checks. `check_url` looks at the URL alone: it rebuilds it in
-one canonical spelling, so that no later parser can read another host out of it, and refuses literal addresses that
-are not public. `vet` looks at what a host name resolved to; the transport calls it between resolution and connection
-and dials exactly the addresses vetted here, so a name that changes its mind in between gains nothing. The HTTP
+Theory of operation. Every outbound request passes two checks. `check_url` looks at the URL alone: it rebuilds it in one
+canonical spelling, so that no later parser can read another host out of it, and refuses literal addresses that are not
+public. `vet` looks at what a host name resolved to. The transport calls it between resolution and connection, and
+connects to exactly the addresses checked here, so a name that resolves differently in between gains nothing. The HTTP
 library never asks its resolver about literal addresses, which is why the first check may not be skipped.
 """
 
@@ -38,14 +38,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AddressGuard:
-    """Lets outbound requests reach the public Internet, and besides it only what is in `allowed_hostnames`: hosts at
-    any port, and hosts with a port, as `peer:4000` or `[::1]:4000`, at that one.
+    """Lets outbound requests reach the public Internet, and apart from that only what is in `allowed_hostnames`.
+
+    These are hosts at any port, and hosts with a port, as `peer:4000` or `[::1]:4000`, at that one.
     """
 
     allowed_hostnames: frozenset[str] = frozenset()
 
     def check_url(self, url: str) -> Target:
-        """*url* is acceptable as far as its text tells; the answer is its canonical form.
+        """Check that the text of *url* is acceptable, and return its canonical form.
 
         Raises:
             BlockedUrl: not an absolute http(s) URL, has user information, names a metadata service, or its host is a
@@ -61,7 +62,7 @@ class AddressGuard:
         return target
 
     def vet(self, host: str, addresses: Sequence[str], *, port: int) -> None:
-        """All *addresses*, to which *host* resolved just now, may be dialled at *port*.
+        """Check that all *addresses*, to which *host* resolved just now, may be connected to at *port*.
 
         Raises:
             BlockedAddress: there is none, or one of them is not globally routable (one is enough: a name that mixes
@@ -84,7 +85,7 @@ _HOW_TO_ALLOW = "DEV_ALLOWED_HOSTNAMES can exempt the host"
 
 @lru_cache(maxsize=1024)
 def parse_target(url: str) -> Target:
-    """*url* in canonical spelling: lower-case host without trailing dot, addresses decoded, no default port.
+    """Parse *url* into canonical spelling: lower-case host without trailing dot, addresses decoded, no default port.
 
     Raises:
         BlockedUrl: not an absolute http(s) URL of at most 2048 characters with a usable host and no user information.

@@ -8,14 +8,14 @@ from federation.base.settings import Settings
 from federation.http.transport import PoolLimits
 
 SPARE_CONNECTIONS: Final = 60
-"""For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, beside the workers' own."""
+"""For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, in addition to the workers' own."""
 
 
 def pool_limits(settings: Settings) -> PoolLimits:
-    """Room for every attempt and probe at once: waiting for a connection would count against the server."""
+    """Return limits with room for every attempt and probe at once: waiting for one would count against the server."""
     attempts = (
         settings.federation_delivery_concurrency
-        + 2 * settings.federation_overtime  # deliveries and discoveries have as much room each
+        + 2 * settings.federation_overtime  # deliveries and discoveries each have that much room
         + settings.federation_health_concurrency
         + settings.federation_discovery_concurrency
     )

@@ -11,14 +11,14 @@ from email.utils import parsedate_to_datetime
 SHORTEST_PAUSE = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(hours=24)
 NOT_JUDGED = frozenset({408, 425})
-"""Of the 4xx statuses those that say nothing of the request: the server did not get to judge it."""
+"""The 4xx statuses that say nothing about the request, because the server did not get to judge it."""
 
 _SECONDS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """Status, headers (any case finds them) and the whole body as it came, undecoded."""
+    """The status, the headers (names in any case) and the whole body as it came, undecoded."""
 
     status: int
     headers: Mapping[str, str]
@@ -26,13 +26,13 @@ class Response:
 
     @property
     def ok(self) -> bool:
-        """True for a 2xx status."""
+        """Whether the status is a 2xx."""
         return 200 <= self.status <= 299
 
     def retry_after(self, now: datetime) -> timedelta | None:
-        """How long the server asks to be left alone, between one second and 24 hours; None if it does not say.
+        """Return how long the server asks to be left alone, from one second to 24 hours, or None if it does not say.
 
-        Reads `Retry-After`, else `X-Retry-After` (what the original implementation's rate limiter sends): whole
+        Reads `Retry-After`, or else `X-Retry-After` (which the original implementation's rate limiter sends): whole
         seconds or an HTTP date. Anything else counts as absent.
         """
         for name in ("retry-after", "x-retry-after"):
@@ -43,7 +43,7 @@ class Response:
 
 
 def asks_for_rest(status: int, *, with_pause: bool) -> bool:
-    """Whether a server wants to be left alone: by a 429, or by a 503 that says for how long."""
+    """Tell whether a server wants to be left alone: by a 429, or by a 503 that says for how long."""
     return status == 429 or (status == 503 and with_pause)
 
 

@@ -29,7 +29,7 @@ class ThreatPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOverride:
-    """An administrator's wish for one code; a flag left None keeps its default."""
+    """An administrator's wish for one code; a flag that is None keeps its default."""
 
     relay_eligible: bool | None = None
     direct_health_checkable: bool | None = None
@@ -55,9 +55,9 @@ NO_OVERRIDES: Mapping[NetworkErrorCode, PolicyOverride] = {}
 def get_threat_policy(
     code: str | None, overrides: Mapping[NetworkErrorCode, PolicyOverride] = NO_OVERRIDES
 ) -> ThreatPolicy:
-    """The policy for *code*, with an administrator's single flags in place of the defaults.
+    """Return the policy for *code*, with an administrator's single flags in place of the defaults.
 
-    None (a server without a recorded reason) and a code this version does not know count as `UNKNOWN`: both flags
+    None (a server without a recorded reason) and a code that this version does not know count as `UNKNOWN`: both flags
     are set, so a row written by another version is still probed and can heal.
     """
     known = _known(code)
@@ -73,6 +73,6 @@ def get_threat_policy(
 
 def _known(code: str | None) -> NetworkErrorCode:
     try:
-        return NetworkErrorCode(code)  # type: ignore[arg-type] # None is no member: the lookup answers that
+        return NetworkErrorCode(code)  # type: ignore[arg-type] # None is no member, which the lookup handles
     except ValueError:
         return NetworkErrorCode.UNKNOWN

@@ -1,13 +1,13 @@
 """The pooled, guarded connections of one process: httpx's transport interface over aiohttp.
 
 httpx's own pool scans all its connections for every request, which costs more than the request itself from a hundred
-servers on; aiohttp's looks its connection up by server.
+servers on; aiohttp's pool looks its connections up by server.
 
-Stale connections. A server may close an idle connection at the very moment a request is written to it, and the
-request then fails although the server is well. Connections idle for longer than four seconds are not used again
-(common servers wait at least five), and a request whose *reused* connection ends before any response is sent once
-more. It may thereby arrive twice, as after any lost response: receivers deduplicate. A fresh connection that is closed
-at once is the server's answer and is not retried here.
+Stale connections. A server may close an idle connection at the very moment at which a request is written to it, and the
+request then fails although the server is well. Connections idle for longer than four seconds are not used again (common
+servers wait at least five), and if a *reused* connection ends before any response, its request is sent once more. It
+may thereby arrive twice, as after any lost response: receivers deduplicate. If a fresh connection is closed at once,
+that is the server's answer, and it is not retried here.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _dialled: ContextVar[bool] = ContextVar("dialled", default=False)
 class PoolLimits:
     """Bounds of one pool.
 
-    `connections` are those in use at a time; an exchange beyond waits on its own deadline, so allow for as many as
-    there are exchanges at once. `idle_servers` is how many servers may keep idle connections.
+    `connections` are those in use at a time. An exchange beyond that waits while its own deadline runs, so allow for as
+    many as there are exchanges at once. `idle_servers` is how many servers may keep idle connections.
     """
 
     connections: int = 200
@@ -58,10 +58,10 @@ DEFAULT_LIMITS = PoolLimits()
 
 
 class Resolver(Protocol):
-    """Turns host names into addresses."""
+    """Resolves host names to addresses."""
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """The addresses of *host*, in the order to try them.
+        """Return the addresses of *host*, in the order in which to try them.
 
         Raises:
             OSError: `socket.gaierror` if the name has none or the name service does not answer.
@@ -71,9 +71,9 @@ class Resolver(Protocol):
 class SystemResolver:
     """The operating system's resolver, on threads of its own.
 
-    A lookup that hangs holds its thread for up to half a minute, also when nobody waits for it any more. In the event
-    loop's shared pool a few would stop everything else that needs a thread; here there are threads for more of them
-    than strangers, who can make the inbound side look up names of their choice, can have under way.
+    A lookup that hangs holds its thread for up to half a minute, even when nobody waits for it any more. In the event
+    loop's shared pool, a few of them would stop everything else that needs a thread. Strangers can make the inbound
+    side look up names of their choice; there are more threads here than lookups that they can have under way.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def _getaddrinfo(host: str, port: int) -> list[str]:
 
 
 class GuardedResolver(AbstractResolver):
-    """Gives aiohttp vetted addresses only; what it caches for ten seconds and dials has passed the guard."""
+    """Gives aiohttp only vetted addresses: what it caches for ten seconds and connects to has passed the guard."""
 
     def __init__(self, guard: AddressGuard, resolver: Resolver) -> None:
         self._guard = guard
@@ -113,13 +113,13 @@ class GuardedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is open: the resolver's threads end with it."""
+        """Do nothing: the resolver's threads end with it."""
 
 
 class _Protocol(ResponseHandler):
-    """aiohttp's protocol, which also takes a reset for what it is.
+    """aiohttp's protocol, which also recognises a reset.
 
-    aiohttp lets a body that only the end of the connection delimits end in a reset as if it were complete.
+    If only the end of the connection delimits a body, aiohttp takes a reset for the complete body.
     """
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -129,7 +129,7 @@ class _Protocol(ResponseHandler):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """aiohttp's pool, which also tells fresh connections from reused ones and bounds the idle ones."""
+    """aiohttp's pool, which also distinguishes fresh connections from reused ones and bounds the idle ones."""
 
     def __init__(self, guarded: GuardedResolver, context: ssl.SSLContext, limits: PoolLimits) -> None:
         super().__init__(
@@ -160,7 +160,7 @@ class _Connector(aiohttp.TCPConnector):
 class PooledTransport(httpx.AsyncBaseTransport):
     """An httpx transport that sends a request again, once, if a reused connection proves to have been closed.
 
-    What `httpx_aiohttp.AiohttpTransport` does besides, for authentication, proxies and timeouts, costs as much as
+    What `httpx_aiohttp.AiohttpTransport` does in addition, for authentication, proxies and timeouts, costs as much as
     aiohttp's own share of an exchange.
     """
 
@@ -211,10 +211,11 @@ def pooled_transport(
     ssl_context: ssl.SSLContext | None = None,
     limits: PoolLimits = DEFAULT_LIMITS,
 ) -> httpx.AsyncBaseTransport:
-    """A transport for one event loop; it opens its pool at the first request.
+    """Make a transport for one event loop; it opens its pool at the first request.
 
-    By default names are resolved by the operating system, and certificates verified against `SSL_CERT_FILE` or
-    `SSL_CERT_DIR` if set, else certifi's authorities. No proxy, no cookies, no redirects, no decompression.
+    By default, the operating system resolves names, and certificates are verified against `SSL_CERT_FILE` or
+    `SSL_CERT_DIR` if set, otherwise against certifi's authorities. No proxy, no cookies, no redirects, no
+    decompression.
     """
     context = ssl_context or httpx.create_ssl_context()
 
@@ -226,7 +227,7 @@ def pooled_transport(
             timeout=aiohttp.ClientTimeout(),  # none: the client has one deadline over all
             trust_env=False,
         )
-        # aiohttp would repeat every idempotent request, also one that a fresh connection failed.
+        # aiohttp would repeat every idempotent request, even one that failed on a fresh connection.
         session._retry_connection = False
         return session
 

@@ -1,4 +1,4 @@
-"""The answers to those who watch a process: `/metrics`, `/healthz`, `/readyz`."""
+"""The endpoints for those who watch a process: `/metrics`, `/healthz`, `/readyz`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JSON_TYPE: Final = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A response, whoever sends it."""
+    """A response, independent of what sends it."""
 
     status: int
     content_type: str
@@ -34,8 +34,8 @@ class Endpoints:
         self._metrics = metrics
 
     async def __call__(self, path: str) -> Answer | None:
-        """The answer to a GET, None where nothing is."""
-        if path == HEALTH_PATH:  # that anything answers shows that the event loop does
+        """Answer a GET, or return None if there is nothing at that path."""
+        if path == HEALTH_PATH:  # any answer shows that the event loop turns
             return _json(200, {"status": "ok"})
         if path == READY_PATH:
             return await self._ready()

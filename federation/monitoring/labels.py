@@ -1,4 +1,4 @@
-"""The few labels that codes, paths and statuses are counted under, so that the number of series is bounded."""
+"""The few labels by which codes, paths and statuses are counted, so that the number of series is bounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_FAULTS: Final = {
     "NO_OWN_KEYS": AttemptOutcome.PERMANENT,
     "NO_OWN_URL": AttemptOutcome.PERMANENT,
 }
-"""Codes of attempts that fail here, by their outcome: those that an operator is woken for."""
+"""Codes of attempts that fail on this side, with their outcome. An operator is woken for these."""
 ENDPOINTS: Final = frozenset(
     {
         "/discover",
@@ -40,7 +40,7 @@ _HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")
 
 
 def code_label(code: str | None) -> str:
-    """One of about thirty: the code, `HTTP_4xx` for all of a class, `other` for what is not ours, `none`."""
+    """Return one of about thirty labels: the code, `HTTP_4xx` for all of a class, `other` for unknown ones, `none`."""
     if code is None:
         return "none"
     if match := _HTTP_CODE.fullmatch(code):
@@ -49,10 +49,10 @@ def code_label(code: str | None) -> str:
 
 
 def endpoint_label(path: str) -> str:
-    """One of the endpoints' paths, or `other`."""
+    """Return the path if it is an endpoint's, otherwise `other`."""
     return path if path in ENDPOINTS else OTHER
 
 
 def status_label(status: int) -> str:
-    """The class of an HTTP status, as `4xx`."""
+    """Return the class of an HTTP status, such as `4xx`."""
     return f"{status // 100}xx" if 100 <= status <= 599 else OTHER

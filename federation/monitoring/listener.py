@@ -1,7 +1,8 @@
 """The metrics port: as much HTTP as a scraper needs, in the process's own event loop.
 
-In the event loop, so that an answer from `/healthz` shows that it turns. A connection carries one request, and has
-seconds for it; what is too long, too slow or too many is cut without an answer.
+It runs in the event loop, so that an answer from `/healthz` shows that the loop turns. A connection carries one
+request, and has a few seconds for it. If one is too long or too slow, or there are too many, it is cut without an
+answer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class MetricsListener:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int) -> None:
-        """The port is open.
+        """Open the port.
 
         Raises:
             ConfigurationError: the port is taken, or the address is not this machine's.
@@ -54,7 +55,7 @@ class MetricsListener:
         log.info("metrics_serving", address=address, port=port)
 
     async def close(self) -> None:
-        """The port is free again, and nobody is being answered."""
+        """Close the port, and cut the connections."""
         if self._server is None:
             return
         self._server.close()
@@ -94,7 +95,7 @@ class MetricsListener:
 
 
 def _request(head: bytes) -> tuple[str, str]:
-    """The method and the path without its query; empty where it is no request."""
+    """Return the method and the path without its query, or empty strings if it is no request."""
     parts = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
     return (parts[0], parts[1].partition("?")[0]) if len(parts) == 3 else ("", "")
 

@@ -1,6 +1,6 @@
-"""A process while it is watched: its metrics port open, and its gauges of queues and database kept right.
+"""Watching a process: its metrics port, and the gauges of its queues and its database.
 
-The gauges are refreshed without being asked by whoever reads them.
+The gauges are refreshed regularly, whether or not anybody reads them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ INTERVAL: Final = timedelta(seconds=15)
 JITTER: Final = 0.1
 TIMEOUT: Final = timedelta(seconds=10)
 LOOKED_AT: Final = 200
-"""Queued jobs among which the oldest is sought: a storage lists them in no promised order."""
+"""How many queued jobs are searched for the oldest: a storage lists them in no guaranteed order."""
 
 
 class Gauges(Protocol):
-    """Where the numbers go."""
+    """The receiver of the numbers."""
 
     def set_queue(self, queue: str, counts: Mapping[JobState, int], *, oldest_seconds: float, at: datetime) -> None: ...
     def set_database(self, numbers: DatabaseNumbers, *, at: datetime) -> None: ...
@@ -75,7 +75,7 @@ async def monitored(
 
 
 async def watch(gauges: Gauges, database: Database, queues: Sequence[Queue], recurring: Collection[str]) -> None:
-    """The gauges are refreshed every 15 s until cancelled; an outage is logged and leaves the last numbers."""
+    """Refresh the gauges every 15 s until cancelled. An outage is logged and leaves the last numbers."""
     while True:
         for queue in queues:
             try:
@@ -86,7 +86,7 @@ async def watch(gauges: Gauges, database: Database, queues: Sequence[Queue], rec
         try:
             async with asyncio.timeout(TIMEOUT.total_seconds()):
                 gauges.set_database(await read_numbers(database, recurring=recurring), at=datetime.now(UTC))
-        except (SQLAlchemyError, OSError) as error:  # which a TimeoutError is, too
+        except (SQLAlchemyError, OSError) as error:  # a TimeoutError is an OSError, too
             log.warning("database_numbers_unknown", error=type(error).__name__)
         await asyncio.sleep(INTERVAL.total_seconds() * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 - spreads load, guards nothing
 

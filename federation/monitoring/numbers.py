@@ -1,4 +1,4 @@
-"""What the database tells of the whole node, in one bounded look."""
+"""What the database says about the whole node, in one bounded look."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from db import (
 )
 
 MAX_ROWS: Final = 20_000
-"""Ready and held deliveries looked at, of each the oldest, by their indexes."""
+"""How many of the oldest ready, and of the oldest held deliveries are read, by their indexes."""
 JOBLESS_AFTER: Final = timedelta(minutes=2)
-"""Longer than a queue's hiccup and a sweep: who has no job by then is worth a look."""
+"""Longer than a short outage of a queue and a sweep: a delivery without a job after that needs attention."""
 ON_HOLD: Final = "on_hold"
-"""The state of links that an operator holds, whatever else they are."""
+"""The state of links that an operator holds, whatever their other state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseNumbers:
-    """Counts over all processes of the node. Deliveries are those that this application's producers owe; `successes`
-    are the recurring jobs whose last run succeeded, and when.
+    """Counts over all processes of the node.
 
-    `oldest_ready` is since when the one is ready that has been so the longest: since it was made, or released;
-    `oldest_held` and `oldest_while_up` are when the oldest was made that is held, or owed to a server whose link is up.
+    Deliveries are those that this application's producers owe; `successes` are the recurring jobs whose last run
+    succeeded, and when. `oldest_ready` is since when the delivery that has been ready longest is so: since it was made,
+    or released. `oldest_held` is when the oldest held delivery was made, and `oldest_while_up` when the oldest owed one
+    to a server whose link is up was made.
     """
 
     healthy: int
@@ -74,14 +75,14 @@ class _Held:
 
 
 def age(since: datetime | None, now: datetime) -> float:
-    """In seconds; 0 where there is nothing that has one."""
+    """Return the age in seconds, or 0 if there is nothing that has one."""
     return 0.0 if since is None else max((now - since).total_seconds(), 0.0)
 
 
 async def read_numbers(database: Database, *, recurring: Collection[str]) -> DatabaseNumbers:
-    """The numbers as they are now; `recurring` names the jobs that this process knows to recur.
+    """Return the numbers as they are now; `recurring` names the jobs that this process knows to recur.
 
-    The row of one that no longer does stays as it was, and says nothing.
+    The row of a job that no longer recurs stays as it was, and is ignored.
 
     Raises:
         SQLAlchemyError: the database did not answer.
@@ -121,7 +122,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
 
 async def _ready(session: AsyncSession, now: datetime) -> _ReadyRows:
     names = ("server_url", "created_at", "queued_at", "last_attempted_at", "released_at")
-    # The original never closed the rows of what failed: those would be the oldest for ever.
+    # The original implementation never closed the rows of failed deliveries: those would be the oldest for ever.
     ours = (
         _STATE == DeliveryState.READY,
         col(DeliveryJob.settled_at).is_(None),
@@ -155,7 +156,7 @@ def _oldest(*names: str, where: Sequence[ColumnElement[bool]]) -> Subquery:
 
 
 def _is_up(server_url: ColumnElement[str]) -> ColumnElement[bool]:
-    """A server without a link is up."""
+    """Return the condition for servers whose link is up. A server without a link is up."""
     is_closed = or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True))
     return server_url.not_in(select(col(ServerLink.server_url)).where(is_closed))
 

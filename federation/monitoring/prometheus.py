@@ -1,4 +1,4 @@
-"""What a process of ours tells Prometheus; the only module that needs the extra `metrics`.
+"""What our processes report to Prometheus; the only module that needs the extra `metrics`.
 
 No label is ever a server's: labels come from sets that are part of the program, so the number of series is bounded.
 """
@@ -32,7 +32,7 @@ _ENDS: Final = frozenset(
 
 
 class ProcessMetrics:
-    """The `Metrics` of a process, and an observer of its workers; gauges hold what they were last given."""
+    """The `Metrics` of a process, and an observer of its workers; gauges keep the last values they were given."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class ProcessMetrics:
             ["outcome", "code", "route"],
             registry=registry,
         )
-        # There from the start, at 0: the first increment of a series that begins with it is invisible to `increase`.
+        # They exist from the start, at 0: if a series begins with its first increment, `increase` does not see that.
         for code, outcome in OWN_FAULTS.items():
             self._deliveries.labels(outcome.value, code, "direct")
         self._relays = Counter(
@@ -177,14 +177,14 @@ class ProcessMetrics:
         self._inbound.labels(endpoint_label(path), status_label(status)).inc()
 
     def set_queue(self, queue: str, counts: Mapping[JobState, int], *, oldest_seconds: float, at: datetime) -> None:
-        """The gauges of a queue are as told."""
+        """Set the gauges of a queue."""
         for state, number in counts.items():
             self._jobs.labels(queue, state.value).set(number)
         self._oldest.labels(queue).set(oldest_seconds)
         self._refreshed.labels(queue).set(at.timestamp())
 
     def set_database(self, numbers: DatabaseNumbers, *, at: datetime) -> None:
-        """The gauges of what the database knows are as told."""
+        """Set the gauges of what the database knows."""
         self._servers.labels("healthy").set(numbers.healthy)
         self._servers.labels("unhealthy").set(numbers.unhealthy)
         self._rules.set(numbers.blacklist_rules)
@@ -205,7 +205,7 @@ class ProcessMetrics:
         return generate_latest(self.registry)
 
     def _note_flight(self, event: WorkerEvent, job_id: str) -> None:
-        # A set, not a number: a lost lease may be told of twice, or before the attempt's end.
+        # A set, not a number: a lost lease may be reported twice, or before the attempt's end.
         under_way = self._under_way.setdefault(event.queue, set())
         if event.kind is WorkerEventKind.ACTIVE:
             under_way.add((event.worker_id, job_id))

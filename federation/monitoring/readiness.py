@@ -1,4 +1,4 @@
-"""Whether a node can do its work: asked by load balancers and by whoever finds the port, so asking is cheap."""
+"""Whether a node can do its work. Load balancers ask, and whoever finds the port, so asking is cheap."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ log = structlog.get_logger(__name__)
 TIMEOUT: Final = timedelta(seconds=2)
 """For all checks together."""
 REUSE: Final = timedelta(seconds=1)
-"""How long a verdict answers everybody who asks."""
+"""How long a verdict is reused for everybody who asks."""
 
 Check: TypeAlias = Callable[[], Awaitable[object]]
 """Raises if something is wrong."""
 
 
 class NotReady(Exception):
-    """A check found out what is wrong by itself. Its message is told to everybody: it names no host and no secret."""
+    """Raised by a check that knows what is wrong.
+
+    Its message is shown to everybody, so it names no host and no secret.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessVerdict:
-    """Which checks passed, and what those had to say that did not and know it; others only fail."""
+    """Which checks passed, and the problems that failed checks could name; the other ones only fail."""
 
     checks: Mapping[str, bool]
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -46,8 +49,10 @@ class ReadinessVerdict:
 
 
 class Readiness:
-    """Callable for a verdict that is a second old at most. Checks run side by side, and never twice at once: one that
-    has not ended since the last time fails, so what hangs is not asked again and again.
+    """Callable that returns a verdict, which is a second old at most.
+
+    Checks run side by side, and never twice at once: one that has not ended since the last time counts as failed, so
+    what hangs is not asked again and again.
     """
 
     def __init__(self, checks: Mapping[str, Check], *, timeout: timedelta = TIMEOUT, reuse: timedelta = REUSE) -> None:
@@ -65,7 +70,7 @@ class Readiness:
         return await self._looking.run("", self._look)
 
     async def close(self) -> None:
-        """Nothing is being checked any more."""
+        """Cancel all checks, and wait for their end."""
         await self._looking.close()
         for task in self._running.values():
             task.cancel()
@@ -92,7 +97,7 @@ class Readiness:
     def _end(self, name: str, task: asyncio.Task[object]) -> None:
         del self._running[name]
         if not task.cancelled():
-            task.exception()  # seen, even if it came too late for a verdict
+            task.exception()  # retrieved, so that asyncio does not complain if it came too late for a verdict
 
     def _note_change(self, verdict: ReadinessVerdict, problems: Mapping[str, str | None]) -> None:
         was_ready = self._last is None or self._last.ready
@@ -107,7 +112,7 @@ async def _run(check: Check) -> None:
 
 
 def _problem(task: asyncio.Task[object] | None) -> str | None:
-    """In a check's own words, else by the error's type: its message may name hosts."""
+    """Return the problem in the check's own words, or else the error's type: its message may name hosts."""
     if task is None or not task.done():
         return "did not answer in time"
     if task.cancelled():
@@ -150,7 +155,7 @@ def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Ma
 
 
 def serving_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
-    """Return the same, and one of what only the inbound side needs: a node that delivers may have no host at all."""
+    """Return the same, and a check of what only the inbound side needs: a node that only delivers may have no host."""
 
     async def has_host_tables() -> None:
         names = await missing_host_tables(database)

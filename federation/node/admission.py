@@ -1,4 +1,4 @@
-"""What is asked of a request before a byte of its body is read."""
+"""Checks on a request before a byte of its body is read."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ RELAY_PER_ORIGIN: Final = Limit(requests=100, window=timedelta(minutes=1))
 
 
 def deliveries_limit(requests: int) -> Limit:
-    """So many follows or posts at once; the window is that of the other implementation."""
+    """Return the limit of that many follows or posts; its window is the one that the other implementation uses."""
     return Limit(requests=requests, window=timedelta(seconds=10))
 
 
 DELIVERIES: Final = deliveries_limit(3000)
-"""More than a process can take."""
+"""More than a process can handle."""
 
 Admit: TypeAlias = Callable[[Request], Awaitable[None]]
-"""Lets a request in; raises its `Refusal` otherwise."""
+"""Lets a request in, or raises its `Refusal`."""
 
 
 async def everybody(_: Request) -> None:
-    """Every request is let in."""
+    """Let every request in."""
 
 
 class PerClient:
-    """Lets a client in so often per path; one whose address is not known always (see `Clients`)."""
+    """Limits requests per client and path. A client whose address is unknown is always let in (see `Clients`)."""
 
     def __init__(self, limit: Limit, *, clients: Clients, windows: Windows) -> None:
         self._limit = limit
@@ -55,7 +55,7 @@ class PerClient:
 
 
 class PerOrigin:
-    """Lets a server's deliveries in so often; to be asked only of what the server has proved to be its own."""
+    """Limits the deliveries of a server. To be asked only about a name that the server has proved to be its own."""
 
     def __init__(self, limit: Limit, *, windows: Windows) -> None:
         self._limit = limit
@@ -67,9 +67,9 @@ class PerOrigin:
 
 
 class PerRelayingOrigin:
-    """Lets a server relay so often, for each client that writes its name and its keys.
+    """Limits how often a server may relay, separately for each client that writes the server's name and its keys.
 
-    Anybody can: relaying proves nothing. Who does it from elsewhere spends nobody else's share.
+    Anybody can write them: relaying proves nothing. Whoever does it from elsewhere uses up nobody else's share.
     """
 
     def __init__(self, *, windows: Windows) -> None:
@@ -82,7 +82,7 @@ class PerRelayingOrigin:
 
 
 class PerNetwork:
-    """Lets so many servers that nobody knew register from one network; from one that is not known any number."""
+    """Limits how many unknown servers may register from one network. An unknown network is not limited."""
 
     def __init__(self, *, windows: Windows) -> None:
         self._windows = windows
@@ -95,7 +95,7 @@ class PerNetwork:
 
 
 class ProxyAdmission:
-    """Lets a request to `/proxy` in that is small enough, says for whom it is, and is not one of too many."""
+    """Lets a request to `/proxy` in if it is small enough, says for whom it is, and does not exceed the limits."""
 
     def __init__(self, *, per_client: Admit) -> None:
         self._per_client = per_client
@@ -110,7 +110,7 @@ class ProxyAdmission:
 
 
 def too_large_to_relay(limit: int) -> Refusal:
-    """The refusal of a body over *limit* bytes."""
+    """Return the refusal of a body over *limit* bytes."""
     text = f"The body has more than {limit} bytes"
     return Refusal(413, text, code="PAYLOAD_TOO_LARGE", headers={"Connection": "close"})
 

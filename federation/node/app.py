@@ -1,7 +1,7 @@
-"""The inbound side of a node: its endpoints and what stands before them.
+"""The inbound side of a node: its endpoints, and the checks in front of them.
 
-Nothing in a request is believed before a signature or a fetch of our own confirms it. Requests are handled without
-the framework's dependency and validation machinery: every bound and every error here is part of the wire protocol.
+Nothing in a request is believed before a signature or a fetch of our own confirms it. Requests are handled without the
+framework's dependency and validation machinery: every bound and every error here is part of the wire protocol.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ def create_node_app(
     meter: Meter = NO_METER,
     monitoring: MonitoringRoutes | None = None,
 ) -> FastAPI:
-    """An ASGI application that serves as *own_url*, given in canonical form; it opens and closes nothing it is given.
+    """Create an ASGI application that serves as *own_url*, in canonical form.
 
-    *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* bound follows and
-    posts, *standing* those who do nothing but cost. Where `user`, `posts` or `blocks` is missing, or a column, follows
-    and posts are refused with its name.
+    It opens and closes nothing that it is given.
+
+    *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* limit follows and posts;
+    *standing* turns away clients whose requests are refused again and again. Where `user`, `posts` or `blocks` is
+    missing, or a column of them, follows and posts are refused with its name.
     """
     gate = BlacklistGate(registry)
     heavy = HeavyWork()
@@ -135,7 +137,7 @@ def create_node_app(
     relay_admission = ProxyAdmission(per_client=PerClient(RELAY_PER_CLIENT, clients=clients, windows=windows))
     delivery_admission = PerClient(per_client, clients=clients, windows=windows)
 
-    # The documentation pages load scripts from elsewhere and describe nothing here: the wire protocol does.
+    # The framework's documentation pages load scripts from elsewhere, and would not describe the wire protocol.
     app = FastAPI(title="Federation node", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_route("/discover", front.endpoint(discover.show, max_bytes=0), methods=["GET"])
     app.add_route(

@@ -1,4 +1,4 @@
-"""The gate before every endpoint: whoever names a blacklisted server as itself is turned away."""
+"""The gate in front of every endpoint: a request that gives a blacklisted server as its own is turned away."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ BODY_MEMBERS = ("url", "serverUrl")
 class BlacklistGate:
     """Refuses requests that carry the name of a blacklisted server, in any spelling.
 
-    Nothing is exempt: Sipher lets a request pass that names this node itself as its origin, which anyone can write.
+    There are no exemptions: Sipher lets a request pass that names this node itself as its origin, which anyone can
+    write.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def check_headers(self, headers: Headers) -> None:
-        """The request names no blacklisted server in its headers.
+        """Refuse a request that names a blacklisted server in its headers.
 
         Raises:
             Refusal: it does.
@@ -32,7 +33,7 @@ class BlacklistGate:
         await self.check(_named_in_headers(headers))
 
     async def check_body(self, value: object) -> None:
-        """As `check_headers`, of the request's parsed body.
+        """Refuse a request that names a blacklisted server in its parsed body.
 
         Raises:
             Refusal: it does.
@@ -40,7 +41,7 @@ class BlacklistGate:
         await self.check(_named_in_body(value))
 
     async def check(self, named: Iterable[object]) -> None:
-        """None of the server URLs in *named* is blacklisted; what is no URL at all is ignored.
+        """Check that none of the server URLs in *named* is blacklisted. What is no URL at all is ignored.
 
         Raises:
             Refusal: one of them is.

@@ -1,9 +1,9 @@
 """Request bodies, read within bounds of size, time and memory.
 
-Theory of operation. A body counts as what it takes: on its way in its bytes, once it is there several times as much,
-for what is made of it. One over 64 KiB is read only if somebody vouches for its sender, and then waits for its turn
-(`HeavyWork`); a stranger's is refused by its announced length, or once that much of it has come. Small bodies and large
-ones have memory of their own: large ones that never end keep no small one out.
+Theory of operation. A body counts by the memory that it takes: its bytes while it arrives, several times as much once
+it is complete, for what is made of it. A body over 64 KiB is read only if somebody vouches for its sender, and then
+waits for its turn (`HeavyWork`). A stranger's large body is refused by its announced length, or once that much of it
+has come. Small bodies and large ones have memory of their own: large ones that never end keep no small one out.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ BODY_TIMEOUT = timedelta(seconds=15)
 SMALL_MEMORY_BYTES: Final = 12 * 1024 * 1024
 LARGE_MEMORY_BYTES: Final = 16 * 1024 * 1024
 BODY_WEIGHT: Final = 8
-"""How many times its bytes a body takes while it is worked on: itself, its members, the ciphertext, the plaintext as
-bytes and as text, the activity, and what of it is on its way to the database."""
+"""How many times its length a body takes while it is worked on: itself, its members, the ciphertext, the plaintext as
+bytes and as text, the activity, and what goes to the database."""
 DISCARDED_BYTES = HEAVY_BYTES
 """How much of a refused body is read and dropped, so that the connection can be used again."""
 
-# What is left of a refused body may still be on its way: the connection cannot be used again.
+# The rest of a refused body may still be on its way: the connection cannot be used again.
 _CLOSE = {"Connection": "close"}
 
 
 TooLarge: TypeAlias = Callable[[int], Refusal]
-"""Makes the refusal of a body over so many bytes."""
+"""Makes the refusal of a body, given the limit in bytes."""
 
 
 def framework_too_large(limit: int) -> Refusal:
-    """That of most endpoints."""
+    """Return the refusal that most endpoints use for a body that is too large."""
     return FrameworkRefusal(413, f"The body has more than {limit} bytes", code="PAYLOAD_TOO_LARGE", headers=_CLOSE)
 
 
 Vouch: TypeAlias = Callable[[], Awaitable[None]]
-"""Raises its `Refusal` if nobody may send more than 64 KiB here in the name that a request gives."""
+"""Raises a `Refusal` if the name that a request gives does not allow a body over 64 KiB."""
 
 
 async def _for_anybody() -> None:
@@ -53,7 +53,7 @@ async def _for_anybody() -> None:
 
 @dataclass(slots=True)
 class _Memory:
-    """So many bytes, of which some are held."""
+    """A budget of bytes, some of which are held."""
 
     most: int
     held: int = 0
@@ -61,17 +61,17 @@ class _Memory:
 
 @dataclass(slots=True)
 class _Arriving:
-    """A body, and how much of which memory it takes."""
+    """A body, and how much it takes of which memory."""
 
     memory: _Memory
     body: bytearray = field(default_factory=bytearray)
     held: int = 0
 
     def take(self, amount: int) -> None:
-        """So much more.
+        """Take that many more bytes.
 
         Raises:
-            Refusal: 503, there is not as much.
+            Refusal: 503, there are not as many.
         """
         self.held += amount
         self.memory.held += amount
@@ -79,12 +79,12 @@ class _Arriving:
             raise try_later("Too many requests at once", reason="BODY_MEMORY")
 
     def leave(self) -> None:
-        """It takes nothing any more."""
+        """Give everything back."""
         self.memory.held -= self.held
         self.held = 0
 
     def move(self, memory: _Memory) -> None:
-        """What it takes is taken of *memory* from now on."""
+        """Take the same amount from *memory* instead, from now on."""
         held = self.held
         self.leave()
         self.memory = memory
@@ -92,9 +92,10 @@ class _Arriving:
 
 
 class BodyReader:
-    """Reads request bodies: small ones take at most *memory* bytes together, large ones that are on their way *large*.
+    """Reads request bodies.
 
-    A body has *timeout* to arrive. A flood of large or slow bodies thus costs a known amount of memory, and what does
+    Small ones take at most *memory* bytes together, large ones at most *large* while they arrive. A body has *timeout*
+    to arrive. A flood of large or slow bodies thus costs a known amount of memory, and the sender of a body that does
     not fit is told to come back.
     """
 
@@ -120,10 +121,13 @@ class BodyReader:
         too_large: TooLarge = framework_too_large,
         vouch: Vouch = _for_anybody,
     ) -> AsyncIterator[bytearray]:
-        """The whole body; its memory counts as taken until the block ends. *vouch* is asked for one over 64 KiB.
+        """Read the whole body. Its memory counts as taken until the block ends.
+
+        *vouch* is asked about a body over 64 KiB.
 
         Raises:
-            Refusal: *vouch*'s; *too_large*'s, 413, over *limit* bytes; 408 too slow or cut off; 503 no memory left.
+            Refusal: the one of *vouch*; the one of *too_large*, 413, over *limit* bytes; 408 too slow or cut off; 503
+                no memory left.
         """
         arriving = _Arriving(self._small)
         try:
@@ -140,7 +144,7 @@ class BodyReader:
             arriving.leave()
 
     async def discard(self, request: Request) -> bool:
-        """Whether the body was read and dropped, which it is if it is short; the connection is of no use otherwise."""
+        """Read and drop a short body. Return False if it is not short: then the connection cannot be used again."""
         if _announced(request) > DISCARDED_BYTES:
             return False
         received = 0

@@ -16,15 +16,16 @@ from federation.protocol.urls import host_of
 CALLBACK_TIMEOUT: Final = timedelta(seconds=10)
 MAX_CALLBACKS: Final = 16
 MAX_CALLBACKS_PER_HOST: Final = 12
-"""Whatever the ports: one that hangs on all of them leaves room for others."""
+"""Counted over all ports: a host that hangs on all of them still leaves room for others."""
 MAX_CALLBACKS_PER_SERVER: Final = 4
 
 
 class Callback:
-    """Callable with the origin of a server; the one way to make this node talk to somebody on request.
+    """Callable with the origin of a server. It is the only way to make this node talk to somebody on request.
 
-    Only a few run at once, and fewer to one host and to one server: each may wait on a server of the requester's
-    choice, on connections deliveries use, too, and one that hangs may not hold up the introductions of all others.
+    Only a few calls run at once, and fewer to one host and to one server. Each may wait for a server of the requester's
+    choice, on connections that deliveries use, too, and a server that hangs must not hold up the introductions of
+    others.
     """
 
     def __init__(self, fetch: FederationFetch) -> None:
@@ -32,7 +33,7 @@ class Callback:
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, origin: str) -> bytes:
-        """What *origin*'s `/discover` answers within ten seconds, whatever its status.
+        """Return the body that *origin*'s `/discover` answers within ten seconds, whatever its status.
 
         Raises:
             Refusal: 502 no answer, with the network error's code if that is why; 503 too many are being asked.
@@ -43,7 +44,7 @@ class Callback:
 
     @contextmanager
     def place(self, origin: str) -> Iterator[None]:
-        """For as long as this lasts *origin* may be asked, one thing after the other.
+        """Reserve a place for asking *origin*, one request after the other, until the block ends.
 
         Raises:
             Refusal: 503 too many are being asked.
@@ -59,7 +60,7 @@ class Callback:
             self._under_way = +self._under_way  # forgets those at zero
 
     async def document(self, origin: str) -> bytes:
-        """As the call, within a `place`."""
+        """Do the same as the call itself, within a `place`."""
         try:
             fetched = await self._fetch(f"{origin}/discover", timeout=CALLBACK_TIMEOUT, server_url=origin)
         except NetworkError as error:
@@ -71,5 +72,5 @@ class Callback:
 
 
 def no_document(origin: str) -> Refusal:
-    """The refusal where *origin* answers with something that cannot be a document."""
+    """Return the refusal for an *origin* that answers with something that cannot be a document."""
     return Refusal(502, f"{origin}/discover does not answer with JSON", reason="CALLBACK_NOT_JSON")

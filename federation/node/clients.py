@@ -1,10 +1,10 @@
-"""Whose request it is: the address that limits per client count by, as far as it can be known.
+"""Whose request it is: the address that limits per client are counted by, as far as it can be known.
 
 A request's `X-Forwarded-For` and `Forwarded` are written by whoever sends it; only what a proxy of ours appended is
-true. Entries are therefore read from the right, and only where the connection comes from a proxy the operator named.
+true. Entries are therefore read from the right, and only if the connection comes from a proxy that the operator named.
 
 Most proxies append to one of the two and pass on whatever a client wrote into the other, and which one that is cannot
-be seen. So where both are there they have to name the same client. All that a client gains by a header of its own is to
+be seen. So if both are there, they have to name the same client. All that a client gains by a header of its own is to
 be counted as the proxy itself, together with all others who tried that.
 """
 
@@ -22,31 +22,31 @@ from federation.http.addresses import Address, is_globally_routable
 
 Network: TypeAlias = IPv4Network | IPv6Network
 Unnamed: TypeAlias = Callable[[str], None]
-"""Told the address of a proxy that nobody named, at each of its requests."""
+"""Called with the address of a proxy that nobody named, at each of its requests."""
 
 _FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
 _IPV6_SUBSCRIBER_BITS: Final = 64
-"""What one subscriber has: limiting single addresses of it would limit nobody."""
+"""The network of one subscriber: limiting single addresses within it would limit nobody."""
 _IPV4_SITE_BITS: Final = 24
 _IPV6_SITE_BITS: Final = 48
 
 _PAIR: Final = re.compile(r"""[ \t]*([\w!#$%&'*+.^`|~-]+)=([^\s;,"]+|"(?:[^"\\]|\\.)*")[ \t]*([;,]|$)""", re.ASCII)
-"""A parameter of RFC 7239, and what ends it: `;` before the next, `,` before that of the next proxy."""
+"""A parameter of RFC 7239, and its end: `;` before the next one, `,` before those of the next proxy."""
 
 
 class Clients:
-    """Names clients by address; *proxies* are trusted to append theirs to `X-Forwarded-For` or `Forwarded`."""
+    """Names clients by address; *proxies* are trusted to append to `X-Forwarded-For` or `Forwarded`."""
 
     def __init__(self, proxies: Collection[Network] = (), *, unnamed: Unnamed | None = None) -> None:
         self._proxies = tuple(proxies)
         self._unnamed = unnamed
 
     def address(self, request: Request) -> str | None:
-        """The client's address, of IPv6 its network; None where nothing can be known.
+        """Return the client's address, for IPv6 its network, or None if it cannot be known.
 
-        That is so behind a proxy nobody named: what connects from a private address is most likely one, and counting
-        by it would shut out everybody at once. Everybody behind a named one that does not say for whom it asks is one
-        client.
+        It cannot be known behind a proxy that nobody named: what connects from a private address is most likely one,
+        and counting by it would shut out everybody at once. All clients behind a named proxy that does not say for whom
+        it asks count as one client.
         """
         peer = _address(request.client.host if request.client else "")
         if peer is None:
@@ -60,7 +60,7 @@ class Clients:
         return None
 
     def certain_address(self, request: Request) -> Address | None:
-        """The client's address, private ones too; None if a proxy nobody named shows in the request's headers."""
+        """Return the client's address, even a private one, or None if the headers show a proxy that nobody named."""
         peer = _address(request.client.host if request.client else "")
         if peer is None:
             return None
@@ -69,9 +69,9 @@ class Clients:
         return None if any(name in request.headers for name in _FORWARDING_HEADERS) else peer
 
     def name(self, request: Request) -> str | None:
-        """As `address`, for private addresses, too, unless a proxy nobody named shows in the request's headers.
+        """Return the same as `address`, but for private addresses, too, unless the headers show an unnamed proxy.
 
-        None also of those behind a named one that does not say for whom it asks.
+        Clients behind a named proxy that does not say for whom it asks get None.
         """
         peer = _address(request.client.host if request.client else "")
         if peer is None or self._is_proxy(peer) or not is_globally_routable(peer):
@@ -79,7 +79,10 @@ class Clients:
         return None if peer is None else _name(peer)
 
     def network(self, request: Request) -> str | None:
-        """What the client's provider gave it and its neighbours, /24 or /48; None if a proxy nobody named shows."""
+        """Return the /24 or /48 that the client's provider gave to it and its neighbours.
+
+        Returns None if the headers show a proxy that nobody named.
+        """
         address = self.certain_address(request)
         if address is None:
             return None
@@ -87,7 +90,7 @@ class Clients:
         return str(ip_network((address, bits), strict=False))
 
     def of_connection(self, host: str) -> str | None:
-        """Whose connection it is that comes from *host*; None if a trusted proxy's, which is many clients'."""
+        """Return whose connection comes from *host*, or None if it is a trusted proxy's, which has many clients."""
         peer = _address(host)
         return None if peer is None or self._is_proxy(peer) else _name(peer)
 
@@ -96,7 +99,7 @@ class Clients:
         return clients.pop() if len(clients) == 1 else None
 
     def _first_client(self, chain: Iterable[str]) -> Address | None:
-        """The last step that is no proxy of ours; None where one says nothing of the step before."""
+        """Return the last step that is no proxy of ours, or None if a step does not name the one before."""
         for step in chain:
             client = _address(step)
             if client is None:
@@ -110,16 +113,16 @@ class Clients:
 
 
 def _forwarded_for(headers: Headers) -> Iterator[str]:
-    """The entries, the one the nearest proxy wrote first."""
+    """Return the entries, beginning with the one that the nearest proxy wrote."""
     entries = ",".join(headers.getlist("x-forwarded-for")).split(",")
     return (entry.strip() for entry in reversed(entries))
 
 
 def _forwarded(headers: Headers) -> Iterator[str]:
-    """As `_forwarded_for`, by RFC 7239; an empty one for what names nobody.
+    """Yield the same as `_forwarded_for`, by RFC 7239; an entry that names nobody becomes an empty one.
 
-    Each line stands for itself, and one that is not as it should be names nobody: a quote that a client opens must not
-    take in what the proxy wrote after it.
+    Each line is read by itself, and a malformed line names nobody: a quote that a client opens must not swallow what
+    the proxy wrote after it.
     """
     for line in reversed(headers.getlist("forwarded")):
         yield from reversed(_steps(line))

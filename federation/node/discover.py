@@ -1,4 +1,4 @@
-"""`/discover`: who we are and whom we know, and the two questions other servers have for us."""
+"""`/discover`: who we are and whom we know, and the two questions that other servers may ask us."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from federation.servers.own_identity import OwnIdentity
 
 MAX_DISCOVER_REQUEST_BYTES: Final = 16 * 1024
 
-# Keeps the document below the 256 KiB that peers read, even where every host name is as long as one can be.
+# Keeps the document below the 256 KiB that peers read, even if every host name has the greatest length.
 MAX_PEERS: Final = 500
 
 
 class Discover:
-    """Answers GET and POST `/discover`; of *identity* is the document's part about us."""
+    """Answers GET and POST `/discover`; *identity* provides the document's part about us."""
 
     def __init__(
         self,
@@ -44,7 +44,10 @@ class Discover:
         self._key_check = key_check
 
     async def show(self, inbound: Inbound) -> Response:
-        """Our URL, the keys by which who says it asks knows us, and the servers we believe healthy, last seen first."""
+        """Answer with our URL, our keys, and the servers that we believe healthy, those seen last first.
+
+        The keys are those by which the server knows us that names itself as asking.
+        """
         query = (
             select(col(Server.url))
             .where(col(Server.is_healthy))
@@ -61,10 +64,10 @@ class Discover:
         )
 
     async def answer(self, inbound: Inbound) -> Response:
-        """What `REGISTER` or `DISCOVER` asks for is done.
+        """Do what `REGISTER` or `DISCOVER` asks for.
 
         Raises:
-            Refusal: it is not.
+            Refusal: it is not done.
         """
         match inbound.value:
             case {"method": "REGISTER"}:
@@ -78,7 +81,7 @@ class Discover:
 
 
 def _asker(inbound: Inbound) -> str | None:
-    """Which server says that it asks."""
+    """Return the server that names itself as asking."""
     try:
         return canonical_origin(inbound.headers.get(ORIGIN_HEADER, ""))
     except UrlError:

@@ -1,12 +1,12 @@
-"""`POST /api/auth/social/follows`: a remote user follows a local one, or stops to.
+"""`POST /api/auth/social/follows`: a remote user follows a local one, or stops following.
 
-Theory of operation. One transaction checks and stores, one at a time for each (server, follower, followed), so a
-delivery that is repeated, even at the same moment, finds the first one's row and is acknowledged with that row's
-state. A later accept or reject by the followed user changes only our row: peers know no message for it, and learn of
-it at best when they ask again.
+Theory of operation. One transaction checks and stores, one at a time for each (server, follower, followed). So a
+delivery that is repeated, even at the same moment, finds the first one's row and is acknowledged with that row's state.
+A later accept or reject by the followed user changes only our row: peers know no message for it, and learn of it at
+best when they ask again.
 
-What is older than the newest that its server told of the pair was sent again, by whomever: it is acknowledged as what
-it is, and changes nothing. See `federation.servers.follow_news`.
+A message older than the newest that its server sent about the pair was repeated, by anybody: it is acknowledged for
+what it is, and changes nothing. See `federation.servers.follow_news`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from federation.servers.registry import KnownServer, Registry
 log = structlog.get_logger(__name__)
 
 USER_BLOCKED: Final = "USER_BLOCKED"
-"""Why a follow is refused: a code to those who come through a relay, in our log only to others."""
+"""Why a follow is refused. Senders through a relay get it as a code; for others it is only in our log."""
 FOLLOWS_PATH: Final = "/api/auth/social/follows"
 FOLLOW_MODELS: Final[Mapping[ActivityMethod, type[FollowActivity | UnfollowActivity]]] = {
     ActivityMethod.FEDERATE: FollowActivity,
@@ -61,7 +61,7 @@ class FollowsInbox:
         self._registry = registry
 
     async def __call__(self, inbound: Inbound) -> Response:
-        """The follow is stored or gone, and the answer acknowledges it, as it does every repeat.
+        """Store or remove the follow, and acknowledge it, as every repeat is acknowledged, too.
 
         Raises:
             Refusal: nothing was changed.
@@ -69,7 +69,7 @@ class FollowsInbox:
         return await self.apply(await self._inbox.open(inbound, FOLLOW_MODELS, _malformed))
 
     async def apply(self, received: Received[FollowActivity | UnfollowActivity], *, relayed: bool = False) -> Response:
-        """As the call, of an activity that was opened already; a `relayed` follow is filed in another column.
+        """Do the same for an activity that was opened already. A `relayed` follow is filed in another column.
 
         Raises:
             Refusal: nothing was changed.
@@ -92,11 +92,11 @@ class FollowsInbox:
                 if row is None and is_news:
                     row = _new_row(sender, following, accepted=not is_private, relayed=relayed)
                     session.add(row)
-                # One that is over has no row: it is acknowledged by its own id, as a follow that was not accepted.
+                # An ended follow has no row: it is acknowledged by its own id, as a follow that was not accepted.
                 row = row or _ended_row(sender, following)
                 acknowledgment = self._inbox.acknowledge(received, _follow_ack(sender, row), accepted=row.accepted)
         except IntegrityError:
-            # The row references the registry, and the server left it since it was looked up.
+            # The row refers to the registry, and the server was deleted from it since it was looked up.
             self._registry.forget(sender.url)
             raise unknown_server() from None
         log.info(event, server_url=sender.url, follow_id=row.id, accepted=row.accepted)
@@ -106,10 +106,11 @@ class FollowsInbox:
         self, received: Received[FollowActivity | UnfollowActivity], following: EndedFollowing
     ) -> Response:
         sender = received.sender
-        # A local follower's rows are not a peer's to delete, though they name that peer, too.
+        # A peer may not delete the rows of a local follower, although they name that peer, too.
         is_local = exists().where(col(User.id) == col(Follow.follower_id))
         rows = delete(Follow).where(*_same_follow(sender, following), ~is_local).returning(col(Follow.id))
-        # Echoes what is undone, in the sender's name: signed by us, it is no activity of ours to anybody.
+        # Echoes the unfollow with the sender's name in it: although we sign it, nobody can take it for an activity of
+        # ours.
         plaintext = unfollow_activity(
             federation_url=sender.url,
             follower_id=following.follower_id,
@@ -128,7 +129,10 @@ class FollowsInbox:
 
 
 def _is_news(session: Session, sender: KnownServer, following: Following | EndedFollowing) -> bool:
-    """Whether nothing newer was heard of the follow. One without a time, as earlier versions end it, is new."""
+    """Tell whether nothing newer was heard of the follow.
+
+    One without a time counts as new: earlier versions send such ends.
+    """
     told_at = following.created_at
     if told_at is None or told_at == EPOCH:
         return True
@@ -152,11 +156,11 @@ def _malformed(where: str, problem: str) -> Refusal:
 
 
 async def _followed_privacy(session: AsyncSession, following: Following) -> bool:
-    """Whether the followed user is private.
+    """Return whether the followed user is private.
 
     Raises:
-        Refusal: no such user here; they blocked the follower; or the follower's id is a local user's, who would then
-            seem to follow (user ids of all servers share one namespace in the tables).
+        Refusal: there is no such user here; they blocked the follower; or the follower's id is a local user's, who
+            would then seem to follow (user ids of all servers share one namespace in the tables).
     """
     local_follower = aliased(User)
     is_blocked = exists().where(
@@ -176,7 +180,7 @@ async def _followed_privacy(session: AsyncSession, following: Following) -> bool
 
 
 async def _existing(session: AsyncSession, sender: KnownServer, following: Following) -> Follow | None:
-    # Nodes that stored every repeat left several rows behind; one that was accepted speaks for all.
+    # Nodes that stored every repeat left several rows behind; if one was accepted, the follow is.
     best_first = col(Follow.accepted).desc(), col(Follow.created_at)
     query = select(Follow).where(*_same_follow(sender, following)).order_by(*best_first).limit(1)
     row: Follow | None = (await session.execute(query)).scalar_one_or_none()
@@ -194,7 +198,7 @@ def _same_follow(sender: KnownServer, following: Following | EndedFollowing) -> 
 
 
 def _ended_row(sender: KnownServer, following: Following) -> Follow:
-    """For an acknowledgment alone, never stored."""
+    """Build a row that serves an acknowledgment only, and is never stored."""
     row = _new_row(sender, following, accepted=False, relayed=False)
     row.id, row.created_at = following.id, following.created_at
     return row
@@ -212,7 +216,7 @@ def _follow_ack(sender: KnownServer, row: Follow) -> str:
 
 
 def _new_row(sender: KnownServer, following: Following, *, accepted: bool, relayed: bool) -> Follow:
-    # Nodes that share these tables tell the two ways apart by the column, and expect both values.
+    # Nodes that share these tables tell direct and relayed follows apart by the column, and expect both values.
     return Follow(
         follower_id=following.follower_id,
         following_id=following.following_id,

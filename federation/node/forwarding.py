@@ -1,9 +1,9 @@
 """`PROXY`: somebody else's sealed request, passed on once.
 
-Theory of operation. We cannot read what we pass on, and the keys a sender shows are public, so nothing here proves who
-asks. What limits the harm is that only an envelope leaves, to the one path that opens envelopes, at a server the guard
-lets us contact; that few are under way at once, and fewer to one target; and that a target never relays what it gets:
-a relayed request is relayed once, whatever its senders write.
+Theory of operation. We cannot read what we pass on, and the keys that a sender shows are public, so nothing here proves
+who asks. Other things limit the harm. Only an envelope leaves, to the one path that opens envelopes, at a server that
+the guard lets us contact. Few requests are under way at once, and fewer to one target. And a target never relays what
+it gets: a relayed request is relayed once, whatever its senders write.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ log = structlog.get_logger(__name__)
 
 FORWARD_TIMEOUT: Final = timedelta(seconds=10)
 RELAY_TIMEOUT: Final = timedelta(seconds=15)
-"""For everything, a discovery of the target included: the sender waits no longer."""
+"""For everything, including a discovery of the target: the sender does not wait longer."""
 MAX_FORWARDS: Final = 24
 MAX_FORWARDS_PER_TARGET: Final = 4
 MAX_ANSWER_BYTES: Final = MAX_ACK_BYTES - 1024
-"""With what we put around it the sender still takes it."""
+"""With what we add around it, the sender still accepts it."""
 
 _MAX_DETAIL_BYTES: Final = 16 * 1024
 _MAX_DETAIL_CHARACTERS: Final = 1000
@@ -72,12 +72,12 @@ class Forwarder:
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, request: ProxyRequest, *, sender_url: str, client: str | None) -> Response:
-        """The target's answer, which was asked in our name.
+        """Pass the request on to its target in our name, and return the answer.
 
         Raises:
-            Refusal: 400 no target of a relay; 403 the sender is not registered with these keys, or one of the two is
-                blacklisted; 429 too often in that sender's name by this client; 502 the target did not answer, or not
-                with 2xx and JSON; 503 too many at once.
+            Refusal: 400 the target may not be relayed to; 403 the sender is not registered with these keys, or one of
+                the two is blacklisted; 429 too often in that sender's name by this client; 502 the target did not
+                answer, or not with 2xx and JSON; 503 too many at once.
         """
         target = self._target(request.target_url)
         sender = await self._sender(request, sender_url)
@@ -91,7 +91,7 @@ class Forwarder:
             raise _failed(f"The target answered {answer.status}", details=_details(answer.body))
         body = _json_of(answer.body)
         log.info("relay_forwarded", sender=sender.url, target=target, status=answer.status)
-        # As it came: writing the parsed value anew could fail where reading it did not.
+        # Passed on unchanged: the parsed value might be readable, and yet impossible to write again.
         prefix = b'{"method":"%s","payload":' % ACK_METHOD.encode()
         return Response(prefix + body + b"}", media_type="application/json")
 
@@ -114,7 +114,10 @@ class Forwarder:
 
     @contextmanager
     def _slot(self, target: str) -> Iterator[None]:
-        """Connections are shared with deliveries; a target that hangs may not take them all."""
+        """Limit the requests under way.
+
+        They share connections with deliveries, and a target that hangs must not take them all.
+        """
         if self._under_way.total() >= MAX_FORWARDS or self._under_way[target] >= MAX_FORWARDS_PER_TARGET:
             raise try_later("Too much is being relayed", reason="FORWARDS")
         self._under_way[target] += 1
@@ -166,7 +169,7 @@ def _failed(text: str, *, network_code: str | None = None, details: object = Non
 
 
 def _network_code(error: BaseException | None) -> str | None:
-    """The code of the network failure behind *error*, if that is what is behind it."""
+    """Return the code of the network failure behind *error*, if there is one."""
     if isinstance(error, TimeoutError):
         return NetworkErrorCode.TIMEOUT
     while error is not None and not isinstance(error, NetworkError | BlockedUrl):
@@ -175,10 +178,10 @@ def _network_code(error: BaseException | None) -> str | None:
 
 
 def _json_of(body: bytes) -> bytes:
-    """The text of the JSON value that *body* is.
+    """Return the text of *body*, which has to be one JSON value.
 
     Raises:
-        Refusal: it is none, or too long a one.
+        Refusal: it is none, or too long.
     """
     try:
         parse_json(body, limit=MAX_ANSWER_BYTES)
@@ -188,10 +191,10 @@ def _json_of(body: bytes) -> bytes:
 
 
 def _details(body: bytes) -> object:
-    """What the target said, so that the sender's log can tell: a JSON value if it fits into one, else the text."""
+    """Return what the target said, for the sender's log: a JSON value if it is one of moderate size, else the text."""
     try:
         value = parse_json(body, limit=_MAX_DETAIL_BYTES)
         dump_json(value).encode("utf-8")
-    except (ValueError, RecursionError):  # no JSON, or one that we cannot write
+    except (ValueError, RecursionError):  # no JSON, or JSON that we cannot write
         return body[: 4 * _MAX_DETAIL_CHARACTERS].decode("utf-8", errors="replace")[:_MAX_DETAIL_CHARACTERS]
     return value

@@ -1,6 +1,6 @@
 """What happens to every request before and after its endpoint: bounded body, blacklist, errors, log.
 
-Nothing of a body is read before its headers have passed, and no more is built of it than its endpoint reads.
+No body is read before its headers have passed, and no more is built of it than its endpoint reads.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbound:
-    """A request that passed the gate, nothing of it believed yet: its headers, and its body's JSON value or why none.
+    """A request that passed the gate: its headers, and the JSON value of its body, or why there is none.
 
-    The body is parsed here once, for the gate and the endpoint. `is_heavy`: it is over 64 KiB, and so is what else is
-    done with it.
+    Nothing is verified. The body is parsed here once, for the gate and the endpoint. `is_heavy` says that it is over 64
+    KiB, so that further work on it is heavy, too.
     """
 
     headers: Headers = field(repr=False)
@@ -56,12 +56,12 @@ class Inbound:
 
     @property
     def network(self) -> str | None:
-        """Where it came from, as far as that is known."""
+        """The network that it came from, as far as that is known."""
         return self.clients.network(self.request)
 
 
 Vouch: TypeAlias = Callable[[Headers], Awaitable[None]]
-"""Raises its `Refusal` if nobody may send more than 64 KiB in the name that these headers give."""
+"""Raises a `Refusal` if the name that these headers give does not allow a body over 64 KiB."""
 
 
 async def _for_anybody(_: Headers) -> None:
@@ -74,9 +74,9 @@ Gaps: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
 
 
 class Front:
-    """Turns handlers into endpoints that answer whatever comes, with JSON.
+    """Turns handlers into endpoints that answer any request with JSON.
 
-    `gaps` is asked what the database lacks when it refused a statement.
+    `gaps` is asked what the database lacks after it has refused a statement.
     """
 
     def __init__(
@@ -109,13 +109,12 @@ class Front:
         counts: bool = False,
         proves: bool = False,
     ) -> Endpoint:
-        """*handler* as an endpoint for bodies of up to *max_bytes* of requests that *admit* lets in.
+        """Make *handler* an endpoint for requests that *admit* lets in, with bodies of up to *max_bytes*.
 
-        *reads* are the members that it looks at, None: all. *vouch* is asked for those over 64 KiB. *counts*: whom
-        it refuses again and again is barred. *proves*: what it takes was signed by a registered server.
-        A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, one without a table or column
-        503 with its name, any other exception 500.
-        Senders try again after all of them.
+        *reads* are the members of the body that it looks at, None for all. *vouch* is asked about bodies over 64 KiB.
+        *counts*: clients that it refuses again and again are barred. *proves*: what it accepts was signed by a
+        registered server. A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, a database
+        without a table or column 503 with its name, any other exception 500. Senders try again after all of them.
         """
 
         members = None if reads is None else reads | _NAMES
@@ -153,7 +152,7 @@ class Front:
     async def _database_failed(self, request: Request, error: SQLAlchemyError) -> Response:
         try:
             names = None if is_outage(error) else await self._gaps()
-        except Unreachable:  # since it refused the statement
+        except Unreachable:  # it has become unreachable since it refused the statement
             names = None
         if names is None:
             log.error("inbound_database_unavailable", path=_path(request), error=type(error).__name__)
@@ -164,7 +163,7 @@ class Front:
         return _refused(request, incomplete_database(names))
 
     async def _turn_away(self, request: Request) -> Response:
-        """Without a line in the log, which has one of the client already."""
+        """Answer a barred client. No line is logged: the log already has one about the client."""
         refusal = turned_away()
         await self._leave_unread(request, refusal)
         return refusal.response()
@@ -185,7 +184,7 @@ class Front:
         is_heavy = len(body) > HEAVY_BYTES
         read = partial(_json_value, body, members)
         value = await self._heavy.run(read) if is_heavy else read()
-        body.clear()  # what was wanted of it is in the value
+        body.clear()  # the value holds what is needed of it
         return Inbound(
             headers=request.headers,
             value=value,
@@ -205,7 +204,7 @@ def _json_value(body: bytearray, members: Members | None) -> object | NotJson:
         return parse_json(bytes(body), limit=len(body))
     except NotJson as error:
         error.__context__ = None
-        return error.with_traceback(None)  # the frames of both hold the body
+        return error.with_traceback(None)  # the frames of both tracebacks hold the body
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:

@@ -1,12 +1,12 @@
-"""The work that large bodies make: admitted by weight, and done in a thread of its own.
+"""The work that large bodies cause: admitted by weight, and done in a thread of its own.
 
-Theory of operation. What holds up the event loop holds up every other request and all deliveries of the process, and
-what is being worked on takes several times the memory that it took on its way in. So it waits until there is room, in
-the order it came; whoever needs more room than there is gets all of it.
+Theory of operation. What blocks the event loop blocks every other request and all deliveries of the process, and a body
+takes several times its memory while it is worked on. So heavy work waits until there is room, in the order in which it
+came; if it needs more room than there is, it gets all of it.
 
-A thread has no processor of its own, and to read a body is as much work again. So only so many bytes a second are let
-in, and what would have to wait for long is told to come back before it is read. Whoever writes a registered server's
-name can use that up, and have large bodies wait; nobody else notices.
+A thread does not have a processor of its own, and reading a body is as much work again. So only a limited number of
+bytes per second are let in, and the sender of a body that would have to wait long is told to come back before it is
+read. Somebody who writes a registered server's name can use that up, and make large bodies wait; nobody else notices.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Final, TypeVar
 from federation.node.refusals import Refusal, try_later
 
 HEAVY_BYTES: Final = 64 * 1024
-"""Bodies over this are heavy."""
+"""Bodies larger than this are heavy."""
 HEAVY_MEMORY_BYTES: Final = 32 * 1024 * 1024
 HEAVY_BYTES_PER_SECOND: Final = 8 * 1024 * 1024
 PATIENCE: Final = timedelta(seconds=5)
-"""How long heavy work waits for its turn, and again for room: its sender waits 15 s for an answer."""
+"""How long heavy work waits for its turn, and then for room. Its sender waits 15 s for an answer."""
 
 T = TypeVar("T")
 
 
 class HeavyWork:
-    """Heavy work of one process, which takes at most *memory* bytes together, of bodies that come at most at *rate*."""
+    """Heavy work of one process: it takes at most *memory* bytes at a time, and reads *rate* bytes per second."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class HeavyWork:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="heavy-bodies")
 
     async def turn(self, size: int) -> None:
-        """A body of *size* may be read now.
+        """Wait until a body of *size* may be read.
 
         Raises:
             Refusal: 503, that would be too late.
@@ -65,7 +65,7 @@ class HeavyWork:
 
     @asynccontextmanager
     async def room(self, weight: int) -> AsyncIterator[None]:
-        """So many bytes are taken until the block ends.
+        """Take *weight* bytes until the block ends.
 
         Raises:
             Refusal: 503, there was no room in time.
@@ -86,7 +86,7 @@ class HeavyWork:
             self._freed.set()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What *work* returns, or raises, after what was to be done before it."""
+        """Run *work* in the thread, after all earlier work, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 

@@ -1,4 +1,7 @@
-"""A sealed delivery on its way in: opened, read, its sender verified, and acknowledged in the sender's terms."""
+"""A sealed delivery on its way in: it is opened and read, its sender is verified, and it is acknowledged.
+
+The acknowledgment has the form that the sender understands.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,18 @@ _ORIGIN_HEADERS = ("x-federation-origin", "origin")
 Activity = TypeVar("Activity", bound=FollowActivity | UnfollowActivity | PostActivity)
 
 Malformed: TypeAlias = Callable[[str, str], Refusal]
-"""Makes the refusal of a malformed request from the place at fault and what is wrong there."""
+"""Makes the refusal of a malformed request, given the place at fault and what is wrong there."""
 
 HeardOf: TypeAlias = Callable[[str], Awaitable[object]]
-"""Told of a server that has proved to be there: what is held for it may be worth another look."""
+"""Called with a server that has proved to be there, so that it is probed if something is held for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Generic[Activity]):
-    """An activity signed by *sender*, and sealed to the pair `opened_with`, by which it knew us when it wrote."""
+    """An activity signed by *sender*.
+
+    It was sealed to the pair `opened_with`, by which the sender knew us when it wrote.
+    """
 
     sender: KnownServer
     activity: Activity
@@ -61,7 +67,10 @@ class Received(Generic[Activity]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened(Generic[Activity]):
-    """An activity as it was sealed to us, by whomever; its signature may have been verified already, with that key."""
+    """An activity as anybody may have sealed it to us.
+
+    If `verified_with` is set, that key has verified the signature.
+    """
 
     text: str = field(repr=False)
     signature: str = field(repr=False)
@@ -99,12 +108,12 @@ class Inbox:
     async def open(
         self, inbound: Inbound, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
     ) -> Received[Activity]:
-        """The activity in *inbound*, which the registered server that it names as its author has signed.
+        """Open the activity in *inbound*, and check that the registered server which it names as its author signed it.
 
-        *models* are the methods welcome here.
+        *models* are the methods accepted here.
 
         Raises:
-            Refusal: 415 no JSON by its header; *malformed*'s where the body, envelope or plaintext is no such
+            Refusal: 415 no JSON by its header; the one of *malformed* if the body, envelope or plaintext is no such
                 activity; 403 unknown or blacklisted server, or not signed by it; 429 too often.
         """
         _require_json(inbound.headers)
@@ -121,7 +130,7 @@ class Inbox:
         return received
 
     async def vouch(self, headers: Headers) -> None:
-        """The server that *headers* name is registered: it may send more than 64 KiB.
+        """Check that the server that *headers* name is registered, so that it may send more than 64 KiB.
 
         Raises:
             Refusal: 403 it is not, or none is named.
@@ -136,10 +145,10 @@ class Inbox:
         *,
         sender: KnownServer,
     ) -> Received[Activity]:
-        """As `open`, of a body a relay brought in the name of *sender*, who has to be its author.
+        """Open a body that a relay brought in the name of *sender*, who has to be its author; otherwise as `open`.
 
         Raises:
-            Refusal: *malformed*'s, or 403 not by that author: no server publishes in the name of another.
+            Refusal: the one of *malformed*, or 403 not by that author: no server publishes in the name of another.
         """
         opened = self._unseal(value, models, malformed)
         if _origin_or_none(opened.activity.federation_url) != sender.url:
@@ -148,10 +157,10 @@ class Inbox:
         return await self._verified(opened, sender)
 
     async def require_welcome(self, url: str) -> None:
-        """The server that *url* names is not blacklisted.
+        """Check that the server which *url* names is not blacklisted.
 
         Raises:
-            Refusal: 403 it is; with the code that requests to `/proxy` get, unlike others.
+            Refusal: 403 it is, with the code that requests to `/proxy` get, unlike others.
         """
         try:
             await self._gate.check([url])
@@ -159,7 +168,7 @@ class Inbox:
             raise Refusal(403, "The server is blacklisted here", code=BLACKLISTED_SERVER) from None
 
     async def registered(self, url: str) -> KnownServer:
-        """The registered server that *url* names in any spelling.
+        """Return the registered server that *url* names in any spelling.
 
         Raises:
             Refusal: 403 there is none.
@@ -174,10 +183,10 @@ class Inbox:
         return server
 
     async def _look_again(self, url: str) -> KnownServer | None:
-        """The server as it is now, where what this process knew of it is not enough: another may have changed it.
+        """Return the server as it is now: another process may have changed it since this one read it.
 
-        A flood of strangers, or in a server's name, has what was known a few seconds ago: a look costs as much as the
-        rest of a refusal.
+        Each look costs as much as the rest of a refusal. So during a flood, whether of strangers or in a server's name,
+        it returns what was known a few seconds ago.
         """
         now = monotonic()
         self._looks_until = max(self._looks_until, now - 1) + 1 / LOOKS_PER_SECOND
@@ -187,7 +196,7 @@ class Inbox:
         return await self._registry.find(url)
 
     def unseal(self, envelope: Envelope) -> tuple[str, OwnKeys]:
-        """The text sealed to one of our keys, and which.
+        """Return the text that is sealed to one of our key pairs, and that pair.
 
         Raises:
             EnvelopeError: it does not open.
@@ -195,13 +204,13 @@ class Inbox:
         return open_with_any(envelope, self._keys)
 
     def acknowledge(self, received: Received[Activity], plaintext: str, *, accepted: bool | None = None) -> Response:
-        """The answer that carries *plaintext*, sealed to the sender, where every release looks.
+        """Build the answer that carries *plaintext*, sealed to the sender, in all places where releases look for it.
 
-        It is signed by the pair that the delivery was sealed to: the sender reads our key when it begins, and may have
-        learned of another since. Make it before what it acknowledges is committed.
+        It is signed by the pair that the delivery was sealed to: the sender read our key when it began, and may have
+        learned another since. Call this before committing what it acknowledges.
 
         Raises:
-            Refusal: 409 nothing can be sealed to the sender's registered key, which only an earlier version let in.
+            Refusal: 409 the sender's registered key cannot be sealed to; only an earlier version let such a key in.
         """
         sender = received.sender
         key = decode_key(sender.encryption_public_key, what=f"registered encryption key of {sender.url}")
@@ -213,7 +222,7 @@ class Inbox:
 
     async def _verified(self, opened: _Opened[Activity], sender: KnownServer) -> Received[Activity]:
         if not opened.is_signed_by(sender):
-            # Another process may have registered new keys of it in the seconds since this one looked.
+            # Another process may have registered new keys of the server in the seconds since this one looked.
             current = await self._look_again(sender.url)
             if current is None or current.public_key == sender.public_key or not opened.is_signed_by(current):
                 raise _not_signed()
@@ -224,7 +233,7 @@ class Inbox:
     async def _open_heavy(
         self, inbound: Inbound, models: Mapping[ActivityMethod, type[Activity]], malformed: Malformed
     ) -> _Opened[Activity]:
-        """As `_unseal`, off the event loop; only what the server in the headers signed is read."""
+        """Do the same as `_unseal`, off the event loop. Only what the server in the headers signed is read."""
         claimed = await self.registered(_claimed_origin(inbound.headers))
         signer = await self._look_again(claimed.url) or claimed
         return await self._heavy.run(partial(self._unseal, inbound.value, models, malformed, signer))
@@ -257,7 +266,7 @@ class Inbox:
 
 
 def unknown_server() -> Refusal:
-    """The refusal of a server that is not in the registry."""
+    """Return the refusal of a server that is not in the registry."""
     return Refusal(403, "The sending server is not registered here; POST /discover first", code=UNKNOWN_SERVER)
 
 
@@ -287,9 +296,9 @@ def _parse(value: object, malformed: Malformed) -> DeliveryRequest:
 
 
 def _require_same_origin(headers: Headers, sender: KnownServer) -> None:
-    """Refuse a delivery whose headers name another server than its author; it may leave them out.
+    """Refuse a delivery whose headers name another server than its author. They may also be left out.
 
-    The signature alone decides who the author is; a header that contradicts it means that somebody forwards what was
+    The signature alone decides who the author is. A header that contradicts it means that somebody forwards what was
     sealed for others, or that the sender's configuration names two servers.
     """
     for name in _ORIGIN_HEADERS:

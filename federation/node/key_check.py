@@ -24,7 +24,7 @@ from federation.protocol.urls import canonical_origin
 
 
 class SubmittedKeys(WireModel):
-    """A `DISCOVER` request; whether *envelope* is one shows when it is opened."""
+    """A `DISCOVER` request. Whether *envelope* really is an envelope shows when it is opened."""
 
     method: Literal["DISCOVER"]
     public_key: SigningKeyText
@@ -33,7 +33,7 @@ class SubmittedKeys(WireModel):
 
 
 class Fingerprints(WireModel):
-    """The plaintext of the envelope; peers require `url` and compare it with nothing."""
+    """The plaintext of the envelope. Peers require `url`, but do not compare it with anything."""
 
     url: Annotated[Text, Field(min_length=1)]
     public_key_fingerprint: str
@@ -59,7 +59,7 @@ class KeyCheck:
         self._gate = gate
 
     async def __call__(self, request: object) -> Response:
-        """The server knows that we hold its signing key, and whether its own `/discover` shows both.
+        """Answer that we hold the server's signing key, and whether the server's own `/discover` shows both keys.
 
         Raises:
             Refusal: malformed, an unknown key, or the server cannot be asked.

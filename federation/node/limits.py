@@ -2,10 +2,10 @@
 
 Theory of operation. A window remembers when it was last asked, refusals included, so hammering prolongs the block. To
 know whether more than n requests came within it, the times of the newest n + 1 are enough: older ones are dropped, and
-a flood costs no more memory than its limit. The keys in Redis are those other implementations use.
+a flood costs no more memory than its limit. The keys in Redis are those that other implementations use.
 
-Where n is large, that would be too much to remember of everybody. Then requests are counted, by stretches of time as
-long as the window; of the last stretch as large a part counts as the window still covers.
+If n is large, that would be too much to remember for everybody. Then requests are counted, in stretches of time as long
+as the window; the previous stretch counts by the part of it that the window still covers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_WINDOWS: Final = 10_000
-"""How many windows a process keeps; those asked least recently go first."""
+"""How many windows a process keeps; those asked least recently are dropped first."""
 MAX_REMEMBERED: Final = 500
-"""Up to this limit each request is remembered."""
+"""Up to this limit the time of each request is remembered."""
 REDIS_TIMEOUT: Final = timedelta(milliseconds=500)
 REDIS_PAUSE: Final = timedelta(seconds=5)
-"""How long a Redis that failed is not asked again."""
+"""How long a Redis that failed is left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """At most so many requests in any *window*."""
+    """At most that many requests in any *window*."""
 
     requests: int
     window: timedelta
 
     @property
     def counts(self) -> bool:
-        """Whether requests are counted and not remembered."""
+        """Whether requests are counted instead of remembered."""
         return self.requests > MAX_REMEMBERED
 
 
@@ -57,7 +57,7 @@ class _Count:
     before: int = 0
 
     def add(self, stretch: int) -> None:
-        """One more, in *stretch*."""
+        """Count one more request, in *stretch*."""
         if stretch != self.stretch:
             self.before = self.requests if stretch == self.stretch + 1 else 0
             self.stretch, self.requests = stretch, 0
@@ -68,12 +68,12 @@ class Windows(Protocol):
     """Counts requests by whatever they are limited by."""
 
     async def allows(self, subject: str, limit: Limit) -> bool:
-        """Whether this request of *subject* is within the limit; it counts in any case."""
+        """Count this request of *subject*, and return whether it is within the limit."""
         ...
 
 
 class MemoryWindows:
-    """Windows of this process alone."""
+    """Windows of this process only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -102,7 +102,7 @@ class MemoryWindows:
 
 
 class RedisWindows:
-    """Windows that all processes on one Redis share; while it does not answer, this process counts for itself."""
+    """Windows that all processes on one Redis share. While it does not answer, this process counts for itself."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis = redis
@@ -145,6 +145,6 @@ class RedisWindows:
 
 
 def _redis_failures() -> tuple[type[Exception], ...]:
-    from redis.exceptions import RedisError  # here, because a node without a Redis need not have the package
+    from redis.exceptions import RedisError  # imported here, because a node without a Redis need not have the package
 
     return (RedisError, OSError)  # a deadline is an OSError, too

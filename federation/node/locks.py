@@ -1,4 +1,4 @@
-"""Check-then-insert without a unique constraint to rely on."""
+"""Check-then-insert where there is no unique constraint to rely on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 
 async def one_at_a_time(session: AsyncSession, *subject: str) -> None:
-    """Until the transaction ends, every other one that asks for the same *subject* waits here.
+    """Make every other transaction that asks for the same *subject* wait here until this one ends.
 
     What the first one commits is visible to the queries of the next. The tables of existing nodes have no unique
     constraint on what a peer may repeat, and may hold repetitions already, so none can be added. SQLite needs no lock:

@@ -1,7 +1,7 @@
-"""`/healthz`, `/readyz` and `/metrics` on the node's own port, where the world may ask.
+"""`/healthz`, `/readyz` and `/metrics` on the node's own port, where the whole world may ask.
 
-The first two tell nobody anything of use and cost nothing. `/metrics` exists for the clients that are named, and for
-nobody else: a connection from loopback proves nothing where a proxy stands on the same machine.
+The first two reveal nothing of use and cost nothing. `/metrics` answers only clients that the settings name: a
+connection from loopback proves nothing if a proxy runs on the same machine.
 """
 
 from __future__ import annotations

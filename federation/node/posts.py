@@ -1,8 +1,8 @@
 """`POST /api/auth/social/posts`: a remote user's post arrives.
 
-Theory of operation. One transaction checks and stores, one at a time for each (server, post id). The same post again,
-which is what a lost acknowledgment makes of it, is acknowledged with the row already there; other content under a
-known id is a conflict, because peers know no message that edits a post.
+Theory of operation. One transaction checks and stores, one at a time for each (server, post id). If the same post comes
+again, as it does after a lost acknowledgment, it is acknowledged with the existing row. Other content under a known id
+is a conflict, because peers know no message that edits a post.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PostsInbox:
         self._database = database
 
     async def __call__(self, inbound: Inbound) -> Response:
-        """The post is stored, and the answer acknowledges it, as it does every repeat.
+        """Store the post, and acknowledge it, as every repeat is acknowledged, too.
 
         Raises:
             Refusal: nothing was changed.
@@ -49,7 +49,7 @@ class PostsInbox:
         return await self.apply(await self._inbox.open(inbound, POST_MODELS, malformed_post))
 
     async def apply(self, received: Received[PostActivity]) -> Response:
-        """As the call, of a post that was opened already.
+        """Do the same for a post that was opened already.
 
         Raises:
             Refusal: nothing was changed.
@@ -71,7 +71,7 @@ class PostsInbox:
 
 
 def malformed_post(where: str, problem: str) -> Refusal:
-    """The refusal of what is no post."""
+    """Return the refusal of a request that is no post."""
     return Refusal(400, f"[{where}] {problem}", code="INVALID_FEDERATED_POST_PAYLOAD")
 
 
@@ -89,7 +89,7 @@ def _row(sender: KnownServer, activity: PostActivity) -> Post:
 
 
 async def _require_remote_author(session: AsyncSession, activity: PostActivity) -> None:
-    """The author is no user of ours, to whom the post would seem to belong.
+    """Check that the author is no user of ours, to whom the post would seem to belong.
 
     Raises:
         Refusal: it is.

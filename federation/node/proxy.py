@@ -1,4 +1,4 @@
-"""`POST /proxy`: pass on what is sealed to others, and take what others passed on to us."""
+"""`POST /proxy`: pass on what is sealed to others, and accept what others passed on to us."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ProxyEndpoint:
         self._targeted = targeted
 
     async def __call__(self, inbound: Inbound) -> Response:
-        """What the request asks for is done.
+        """Do what the request asks for.
 
         Raises:
-            Refusal: it is not.
+            Refusal: it is not done.
         """
         bearer = inbound.headers.get(ORIGIN_HEADER, "")
         match inbound.value:

@@ -1,7 +1,7 @@
-"""The answers that refuse a request, as exceptions on the inside and JSON on the outside.
+"""The answers that refuse a request: exceptions on the inside, JSON on the outside.
 
-Two shapes are in use among peers: `{"error": …, "code"?: …}` where an endpoint refuses, and `{"message": …, "code": …}`
-where the framework in front of it does. Both are kept, so that a peer's error handling finds what it looks for.
+Peers use two shapes: `{"error": …, "code"?: …}` where an endpoint refuses, and `{"message": …, "code": …}` where the
+framework in front of it does. Both are kept, so that a peer's error handling finds what it looks for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
 class Refusal(Exception):
     """The request is answered with `status` and `text`, and nothing is stored.
 
-    `code` is what peers tell refusals apart by; `reason` names the refusal in our log where peers expect no code.
-    `text` may name parts of the request, never quote them. `members` are what else peers expect in the answer.
+    Peers tell refusals apart by `code`; where they expect none, `reason` names the refusal in our log. `text` may name
+    parts of the request, but never quote them. `members` are what else peers expect in the answer.
     """
 
     text_member = "error"
@@ -56,33 +56,36 @@ class Refusal(Exception):
 
 
 class FrameworkRefusal(Refusal):
-    """A refusal in the shape of the framework before the endpoints."""
+    """A refusal in the shape that the framework in front of the endpoints uses."""
 
     text_member = "message"
 
 
 def try_later(text: str, *, reason: str) -> Refusal:
-    """A refusal that is our fault: the sender should come back in a few seconds."""
+    """Return a refusal that is our fault: the sender should come back in a few seconds."""
     pause = str(round(RETRY_PAUSE.total_seconds()))
     return Refusal(503, text, code="UNAVAILABLE", reason=reason, headers={"Retry-After": pause})
 
 
 def incomplete_database(names: Sequence[str]) -> Refusal:
-    """A refusal that is our operator's fault: the database lacks these tables and columns. No few seconds mend that."""
+    """Return a refusal that is our operator's fault: the database lacks these tables and columns.
+
+    A few seconds will not mend that, so the sender is not told when to come back.
+    """
     return Refusal(503, f"The database of this server lacks {enumerated(names)}", code="INCOMPLETE_DATABASE")
 
 
 def json_response(body: object, *, status: int = 200, headers: Mapping[str, str] = _NO_HEADERS) -> Response:
-    """A response with *body* as compact JSON."""
+    """Return a response with *body* as compact JSON."""
     return Response(dump_json(body), status_code=status, headers=headers, media_type="application/json")
 
 
 def invalid_member(member: str, problem: str) -> Refusal:
-    """The refusal of a request to `/discover` that lacks its shape: `error` is a JSON list of issues, as text."""
+    """Return the refusal of a malformed request to `/discover`: `error` is a JSON list of issues, as text."""
     issues = dump_json([{"path": [member] if member else [], "message": problem}])
     return Refusal(400, issues, reason="INVALID_REQUEST")
 
 
 def invalid_proxy_data(problem: str) -> Refusal:
-    """The refusal of a request that is none a relay or a target takes."""
+    """Return the refusal of a request that neither a relay nor a target accepts."""
     return Refusal(400, problem, code="INVALID_PROXY_DATA")

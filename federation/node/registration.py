@@ -1,6 +1,6 @@
-"""`REGISTER`: a server introduces itself, and is believed if its own `/discover` says the same and it holds the keys.
+"""`REGISTER`: a server introduces itself. It is believed if its `/discover` says the same and it holds the keys.
 
-Who answers no ping, as some servers cannot, is believed all the same, where nobody else has one of the keys.
+A server that answers no ping, as some cannot, is believed all the same if nobody else has one of the keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class Registration:
-    """Callable with the JSON object of a `REGISTER` request; of *identity* is what we say of ourselves in return."""
+    """Callable with the JSON object of a `REGISTER` request; *identity* provides what we say of ourselves in return."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class Registration:
         self._admit_new = admit_new
 
     async def __call__(self, request: object, *, network: str | None) -> Response:
-        """The server is in the registry under its canonical URL, and healthy.
+        """Register the server under its canonical URL, as healthy.
 
-        One that is known keeps its registered keys; a new signing key needs the rotation flow. Where another has one
-        of its keys, whichever proves to hold it has it from now on. *network* is where the request came from, if that
-        is known.
+        A known server keeps its registered keys; a new signing key needs the rotation flow. If another server has one
+        of its keys, the key goes to whichever proves to hold it. *network* is where the request came from, if that is
+        known.
 
         Raises:
             Refusal: nothing was changed.
@@ -83,7 +83,7 @@ class Registration:
         except UrlError as error:
             raise Refusal(400, f"url: {error}", reason="BLOCKED_URL") from None
         except BlockedUrl:
-            # Not the error's text: it tells our operator what to set.
+            # The error's text is left out: it tells our operator what to set.
             raise Refusal(400, "url: not the address of a public server", reason="BLOCKED_URL") from None
         if origin == self._own_url:
             raise Refusal(400, "url: this is the asked server's own", reason="OWN_URL")
@@ -119,7 +119,10 @@ class Registration:
         log.info("server_registered", server_url=origin, is_new=known is None, proved=proof.opened is True)
 
     async def _proof(self, origin: str, shown: DiscoverDocument, *, is_new: bool, end: float) -> Proof:
-        """What the server shows of its keys until *end*, by `monotonic`; nothing, if it has done so before."""
+        """Ask the server to prove its keys, until *end* by `monotonic`.
+
+        A server that has done so before is not asked.
+        """
         try:
             self._claims.require_not_ours(origin, shown)
         except ShowsOurKeys:

@@ -1,8 +1,8 @@
 """A server replaces its keys: it is challenged, and has to show that it holds the old ones and the new.
 
-Theory of operation. Anybody may ask for a challenge in a server's name, so one that was begun with other keys keeps its
-owner out for five minutes; with the same keys it is handed out again, which makes a rotation repeatable after any
-interruption. Nothing is replaced before all four proofs are there, in the transaction that ends the challenge.
+Theory of operation. Anybody may ask for a challenge in a server's name, so a challenge that was begun with other keys
+keeps the owner out for five minutes. With the same keys it is handed out again, which makes a rotation repeatable after
+any interruption. Nothing is replaced before all four proofs are there, in the transaction that ends the challenge.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RotationStart:
         self._clock = clock or SystemClock()
 
     async def __call__(self, inbound: Inbound) -> Response:
-        """The server has five minutes and three attempts to prove itself.
+        """Give the server a challenge: it has five minutes and three attempts to prove itself.
 
         Raises:
             Refusal: malformed, too often, not registered, no new keys, taken ones, or another rotation is pending.
@@ -89,7 +89,7 @@ class RotationStart:
             raise _keys_taken()
 
     async def _challenge(self, session: AsyncSession, request: RotationRequest, origin: str) -> Challenges:
-        """The pending challenge, if it is for these keys, else a new one in the place of those that are over."""
+        """Return the pending challenge if it is for these keys, otherwise a new one. Expired ones are deleted."""
         now = self._clock.now()
         over = delete(RotateChallengeToken).where(
             col(RotateChallengeToken.server_url) == origin, col(RotateChallengeToken.expires_at) <= now
@@ -127,7 +127,7 @@ class _Confirmation:
 
 
 class RotationConfirm:
-    """Answers `POST /discover/rotate/confirm`; *heard* is told of a server whose keys are other ones now."""
+    """Answers `POST /discover/rotate/confirm`; *heard* is called with a server whose keys have changed."""
 
     def __init__(
         self,
@@ -145,10 +145,10 @@ class RotationConfirm:
         self._clock = clock or SystemClock()
 
     async def __call__(self, inbound: Inbound) -> Response:
-        """The server is registered with its new keys, and nothing else signs for it from now on.
+        """Register the server with its new keys. From now on only these sign for it.
 
         Raises:
-            Refusal: malformed, no challenge is pending, or not all of it was proven. What was tried is counted.
+            Refusal: malformed, no challenge is pending, or not everything was proven. The attempt is counted.
         """
         request = _parsed(ConfirmRequest, inbound)
         try:
@@ -245,7 +245,7 @@ async def _registered(session: AsyncSession, origin: str) -> Server:
 
 
 async def _pending(session: AsyncSession, origin: str) -> RotateChallengeToken | None:
-    """The challenge of that server, locked; of several, which another implementation may have left, the newest."""
+    """Return the server's challenge, locked. Another implementation may have left several; then it is the newest."""
     query = (
         select(RotateChallengeToken)
         .where(col(RotateChallengeToken.server_url) == origin)

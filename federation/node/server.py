@@ -1,13 +1,13 @@
 """uvicorn, as this application runs it: what a client may hold, and for how long, is bounded.
 
 Theory of operation. A connection is always in one of two phases: it owes us the head of a request, or we owe it an
-answer. Each phase has its time, counted from its beginning and not from the last byte, because a client that sends a
-header every second, or reads its answers as slowly, would otherwise keep its connection for ever. A connection whose
-phase does not end is cut.
+answer. Each phase has a time limit, counted from its beginning and not from the last byte: otherwise a client that
+sends a header every second, or reads its answers as slowly, would keep its connection for ever. When a phase exceeds
+its limit, the connection is cut.
 
-Connections are counted, together and by client. Where they are too many, the one that has owed us a head for longest
-goes: silence holds nobody's place, and who sends a request at once gets in. Only where all are being answered are the
-last ones before the limit told to come back, and those beyond it cut.
+Connections are counted, in all and by client. If there are too many, the one that has owed us a head for longest is
+cut: a silent client keeps nobody out, and one that sends its request at once gets in. Only if all are being answered,
+the last ones before the limit are told to come back, and those beyond it are cut.
 
 A client that is answered before it has sent its whole body would lose the answer if the connection were closed at once:
 what it goes on sending would meet a reset. So only our side is closed, and what still comes is dropped for a moment.
@@ -40,12 +40,13 @@ from federation.node.standing import ClientStanding, turned_away
 class ConnectionLimits:
     """Bounds of one listener.
 
-    From `busy` connections on, each new one cuts the one that has been without a head for longest; where there is none,
-    requests are answered 503, and a connection beyond `connections` is cut unheard: by then descriptors are needed for
-    the deliveries of the same process. One client has `per_client`. `request` is the time for a request's head, idle
-    time before it included, `answer` the time from there to the last byte of the answer; a body's own is shorter.
-    `early` is how long a client that still sends has to read an answer after which the connection closes, `barred` how
-    long one that was turned away at once: there may be hundreds a second.
+    From `busy` connections on, each new one cuts the one that has been without a head for longest. If there is none,
+    requests are answered 503, and a connection beyond `connections` is cut without an answer: by then the deliveries of
+    the same process need the descriptors. One client may have `per_client` connections. `request` is the time for a
+    request's head, including idle time before it; `answer` is the time from there to the last byte of the answer; the
+    time for a body is shorter. `early` is how long a client that still sends has to read an answer after which the
+    connection closes. `barred` is the same for a client that was turned away at once, of which there may be hundreds a
+    second.
     """
 
     busy: int = 400
@@ -59,16 +60,16 @@ class ConnectionLimits:
 
 DEFAULT_LIMITS = ConnectionLimits()
 
-# Longer than the four seconds that peers, and we, keep an idle connection for another request.
+# Longer than the four seconds for which peers, and we, keep an idle connection for another request.
 _KEEPALIVE_SECONDS = 5
 _MAX_HEAD_BYTES = 16 * 1024
 _READ_BYTES: Final = 64 * 1024
-"""How much one read of a socket takes: so much of a body may be held before anybody has asked whether to read it."""
+"""The size of one read of a socket. So much of a body may be held before it is decided whether to read it."""
 _FRAMINGS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 def _written(response: Response) -> bytes:
-    """As it goes over a connection that it ends."""
+    """Return the bytes of the response on a connection that closes after it."""
     head = [b"HTTP/1.1 %d %s" % (response.status_code, HTTPStatus(response.status_code).phrase.encode())]
     head += [b"%s: %s" % header for header in [*response.raw_headers, (b"connection", b"close")]]
     return b"\r\n".join([*head, b"", bytes(response.body)])
@@ -78,7 +79,10 @@ _TURNED_AWAY: Final = _written(turned_away().response())
 
 
 class Connections:
-    """The connections of one listener. A proxy that *clients* trusts has no share: it is many clients."""
+    """The connections of one listener.
+
+    A proxy that *clients* trusts has no limit of its own: it stands for many clients.
+    """
 
     def __init__(self, limits: ConnectionLimits, clients: Clients, standing: ClientStanding) -> None:
         self._limits = limits
@@ -86,10 +90,10 @@ class Connections:
         self._standing = standing
         self._clients: dict[_BoundedProtocol, str | None] = {}
         self._count: Counter[str | None] = Counter()
-        self._idle: dict[_BoundedProtocol, None] = {}  # the one that has been so for longest first
+        self._idle: dict[_BoundedProtocol, None] = {}  # the one that has been idle for longest first
 
     def admit(self, connection: _BoundedProtocol) -> bool:
-        """Whether there is room for *connection*, which counts in any case until it is `lost`."""
+        """Count *connection* until it is `lost`, and return whether there is room for it."""
         client = self._names.of_connection(connection.client[0] if connection.client else "")
         self._clients[connection] = client
         self._count[client] += 1
@@ -100,20 +104,20 @@ class Connections:
         return len(self._clients) <= self._limits.connections
 
     def turns_away(self, connection: _BoundedProtocol) -> bool:
-        """Whether its client has to come back later; see `ClientStanding`."""
+        """Tell whether its client has to come back later; see `ClientStanding`."""
         return self._standing.turns_away(self._clients[connection])
 
     def rests(self, connection: _BoundedProtocol) -> None:
-        """From now on we owe *connection* nothing: it is before a head, or after its last answer."""
+        """Note that we owe *connection* nothing from now on: it is before a head, or after its last answer."""
         self._idle.pop(connection, None)
         self._idle[connection] = None
 
     def asks(self, connection: _BoundedProtocol) -> None:
-        """From now on we owe *connection* an answer."""
+        """Note that we owe *connection* an answer from now on."""
         self._idle.pop(connection, None)
 
     def lost(self, connection: _BoundedProtocol) -> None:
-        """It counts no more. Repeating it does nothing."""
+        """Stop counting the connection. Repeating it does nothing."""
         self._idle.pop(connection, None)
         if connection not in self._clients:
             return
@@ -123,7 +127,7 @@ class Connections:
             del self._count[client]
 
     def _cut(self, candidates: Iterator[_BoundedProtocol]) -> bool:
-        """The first of them is no connection any more; False if there is none."""
+        """Cut the first of the candidates. Return False if there is none."""
         connection = next(candidates, None)
         if connection is None:
             return False
@@ -133,7 +137,7 @@ class Connections:
 
 
 class NodeServer(uvicorn.Server):
-    """Serves the inbound side; the process handles signals, not this."""
+    """Serves the inbound side. The process handles signals, not this server."""
 
     def __init__(
         self,
@@ -145,7 +149,7 @@ class NodeServer(uvicorn.Server):
         standing: ClientStanding | None = None,
     ) -> None:
         connections = Connections(limits, clients or Clients(), standing or ClientStanding())
-        # All uvicorn does with the class is to call it.
+        # uvicorn does nothing with the class but call it.
         protocol = cast("type[asyncio.Protocol]", partial(_BoundedProtocol, limits=limits, bound=connections))
         super().__init__(
             uvicorn.Config(
@@ -169,13 +173,16 @@ class NodeServer(uvicorn.Server):
         yield
 
     def request_stop(self) -> None:
-        """Accept no more, finish what is being answered; a second request drops that."""
+        """Accept no more connections, and finish what is being answered. A second request drops that, too."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 class _BoundedConnection(h11.Connection):
-    """h11's, which by itself bounds only heads that arrive in pieces, and believes one of two framings of a body."""
+    """h11's connection with more bounds.
+
+    By itself h11 bounds only heads that arrive in pieces, and believes one of two contradicting framings of a body.
+    """
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         if self.their_state is not h11.IDLE:
@@ -186,13 +193,13 @@ class _BoundedConnection(h11.Connection):
             if before - len(self.trailing_data[0]) > _MAX_HEAD_BYTES:
                 raise h11.RemoteProtocolError("the head is too long")
             if {name for name, _ in event.headers} >= _FRAMINGS:
-                # Whoever stands before us may have believed the other one: what follows might be no request.
+                # A proxy before us may have believed the other one: then what follows would be no request.
                 raise h11.RemoteProtocolError("content-length together with transfer-encoding")
         return event
 
 
 class _BoundedProtocol(H11Protocol):
-    """uvicorn's protocol, which by itself waits for a request's head, and for a slow reader, without end."""
+    """uvicorn's protocol with time limits: by itself it waits without end for a request's head, or a slow reader."""
 
     def __init__(
         self,
@@ -209,7 +216,7 @@ class _BoundedProtocol(H11Protocol):
         self._limits = limits
         self._bound = bound
         self._cut: asyncio.TimerHandle | None = None
-        self._drops = False  # whether the last answer is out, and what still comes is of no use
+        self._drops = False  # whether the last answer is out, so that what still comes is dropped
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
@@ -222,7 +229,7 @@ class _BoundedProtocol(H11Protocol):
             self._await_head()
 
     def _turn_away(self) -> None:
-        """Answer without having read anything. What is sent meanwhile stays with the sender's kernel, and ours."""
+        """Answer without having read anything. What is sent meanwhile stays in the sender's kernel, and ours."""
         self._drops = True
         self._bound.rests(self)
         self.transport.pause_reading()
@@ -249,13 +256,13 @@ class _BoundedProtocol(H11Protocol):
             self._begin_phase(self._limits.answer)
 
     def on_response_complete(self) -> None:
-        # First, because uvicorn goes on to the next request if that is there already.
+        # This comes first, because uvicorn goes on to the next request if that is there already.
         if not self._drops:
             self._await_head()
         super().on_response_complete()
 
     def _close(self) -> None:
-        """The answer is written, and the last one of this connection."""
+        """Close the connection after its last answer has been written."""
         if self.conn.their_state is h11.SEND_BODY:
             self._drops = True
             self._bound.rests(self)
@@ -265,7 +272,7 @@ class _BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        # uvicorn would try to answer in any state, also over an answer of the endpoint's, and log a traceback.
+        # uvicorn would try to answer in any state, even over an answer of the endpoint, and log a traceback.
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
@@ -284,7 +291,7 @@ class _BoundedProtocol(H11Protocol):
 
 
 class _AnswerTransport:
-    """What uvicorn writes one answer to; how the connection is closed after it is the protocol's affair."""
+    """The transport that uvicorn writes one answer to. The protocol decides how the connection is closed after it."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport

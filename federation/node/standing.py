@@ -1,12 +1,12 @@
-"""Which clients do nothing but cost: those refused again and again that never brought anything a server had signed.
+"""Which clients only cost us: they were refused again and again, and never brought anything that a server had signed.
 
-Refusing a request takes a few milliseconds of the process that delivers as well, so two hundred a second from all over
-the world would leave it little time for anything else. Whoever is *barred* is answered at its connection, before a byte
-is read.
+Refusing a request takes a few milliseconds of the process that also delivers, so two hundred a second from all over the
+world would leave it little time for anything else. A *barred* client is answered at its connection, before a byte is
+read.
 
-Whoever brought a delivery that was taken is not barred for an hour: behind one address there may be many, a server as
-well as somebody who hopes to have it shut out. That is why a proxy that nobody named is never barred where it shows in
-the headers, and why nobody is by a single mistake.
+A client that brought an accepted delivery is not barred for an hour: one address may stand for many, a server as well
+as somebody who hopes to have it shut out. For the same reason, a proxy that nobody named is never barred if the headers
+show it, and a single mistake bars nobody.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 REFUSALS: Final = 5
 WINDOW: Final = timedelta(seconds=10)
-"""So many refusals in this time bar a client; each further try while it is barred counts as one more."""
+"""The time in which `REFUSALS` refusals bar a client; each further try while it is barred counts as one more."""
 KEEP_PROVED: Final = timedelta(hours=1)
 MAX_CLIENTS: Final = 10_000
-"""How many a process remembers of each kind; those heard of least recently go first."""
+"""How many clients a process remembers of each kind; those heard of least recently are dropped first."""
 
 BLAMED: Final = frozenset({400, 403, 413, 415, 429})
-"""The statuses of refusals that a server in good order hardly ever gets; 404 and 409 it gets every day."""
+"""The statuses of refusals that a well-behaved server hardly ever gets; it gets 404 and 409 every day."""
 
 
 class ClientStanding:
@@ -46,13 +46,13 @@ class ClientStanding:
         self._proved: OrderedDict[str, float] = OrderedDict()
 
     def proved(self, client: str | None) -> None:
-        """It brought what a registered server had signed."""
+        """Note that the client brought what a registered server had signed."""
         if client is not None:
             _keep(self._proved, client, self._now())
             self._refused.pop(client, None)
 
     def refused(self, client: str | None, status: int) -> None:
-        """A request of it was refused."""
+        """Note that a request of the client was refused."""
         if client is None or status not in BLAMED or self._is_proved(client):
             return
         times = self._refused.get(client) or deque(maxlen=self._refusals)
@@ -63,7 +63,10 @@ class ClientStanding:
             log.warning("client_barred", client=client, refused=self._refusals, seconds=WINDOW.total_seconds())
 
     def turns_away(self, client: str | None) -> bool:
-        """Whether what it just began, a connection or a request, is to be refused; that counts as one more refusal."""
+        """Tell whether to refuse what the client just began, a connection or a request.
+
+        If so, it counts as one more refusal.
+        """
         if client is None or client not in self._refused or not self._is_recent(self._refused[client]):
             return False
         self._refused[client].append(self._now())
@@ -78,7 +81,7 @@ class ClientStanding:
 
 
 def turned_away() -> Refusal:
-    """What a barred client is told, whatever it asks."""
+    """Return the refusal of a barred client, whatever it asks."""
     pause = str(round(WINDOW.total_seconds()))
     text = "Too many of your requests were refused; come back later"
     return Refusal(429, text, reason="CLIENT_BARRED", headers={"Retry-After": pause})

@@ -1,7 +1,7 @@
-"""`TARGETED`: a delivery that came through a relay, opened and taken as if it had come directly.
+"""`TARGETED`: a delivery that came through a relay, opened and accepted as if it had come directly.
 
-Whoever brings it is believed nothing: the author inside must be registered and have signed the activity, and the
-header inside must name that same author. Repeats are acknowledged with what is stored, as they are on the direct way.
+The relay itself is not believed: the author inside must be registered and have signed the activity, and the header
+inside must name that same author. Repeats are acknowledged with what is stored, as they are without a relay.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TargetedInbox:
         self._posts = posts
 
     async def __call__(self, request: TargetedRequest, *, bearer_url: str) -> Response:
-        """The sealed activity is stored, and the answer acknowledges it to its author; or a ping is answered.
+        """Store the sealed activity, and acknowledge it to its author; or answer a ping.
 
         Raises:
             Refusal: nothing was changed.
@@ -88,7 +88,10 @@ class TargetedInbox:
         return json_response(answer)
 
     def _prove(self, nonce: str, pair: OwnKeys) -> Response:
-        """What shows that we hold this pair, to who asks us: another would have us prove his right to our keys."""
+        """Prove that we hold this pair.
+
+        The nonce has to name us: otherwise another server could use our answer to prove that our keys are its own.
+        """
         if not names_first(nonce, self._own_url):
             text = "nonce: asks another server for possession of its keys, or is malformed"
             raise Refusal(400, text, code="INVALID_TARGETED_DATA", reason="POSSESSION_OF_ANOTHER")
@@ -106,10 +109,10 @@ class TargetedInbox:
 
 
 def _read(content: object) -> tuple[RelayedRequest, object]:
-    """The relayed request, and the JSON value of its body.
+    """Return the relayed request, and the JSON value of its body.
 
     Raises:
-        Refusal: not of that shape, or not meant for the server it names as its target.
+        Refusal: it has another shape, or is not meant for the server that it names as its target.
     """
     try:
         relayed = validate(RelayedRequest, content)
@@ -133,7 +136,7 @@ def _malformed_follow(where: str, problem: str) -> Refusal:
 
 
 async def _with_status(applied: Awaitable[Response]) -> Response:
-    """The answer, with the status repeated in a refusal's body and a code where only relayed requests get one."""
+    """Repeat the status in a refusal's body, and add a code where only relayed requests get one."""
     try:
         return await applied
     except Refusal as refusal:

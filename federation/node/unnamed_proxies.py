@@ -1,6 +1,6 @@
-"""Proxies before this node that its settings do not name: logged once, and written down for the doctor.
+"""Proxies in front of this node that its settings do not name: logged once, and written down for the doctor.
 
-Nobody behind them is limited by address until they are named, and nothing else would show that.
+Clients behind them are not limited by address until the proxies are named, and nothing else would show that.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from workers.clock import Clock, SystemClock, monotonic
 log = structlog.get_logger(__name__)
 
 MOST: Final = 20
-"""A neighbour with many addresses fills neither log nor table."""
+"""A limit, so that a neighbour with many addresses fills neither log nor table."""
 AGAIN: Final = timedelta(hours=1)
-"""How often one that is still there is written down once more."""
+"""How often a proxy that is still there is written down once more."""
 
 
 class UnnamedProxies:
@@ -54,9 +54,9 @@ class UnnamedProxies:
         task.add_done_callback(self._writing.discard)
 
     async def close(self) -> None:
-        """Everything is written."""
+        """Wait until everything is written."""
         await asyncio.gather(*self._writing)
 
     async def _write(self, address: str) -> None:
-        with suppress(SQLAlchemyError):  # it is in the log already
+        with suppress(SQLAlchemyError):  # the log has it already
             await note_proxy(self._database, address, self._clock.now())

@@ -27,7 +27,7 @@ MAX_ACK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """What a peer claims in answer to a delivery: unread and unverified, of any JSON type."""
+    """What a peer claims in answer to a delivery: not yet read or verified, and of any JSON type."""
 
     data: object = field(repr=False)
     signature: object = field(repr=False)
@@ -41,7 +41,7 @@ class Ack:
         return open_with_any(Envelope.from_wire(self.data), ring)[0]
 
     def is_signed(self, plaintext: str, public_key: str | bytes) -> bool:
-        """Return whether the signature over the opened *plaintext* is *public_key*'s."""
+        """Tell whether *public_key* signed the opened *plaintext*."""
         return verify_signature(plaintext, self.signature, public_key)
 
 
@@ -71,7 +71,7 @@ def find_ack(body: object) -> Ack:
 
 
 def is_unsigned_follow_ack(body: object) -> bool:
-    """Return whether a parsed response body is what the first implementation answers to a direct follow.
+    """Tell whether a parsed response body is what the first implementation answers to a direct follow.
 
     It says that the follow is stored, and whether it is accepted, and proves neither.
     """
@@ -81,7 +81,7 @@ def is_unsigned_follow_ack(body: object) -> bool:
 
 
 class AcknowledgedFollowing(WireModel):
-    """The followed side's view of a follow; *accepted* is unset when it has not decided."""
+    """The followed side's view of a follow; *accepted* is unset while it has not decided."""
 
     id: Identifier
     created_at: Moment
@@ -92,7 +92,7 @@ class AcknowledgedFollowing(WireModel):
 
 
 class FollowAck(WireModel):
-    """The plaintext of a follow's acknowledgment; *federation_url* names its reader here, and nobody checks it."""
+    """The plaintext of a follow's acknowledgment; its *federation_url* names the reader, and nobody checks it."""
 
     method: Literal["FEDERATE"]
     federation_url: ServerUrl
@@ -105,7 +105,7 @@ class AcknowledgedPost(WireModel):
 
 
 class PostAck(WireModel):
-    """The plaintext of a post's acknowledgment; *federation_url* names its author."""
+    """The plaintext of a post's acknowledgment; its *federation_url* names the author."""
 
     method: Literal["FEDERATE_POST"]
     federation_url: ServerUrl
@@ -115,7 +115,7 @@ class PostAck(WireModel):
 def follow_ack(
     *, sender_url: str, follow_id: str, created_at: datetime, follower_id: str, following_id: str, accepted: bool
 ) -> str:
-    """Return the plaintext that acknowledges a follow from *sender_url*; *follow_id* is our row's."""
+    """Return the plaintext that acknowledges a follow from *sender_url*; *follow_id* is that of our row."""
     following = {
         "id": follow_id,
         "createdAt": format_moment(created_at),

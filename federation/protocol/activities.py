@@ -28,7 +28,7 @@ from federation.protocol.skimming import Leaf, Members
 from federation.protocol.times import format_moment, parse_moment
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""The largest body of a delivery a receiver takes; a sealed payload of `MAX_PAYLOAD_BYTES` fits."""
+"""The largest body of a delivery that a receiver accepts; a sealed payload of `MAX_PAYLOAD_BYTES` fits."""
 
 
 class ActivityMethod(StrEnum):
@@ -41,11 +41,11 @@ class ActivityMethod(StrEnum):
 
 
 def parse_method(payload: str) -> ActivityMethod:
-    """Return the method of a job's payload, which is then known to be a JSON object with a UTF-8 form.
+    """Return the method of a job's payload, and check that the payload is a JSON object with a UTF-8 form.
 
     Raises:
-        PayloadError: longer than `MAX_PAYLOAD_BYTES`, lone surrogates, not JSON, nested too deeply, not an object,
-            or its `method` is not one we carry.
+        PayloadError: longer than `MAX_PAYLOAD_BYTES`, lone surrogates, not JSON, nested too deeply, not an object, or
+            its `method` is not one that we carry.
     """
     if len(encode_text(payload)) > MAX_PAYLOAD_BYTES:
         raise PayloadError(f"payload: more than {MAX_PAYLOAD_BYTES} bytes of UTF-8")
@@ -90,7 +90,7 @@ class FollowActivity(WireModel):
 
 
 class EndedFollowing(WireModel):
-    """A follow that is over, and when its user said so; earlier versions tell neither its id nor the time."""
+    """A follow that is over, and when its user ended it; earlier versions send neither its id nor the time."""
 
     id: Identifier | None = None
     created_at: Moment | None = None
@@ -99,7 +99,7 @@ class EndedFollowing(WireModel):
 
 
 class UnfollowActivity(WireModel):
-    """`UNFOLLOW`, as a receiver reads it: an extension Sipher does not know."""
+    """`UNFOLLOW`, as a receiver reads it: an extension that Sipher does not know."""
 
     method: Literal["UNFOLLOW"]
     federation_url: ServerUrl
@@ -120,7 +120,7 @@ class Post(WireModel):
     is_private: bool
 
     def content_json(self) -> list[dict[str, JsonValue]]:
-        """Return the blocks as JSON values, without the members no peer knows."""
+        """Return the blocks as JSON values, without the members that no peer knows."""
         return [block.model_dump(mode="json") for block in self.content]
 
 
@@ -129,7 +129,7 @@ class PostName(WireModel):
 
 
 class NamedPostActivity(WireModel):
-    """`FEDERATE_POST`, as far as it says which post it is."""
+    """`FEDERATE_POST`, reduced to which post it is."""
 
     method: Literal["FEDERATE_POST"]
     post: PostName
@@ -155,8 +155,8 @@ def follow_activity(
 ) -> str:
     """Return the payload of a follow request.
 
-    *federation_url* is our own URL. *follower_server_url* is, despite its name, the recipient's: Sipher stores it
-    so on the follower's side and receivers ignore it.
+    *federation_url* is our own URL. *follower_server_url* is the recipient's, despite its name: Sipher stores it like
+    that on the follower's side, and receivers ignore it.
     """
     following = {
         "id": follow_id,
@@ -183,8 +183,8 @@ def unfollow_activity(
 ) -> str:
     """Return the payload that ends a follow; *federation_url* is our own URL.
 
-    *follow_id* is the id that the follow was requested with, *ended_at* when its user ended it. Receivers tell by them
-    what was sent once more from what is new; those that know neither ignore them.
+    *follow_id* is the id with which the follow was requested, *ended_at* is when its user ended it. By them, receivers
+    distinguish a repeated message from a new one; receivers that know neither ignore them.
     """
     following = {
         **({} if follow_id is None else {"id": follow_id}),
@@ -204,8 +204,10 @@ def post_activity(
     published: datetime,
     is_private: bool | None,
 ) -> str:
-    """Return the payload of a post; *federation_url* is our own URL. An unset *is_private* is sent as false:
-    receivers refuse null."""
+    """Return the payload of a post; *federation_url* is our own URL.
+
+    An unset *is_private* is sent as false: receivers refuse null.
+    """
     post = {
         "id": post_id,
         "content": list(content),
@@ -223,7 +225,7 @@ DELIVERY_MEMBERS: Final = Members(
         "signature": Leaf.SCALAR,
     }
 )
-"""What `DeliveryRequest` reads of a body."""
+"""The members of a body that `DeliveryRequest` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +243,7 @@ class DeliveryRequest:
 
     @classmethod
     def from_wire(cls, value: object) -> DeliveryRequest:
-        """Return the request in a parsed HTTP body; its signature is any string, still to be verified.
+        """Return the request in a parsed HTTP body; its signature may be any string, and is still to be verified.
 
         Raises:
             PayloadError: not an object, an unknown method, or a signature that is not a string.
@@ -257,10 +259,10 @@ class DeliveryRequest:
 
 
 def delivery_headers(*, own_url: str, target_url: str) -> dict[str, str]:
-    """Return the headers of a delivery; there is never a cookie, with one Sipher enforces browser rules.
+    """Return the headers of a delivery. There is never a cookie: with one, Sipher enforces browser rules.
 
     Raises:
-        UrlError: one of the two cannot stand in a header.
+        UrlError: one of the two URLs cannot stand in a header.
     """
     for name, url in (("own URL", own_url), ("target URL", target_url)):
         if not url.isascii() or not url.isprintable() or " " in url:

@@ -13,7 +13,7 @@ def encode_base64(raw: bytes) -> str:
 
 
 def decode_base64(text: object) -> bytes:
-    """Return the bytes *text* stands for.
+    """Return the bytes that *text* stands for.
 
     Raises:
         ValueError: *text* is not a string, or not the one strict spelling of any bytes. The message quotes nothing.
@@ -22,9 +22,9 @@ def decode_base64(text: object) -> bytes:
         raise ValueError("expected a base64 string")
     try:
         raw: bytes = msgspec.convert(text, bytes)  # as strict as `binascii`, in a quarter of the time
-    except ValueError:  # msgspec's error is one; so is the complaint about lone surrogates
+    except ValueError:  # msgspec's error is a ValueError; so is the one about lone surrogates
         raise ValueError("not strict base64 (standard alphabet, padded, no white space)") from None
-    # It lets unused trailing bits through, which only the last group has: two texts would then name one key.
+    # msgspec accepts unused trailing bits, which only the last group has: two texts would then name one key.
     tail = (len(raw) - 1) // 3 * 3 if raw else 0
     if encode_base64(raw[tail:]) != text[tail // 3 * 4 :]:
         raise ValueError("not canonical base64 (unused bits are set)")
@@ -32,7 +32,7 @@ def decode_base64(text: object) -> bytes:
 
 
 def decode_base64_sized(text: object, size: int) -> bytes:
-    """Return the *size* bytes *text* stands for.
+    """Return the *size* bytes that *text* stands for.
 
     Raises:
         ValueError: as `decode_base64`, or another size.

@@ -16,9 +16,9 @@ _SCHEMES_WITH_HOST = frozenset({"http", "https", "ws", "wss", "ftp"})
 
 
 def _absolute(url: str) -> str:
-    """Pass what JavaScript's `new URL` parses without a base: any scheme, a host where the scheme needs one.
+    """Accept what JavaScript's `new URL` parses without a base: any scheme, and a host where the scheme needs one.
 
-    `javascript:` passes, as at every peer; whoever renders a post follows http and https only.
+    `javascript:` passes, as with every peer; whoever renders a post follows http and https only.
     """
     match = _SCHEME.match(url.strip())
     if match is None:
@@ -32,7 +32,7 @@ def _absolute(url: str) -> str:
 def _finite(number: int | float) -> int | float:
     try:
         finite = math.isfinite(float(number))
-    except OverflowError:  # an integer JavaScript would read as Infinity
+    except OverflowError:  # an integer that JavaScript would read as Infinity
         finite = False
     if not finite:
         raise ValueError("must be finite")

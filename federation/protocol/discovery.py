@@ -1,4 +1,4 @@
-"""`/discover`: what a server says of itself, and how one introduces itself to another."""
+"""`/discover`: what a server says of itself, and how one server introduces itself to another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DiscoverDocument(WireModel):
 
     @property
     def origin(self) -> str | None:
-        """The canonical form of `url`, None if it has none."""
+        """The canonical form of `url`, or None if it has none."""
         try:
             return canonical_origin(self.url)
         except UrlError:
@@ -67,7 +67,7 @@ def parse_discover_document(body: bytes) -> DiscoverDocument:
 
 
 def shows_key(body: bytes, public_key: str) -> bool:
-    """Return whether a response body is a document with this signing key."""
+    """Tell whether a response body is a document with this signing key."""
     try:
         return parse_discover_document(body).public_key == public_key
     except ProtocolError:

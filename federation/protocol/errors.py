@@ -1,4 +1,4 @@
-"""What this package raises about input: every message names the place and the rule, none quotes the value."""
+"""The errors of this package about input: every message names the place and the rule, none quotes the value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ProtocolError(ValueError):
-    """Something that came over the wire, or should go onto it, breaks the protocol."""
+    """Something that came over the wire, or was to go onto it, breaks the protocol."""
 
 
 class KeyMaterialError(ProtocolError):
@@ -18,7 +18,7 @@ class KeyMaterialError(ProtocolError):
 
 
 class EnvelopeError(ProtocolError):
-    """An envelope is malformed or does not open; `member` names the part at fault (empty: the whole)."""
+    """An envelope is malformed or does not open; `member` names the part at fault, and is empty for the whole."""
 
     def __init__(self, member: str, problem: str) -> None:
         super().__init__(f"{member}: {problem}" if member else problem)

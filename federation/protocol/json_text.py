@@ -1,4 +1,4 @@
-"""JSON with bounds: what `JSON.parse` refuses is refused, and hostile input ends in one error type."""
+"""JSON with bounds: it refuses what `JSON.parse` refuses, and hostile input always ends in one error type."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def encode_text(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        # From None: the original holds the whole text.
+        # From None: the original error holds the whole text.
         raise PayloadError(f"payload: lone surrogate at character {error.start}") from None
 
 
 def parse_json(text: str | bytes, *, limit: int) -> object:
-    """Return the value *text* holds.
+    """Return the value that *text* holds.
 
-    *limit* is in characters of a `str`, in bytes of UTF-8 otherwise; a leading byte order mark is skipped.
-    `NaN` and `Infinity` are refused, as by `JSON.parse`; so are integers beyond Python's digit limit (4300).
+    *limit* is in characters for a `str`, otherwise in bytes of UTF-8; a leading byte order mark is skipped. `NaN` and
+    `Infinity` are refused, as by `JSON.parse`, and so are integers beyond Python's digit limit (4300).
 
     Raises:
         NotJson: too long, not UTF-8, not JSON, or nested too deeply. The message gives a position, no content.
@@ -51,7 +51,7 @@ def parse_json(text: str | bytes, *, limit: int) -> object:
     except UnicodeDecodeError as error:
         raise NotJson(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        # From None: the original holds the whole document.
+        # From None: the original error holds the whole document.
         raise NotJson(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
     except RecursionError:
         raise NotJson("not JSON we parse: nested too deeply") from None
@@ -60,8 +60,8 @@ def parse_json(text: str | bytes, *, limit: int) -> object:
 
 
 def _decode(text: str) -> object:
-    # The collector would go through the growing document again and again and find no garbage in it: one made of empty
-    # lists takes twenty times as long, and everything else in the process waits.
+    # The garbage collector would go through the growing document again and again and find nothing: a document made of
+    # empty lists takes twenty times as long, and everything else in the process waits.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

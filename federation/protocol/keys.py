@@ -1,6 +1,6 @@
 """Key material: our own two pairs from the environment, other servers' public keys from the wire.
 
-Secrets stay out of reprs, errors and pickles: a pair prints its public half only and refuses to be copied out.
+Secrets stay out of reprs, errors and pickles: a pair prints only its public half, and refuses to be copied.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def decode_key(text: object, *, what: str) -> bytes:
 
 
 def is_signing_key(raw: bytes) -> bool:
-    """Return whether 32 bytes are an Ed25519 public key, and no point of small order: anybody could sign for those."""
+    """Tell whether 32 bytes are an Ed25519 public key, and no point of small order: anybody could sign for those."""
     return bool(bindings.crypto_core_ed25519_is_valid_point(raw))
 
 
 def is_sealing_key(raw: bytes) -> bool:
-    """Return whether 32 bytes are an X25519 public key, and no point of low order: anybody could open for those."""
+    """Tell whether 32 bytes are an X25519 public key, and no point of low order: anybody could open for those."""
     try:
         bindings.crypto_scalarmult(_PROBE, raw)
-    except RuntimeError:  # what libsodium's binding makes of a low-order point
+    except RuntimeError:  # libsodium's binding raises this for a low-order point
         return False
     return True
 
@@ -78,7 +78,7 @@ class SigningKeyPair(_StaysHere):
 
     @classmethod
     def from_seed(cls, seed: bytes) -> SigningKeyPair:
-        """Return the pair a 32-byte seed determines."""
+        """Return the pair that a 32-byte seed determines."""
         public, secret = bindings.crypto_sign_seed_keypair(seed)
         return cls(public=public, secret=secret)
 
@@ -96,7 +96,7 @@ class EncryptionKeyPair(_StaysHere):
 
     @classmethod
     def from_secret(cls, secret: bytes) -> EncryptionKeyPair:
-        """Return the pair a 32-byte scalar determines."""
+        """Return the pair that a 32-byte scalar determines."""
         return cls(public=bindings.crypto_scalarmult_base(secret), secret=secret)
 
     @property
@@ -115,7 +115,7 @@ class OwnKeys:
     def from_base64(
         cls, *, signing_public: str, signing_secret: str, encryption_public: str, encryption_secret: str
     ) -> OwnKeys:
-        """Return the keys the four environment values hold, each pair known to belong together.
+        """Return the keys in the four environment values, after checking that each pair belongs together.
 
         Raises:
             KeyMaterialError: every problem at once, each with its variable's name and never its value.
@@ -128,7 +128,7 @@ class OwnKeys:
         return cls(signing=signing, encryption=encryption)
 
     def pairs(self, *, now: bool = False) -> tuple[OwnKeys, ...]:
-        """Return this one: a node that never changed its keys has no others."""
+        """Return this one only: a node that never changed its keys has no others."""
         return (self,)
 
     def to_env(self) -> dict[str, str]:
@@ -142,15 +142,18 @@ class OwnKeys:
 
 
 class KeyRing(Protocol):
-    """All that a node may be known by: its key pairs, of which there are two while it changes them."""
+    """All key pairs that a node may be known by. There are two while it changes them."""
 
     def pairs(self, *, now: bool = False) -> tuple[OwnKeys, ...]:
-        """Return at least one, the newest first; `now`: as they are this moment, where they may be a second old."""
+        """Return at least one pair, the newest first. They may be a second old, unless `now` is set."""
         ...
 
 
 def pair_known_by(ring: KeyRing, public_key: str | None) -> OwnKeys | None:
-    """Return the pair with that public signing key, without one the oldest; None: this process has no such pair."""
+    """Return the pair with that public signing key, or for None the oldest.
+
+    Return None if this process has no such pair.
+    """
     if public_key is None:
         return ring.pairs()[-1]
     for now in (False, True):
@@ -161,7 +164,7 @@ def pair_known_by(ring: KeyRing, public_key: str | None) -> OwnKeys | None:
 
 
 def generate_own_keys() -> OwnKeys:
-    """Return two fresh pairs from the operating system's randomness."""
+    """Generate two new pairs from the operating system's randomness."""
     return OwnKeys(
         signing=SigningKeyPair.from_seed(os.urandom(SIGNING_SEED_BYTES)),
         encryption=EncryptionKeyPair.from_secret(os.urandom(ENCRYPTION_SECRET_BYTES)),

@@ -28,12 +28,12 @@ class WireModel(BaseModel):
     )
 
     def __repr_args__(self) -> Iterable[tuple[str | None, object]]:
-        """Show no member: payloads end up neither in logs nor in tracebacks."""
+        """Show no member, so that payloads end up neither in logs nor in tracebacks."""
         return ()
 
 
 def _storable(text: str) -> str:
-    # PostgreSQL stores neither, as text or as jsonb: one such value would fail a whole transaction.
+    # PostgreSQL can store neither, as text or as jsonb: one such value would make a whole transaction fail.
     if "\x00" in text:
         raise ValueError("must not contain the NUL character")
     try:
@@ -44,7 +44,7 @@ def _storable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_storable)]
-# Both are bounded to fit an index entry of PostgreSQL; peers use UUIDs and origins.
+# Both are short enough for an index entry of PostgreSQL; peers use UUIDs and origins.
 Identifier = Annotated[Text, Field(max_length=512)]
 ServerUrl = Annotated[Text, Field(max_length=2048)]
 Moment = Annotated[datetime, BeforeValidator(parse_moment)]
@@ -78,7 +78,7 @@ def validate(model: type[ModelT], value: object) -> ModelT:
 
 def _describe_one(detail: ErrorDetails) -> str:
     where = ".".join(map(str, detail["loc"])) or "payload"
-    # The one message that quotes its input.
+    # This is the one message that would quote its input.
     return f"{where}: {'unknown type' if detail['type'] == 'union_tag_invalid' else detail['msg']}"
 
 

@@ -1,9 +1,9 @@
-"""Proof of possession: a server shows that it holds the secrets of the keys it shows.
+"""Proof of possession: a server proves that it holds the secrets of the keys that it shows.
 
-Theory of operation. A nonce that names both servers is sealed to the shown key and sent as a ping; who can open it
-sends it back. It is sent back by the server alone that it names first, so nobody has another open it for him; earlier
-versions send back every nonce, whoever asks. Opening says nothing of the signing key, so the nonce comes back signed,
-which earlier versions do not do, and nobody asked of them.
+Theory of operation. A nonce that names both servers is sealed to the shown key and sent as a ping; whoever can open it
+sends it back. Only the server that the nonce names first sends it back, so nobody can have another server open it for
+him; earlier versions send back every nonce, whoever asks. Opening says nothing about the signing key, so the nonce
+comes back signed. Earlier versions do not sign it, and it is not asked of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from federation.protocol.urls import canonical_origin
 
 PONG: Final = "pong"
 DECRYPT_FAILED: Final = "DECRYPT_FAILED"
-"""The code of who could not open what was sealed to it."""
+"""The code of a server that could not open what was sealed to it."""
 MAX_PONG_BYTES: Final = 16 * 1024
 
 _PREFIX: Final = "possession:"
@@ -34,8 +34,10 @@ _NONCE: Final = re.compile(rf"{_PREFIX}(?P<theirs>{_URL}):{_URL}:[^\s:]{{1,200}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a server has shown of its keys. `opened`: that it can open what is sealed to its encryption key, or that it
-    cannot; None: it did not say. `signed`: that it signs with its signing key.
+    """What a server has proved about its keys.
+
+    `opened`: whether it can open what is sealed to its encryption key, None if it did not say. `signed`: it signs with
+    its signing key.
     """
 
     opened: bool | None = None
@@ -52,12 +54,12 @@ def possession_nonce(theirs: str, ours: str) -> str:
 
 
 def asks_for_possession(nonce: object) -> bool:
-    """Return whether a ping's nonce is one that not everybody may have opened."""
+    """Tell whether a ping's nonce is one that not everybody may have opened."""
     return isinstance(nonce, str) and nonce.startswith(_PREFIX)
 
 
 def names_first(nonce: str, own_url: str) -> bool:
-    """Return whether a nonce that asks for possession is well-formed, and the server asked is the one at *own_url*."""
+    """Tell whether a nonce that asks for possession is well-formed, and asks the server at *own_url*."""
     found = _NONCE.fullmatch(nonce)
     try:
         return found is not None and canonical_origin(found["theirs"]) == own_url
@@ -75,7 +77,7 @@ def ping_request(nonce: str, recipient_key: bytes) -> bytes:
 
 
 def pong(nonce: str, signing_secret: bytes) -> dict[str, object]:
-    """Return the answer to a ping that asks for possession of us."""
+    """Return the answer to a ping that asks us for possession."""
     return {
         "method": ACK_METHOD,
         "status": PONG,
@@ -85,7 +87,7 @@ def pong(nonce: str, signing_secret: bytes) -> dict[str, object]:
 
 
 def read_pong(body: bytes, *, status: int, nonce: str, public_key: str) -> Proof:
-    """Return what an answer to a ping shows; *public_key* is the signing key that the server shows."""
+    """Return what an answer to a ping proves; *public_key* is the signing key that the server shows."""
     try:
         answer = parse_json(body, limit=MAX_PONG_BYTES)
     except NotJson:

@@ -1,4 +1,4 @@
-"""What a server says of why it refused: the one word of its answer that is fit to be passed on."""
+"""What a server says about its refusal: the one word of its answer that is fit to be passed on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODE: Final = re.compile(r"[A-Z0-9_]{1,64}")
 
 
 def refusal_code(body: bytes) -> tuple[bool, str | None]:
-    """Whether a refusal's body is a JSON object, and its `code`, else its `reason`, where that is a code.
+    """Return whether a refusal's body is a JSON object, and its `code`, or else its `reason`, if that is a code.
 
     A code is 1 to 64 capital letters, digits and underscores; any other text may be anything, and is not passed on.
     """

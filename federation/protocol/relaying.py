@@ -1,4 +1,4 @@
-"""What a relay is asked, and what it passes on.
+"""Requests to a relay, and what it passes on.
 
 A request that cannot reach its server directly is sealed to that server as a whole (`TARGETED`) and handed to a peer
 (`PROXY`), which cannot read it and passes it on. What is sealed inside was sealed already, so it grows by 16/9.
@@ -22,7 +22,7 @@ from federation.protocol.urls import canonical_origin
 
 RELAY_PATH: Final = "/proxy"
 MAX_RELAYED_BYTES: Final = 256 * 1024
-"""The longest body a relay takes."""
+"""The longest body that a relay accepts."""
 
 PROXY: Final = "PROXY"
 TARGETED: Final = "TARGETED"
@@ -32,7 +32,7 @@ ORIGIN_HEADER: Final = "X-Federation-Origin"
 
 
 class SealedPayload(WireModel):
-    """The shape of an envelope; whether it is one shows where it is opened."""
+    """The shape of an envelope. Whether it really is one shows when it is opened."""
 
     ephemeral_public_key: Text
     iv: Text
@@ -45,7 +45,7 @@ class SealedPayload(WireModel):
 
 
 class ProxyRequest(WireModel):
-    """`PROXY`, as a relay reads it. Its signature is over what only the target can read, so it is left out."""
+    """`PROXY`, as a relay reads it. Its signature covers what only the target can read, so it is left out."""
 
     method: Literal["PROXY"]
     target_url: ServerUrl
@@ -62,7 +62,7 @@ class TargetedRequest(WireModel):
 
 
 class RelayedRequest(WireModel):
-    """The plaintext of a `TARGETED` envelope: a whole request, not yet believed. Its header names are exact."""
+    """The plaintext of a `TARGETED` envelope: a whole request, not yet believed. Header names are case-sensitive."""
 
     target_url: ServerUrl
     method: Text
@@ -70,7 +70,7 @@ class RelayedRequest(WireModel):
     body: str
 
     def header(self, name: str) -> str:
-        """Return the header of exactly this name, empty if there is none."""
+        """Return the header of exactly this name, or an empty text if there is none."""
         return self.headers.get(name, "")
 
 
@@ -82,7 +82,7 @@ class Ping(WireModel):
 
 
 def relayed_request(*, url: str, method: str, headers: Mapping[str, str], body: str) -> str:
-    """Return the text that, sealed to its target, stands for a whole request."""
+    """Return the text that stands for a whole request when sealed to its target."""
     return dump_json({"targetUrl": url, "method": method, "headers": dict(headers), "body": body})
 
 
@@ -110,10 +110,10 @@ def targeted_request(payload: Envelope | SealedPayload) -> bytes:
 
 
 def relay_target(url: str) -> str:
-    """Return the origin whose `/proxy` *url* names.
+    """Return the origin whose `/proxy` the *url* names.
 
     Raises:
-        UrlError: no URL of a server, or another path: a relay is no way to reach any other endpoint.
+        UrlError: no URL of a server, or another path: a relay must not be used to reach other endpoints.
     """
     origin = canonical_origin(url)
     if urlsplit(url).path.rstrip("/") != RELAY_PATH:

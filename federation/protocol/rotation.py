@@ -1,4 +1,4 @@
-"""Key rotation: what a server sends to have its keys replaced, and how it proves that it holds old and new ones."""
+"""Key rotation: how a server asks to have its keys replaced, and proves that it holds the old and the new ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RotationRequest(WireModel):
 
 
 class ConfirmRequest(WireModel):
-    """The proofs of `server_url`, in an envelope; whether it is one is checked where it is opened."""
+    """The proofs of `server_url`, in an envelope. Whether it really is one is checked when it is opened."""
 
     server_url: ServerUrl
     envelope: JsonValue = None
@@ -51,7 +51,7 @@ class Proofs(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenges:
-    """Four texts, independent of each other: to be signed by the old and the new key, and to be read by them."""
+    """Four independent texts: two to be signed by the old and the new key, and two to be opened by them."""
 
     signing_old: str = field(repr=False)
     signing_new: str = field(repr=False)
@@ -72,7 +72,7 @@ class Challenges:
         }
 
     def met_by(self, proofs: Proofs, *, old_key: str, new_key: str) -> bool:
-        """Whether *proofs* were made by who holds the secrets of both signing keys and could open both envelopes."""
+        """Tell whether whoever made *proofs* holds the secrets of both signing keys and could open both envelopes."""
         return all(
             (
                 verify_signature(self.signing_old, proofs.signing_old_signature, old_key),
@@ -110,7 +110,7 @@ def solved(body: bytes, *, new: OwnKeys, ring: KeyRing) -> Proofs:
     """Return the proofs that the challenges in *body*, a server's answer, ask for.
 
     The old pair is the one of *ring* that the server sealed to. Nothing but a UUID is signed or given back: a server
-    might pose an activity, or an envelope that others sealed to us.
+    might send an activity as a challenge, or an envelope that others sealed to us.
 
     Raises:
         ProtocolError: they are no challenges, or not sealed to us.

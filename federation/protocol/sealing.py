@@ -1,4 +1,4 @@
-"""Sealed envelopes: text only one server can read.
+"""Sealed envelopes: text that only one server can read.
 
 X25519 with a one-time key and HSalsa20 (together NaCl's `crypto_box_beforenm`), HKDF-SHA256, AES-256-GCM without
 associated data. The parameters are those of Sipher's federation layer, version 1.
@@ -32,7 +32,7 @@ _AES_KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """The four parts of a sealed text, raw; sizes are checked where they enter, in `from_wire`."""
+    """The four raw parts of a sealed text; `from_wire` checks their sizes."""
 
     ephemeral_public_key: bytes = field(repr=False)
     iv: bytes = field(repr=False)
@@ -40,7 +40,7 @@ class Envelope:
     auth_tag: bytes = field(repr=False)
 
     def to_wire(self) -> dict[str, str]:
-        """Return the JSON object a peer reads."""
+        """Return the JSON object that a peer reads."""
         return {
             "ephemeralPublicKey": encode_base64(self.ephemeral_public_key),
             "iv": encode_base64(self.iv),
@@ -52,7 +52,7 @@ class Envelope:
     def from_wire(cls, value: object) -> Envelope:
         """Return the envelope in a parsed JSON value; other members are ignored.
 
-        Only strict base64 and the exact sizes pass: short GCM tags, which Sipher takes, would be forgeable.
+        Only strict base64 and the exact sizes pass: short GCM tags, which Sipher accepts, would be forgeable.
 
         Raises:
             EnvelopeError: names the first member that is missing or malformed.
@@ -68,10 +68,10 @@ class Envelope:
 
 
 def seal(plaintext: str | bytes, recipient_key: bytes) -> Envelope:
-    """Return *plaintext* sealed to *recipient_key*, a raw X25519 public key.
+    """Seal *plaintext* to *recipient_key*, a raw X25519 public key.
 
     Raises:
-        KeyMaterialError: the key has another size or is a low-order point, so nobody could be kept out.
+        KeyMaterialError: the key has another size or is a low-order point, so anybody could open the envelope.
         PayloadError: the text has lone surrogates and therefore no UTF-8 form.
     """
     ephemeral_secret = os.urandom(ENCRYPTION_SECRET_BYTES)
@@ -100,7 +100,7 @@ def open_envelope(envelope: Envelope, secret: bytes) -> str:
 
 
 def open_with_any(envelope: Envelope, ring: KeyRing) -> tuple[str, OwnKeys]:
-    """Return the text sealed to one of our pairs, and that pair: an envelope does not say for which it is.
+    """Return the text sealed to one of our pairs, and that pair: an envelope does not say which one it is for.
 
     Raises:
         EnvelopeError: it opens with none of them.
@@ -118,7 +118,7 @@ def open_with_any(envelope: Envelope, ring: KeyRing) -> tuple[str, OwnKeys]:
     raise failure
 
 
-# The names of the delivery API.
+# The names that the delivery API uses.
 encrypt_payload = seal
 decrypt_payload = open_envelope
 

@@ -14,7 +14,7 @@ SIGNATURE_BYTES = 64
 
 
 def sign_message(text: str, secret: bytes) -> str:
-    """Return the base64 signature of *text* by *secret*, 64 bytes in NaCl's layout.
+    """Sign *text* with *secret*, 64 bytes in NaCl's layout, and return the signature in base64.
 
     Raises:
         KeyMaterialError: the secret has another size.
@@ -26,7 +26,7 @@ def sign_message(text: str, secret: bytes) -> str:
 
 
 def verify_signature(text: str, signature: object, public_key: str | bytes) -> bool:
-    """Return whether *signature* is *public_key*'s over *text*; whatever is malformed is simply not a signature.
+    """Tell whether *signature* is *public_key*'s over *text*. Malformed values simply do not verify.
 
     *signature* and a textual key are strict base64; a key in bytes is raw.
     """

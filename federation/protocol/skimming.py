@@ -1,13 +1,14 @@
-"""JSON of strangers, of which only what is asked for is built.
+"""JSON of strangers, of which only the requested parts are built.
 
-Theory of operation. A parsed document takes up to thirty times the memory of its text, and parsing holds up the whole
-process. What a peer may write is a few members; the rest is theirs to fill with anything. So a first pass finds the
-members that a shape names and checks and steps over all others, which builds nothing; only what was found is parsed,
-with `parse_json` and its rules. Where a shape wants a scalar, an object or array is found to be one and stays empty.
+Theory of operation. A parsed document takes up to thirty times the memory of its text, and parsing blocks the whole
+process. We read only a few members of what a peer writes, and the peer may fill the rest with anything. So a first pass
+finds the members that a shape names, and checks and skips all others, which builds nothing; only what was found is
+parsed, with `parse_json` and its rules. Where a shape wants a scalar, an object or array is recognised as such and
+stays empty.
 
-The first pass refuses one thing that `parse_json` takes, escapes of half a surrogate pair. A short text that it refuses
-is therefore parsed whole: what is JSON and what is not, and why, stays what it was. In a long one they become NUL,
-which no member of ours may contain either.
+The first pass refuses one thing that `parse_json` accepts: escapes of half a surrogate pair. A short text that it
+refuses is therefore parsed as a whole, so that the answer, and the reason for it, is always that of `parse_json`. In a
+long one such escapes become NUL, which no member of ours may contain either.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from federation.protocol.json_text import parse_json
 from federation.protocol.models import MAX_PAYLOAD_BYTES, ModelT, WireModel, validate
 
 SHORT_BYTES: Final = 64 * 1024
-"""Up to here a text that cannot be skimmed is parsed whole."""
+"""A text up to this length that cannot be skimmed is parsed as a whole."""
 
 _MOST_HALVES: Final = 10_000
 _PIECE: Final = 64 * 1024
@@ -45,22 +46,22 @@ class Leaf(Enum):
     SCALAR = auto()
     """Text, number, true, false or null."""
     WHOLE = auto()
-    """Whatever it is, it is built."""
+    """Any value; it is built completely."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """An object's members that matter, by their names in JSON; a list of such has the `required` ones in each."""
+    """The relevant members of an object, by their names in JSON; in a list, each must have the `required` ones."""
 
     shapes: Mapping[str, Shape]
     required: frozenset[str] = frozenset()
 
     def __or__(self, other: Members) -> Members:
-        """What matters to either."""
+        """Return what is relevant to either."""
         return Members(shapes={**self.shapes, **other.shapes}, required=self.required & other.required)
 
     @cached_property
-    def one(self) -> msgspec.json.Decoder[Any]:  # of a struct that is made at run time
+    def one(self) -> msgspec.json.Decoder[Any]:  # decodes a struct that is made at run time
         return msgspec.json.Decoder(self._struct(frozenset()))
 
     @cached_property
@@ -74,11 +75,11 @@ class Members:
         return msgspec.defstruct("Skimmed", [*((name, msgspec.Raw) for name in required), *optional], gc=False)
 
     def read(self, raw: bytes | bytearray | msgspec.Raw) -> dict[str, object]:
-        """What *raw*, an object in JSON, has of them, built."""
+        """Build the relevant members of *raw*, an object in JSON."""
         return self.found(self.one.decode(raw))
 
     def found(self, struct: msgspec.Struct) -> dict[str, object]:
-        """What *struct* holds, built."""
+        """Build what *struct* holds."""
         raws = ((name, getattr(struct, name)) for name in self.shapes)
         return {name: _built(raw, self.shapes[name]) for name, raw in raws if raw is not msgspec.UNSET}
 
@@ -94,9 +95,9 @@ Shape: TypeAlias = Leaf | Members | Each
 
 
 def skim(text: str | bytes | bytearray, shape: Members, *, limit: int) -> object:
-    """Return of the object that *text* holds what *shape* names; what is no object comes back empty.
+    """Return the parts of the object in *text* that *shape* names. What is no object comes back empty.
 
-    *limit* is as for `parse_json`. Of members not named no more is checked than that they are JSON.
+    *limit* is as for `parse_json`. Members that are not named are only checked to be JSON.
 
     Raises:
         NotJson: as `parse_json`.
@@ -116,12 +117,12 @@ def skim(text: str | bytes | bytearray, shape: Members, *, limit: int) -> object
 
 
 def _read_odd(raw: bytes | bytearray, shape: Members, error: Exception) -> object:
-    """As `skim`, of a long text that was refused as *error* says."""
+    """Do the same as `skim` for a long text that was refused with *error*."""
     try:
         if isinstance(error, msgspec.ValidationError) or b"\\u" not in raw:
             raise error
         return shape.read(_without_halves(raw))
-    except msgspec.ValidationError:  # JSON as far as it was looked at, and no object
+    except msgspec.ValidationError:  # JSON as far as it was read, and no object
         return None
     except msgspec.DecodeError as problem:
         raise NotJson(f"not JSON: {problem}") from None
@@ -130,7 +131,7 @@ def _read_odd(raw: bytes | bytearray, shape: Members, error: Exception) -> objec
 
 
 def read_model(model: type[ModelT], text: str) -> ModelT:
-    """Return the *model* in a JSON plaintext, of which nothing else is built.
+    """Return the *model* in a JSON plaintext, without building anything else of it.
 
     Raises:
         PayloadError: as `parse_model`.
@@ -143,7 +144,7 @@ def read_model(model: type[ModelT], text: str) -> ModelT:
 
 @cache
 def members_of(model: type[WireModel]) -> Members:
-    """Return what *model* reads."""
+    """Return the members that *model* reads."""
     fields = {field.alias or name: field for name, field in model.model_fields.items()}
     return Members(
         shapes={name: _shape_of(field.annotation) for name, field in fields.items()},
@@ -182,7 +183,7 @@ def _built(raw: msgspec.Raw, shape: Shape) -> object:
     if shape is not Leaf.WHOLE and first in (b"{", b"["):
         return {} if first == b"{" else []
     text = bytes(raw)
-    if first == b'"' and b"\\" not in text and text.isascii():  # most of what is large is base64
+    if first == b'"' and b"\\" not in text and text.isascii():  # most large values are base64
         return text[1:-1].decode("ascii")
     return parse_json(text, limit=len(text))
 
@@ -190,12 +191,12 @@ def _built(raw: msgspec.Raw, shape: Shape) -> object:
 def _list(raw: msgspec.Raw, of: Members) -> list[object]:
     try:
         return [of.found(each) for each in of.many.decode(raw)]
-    except msgspec.ValidationError:  # `validate` is to say what is wrong with the first that is
+    except msgspec.ValidationError:  # `validate` has to say what is wrong with the first bad one
         return [{}]
 
 
 def _utf8(text: bytes | bytearray) -> bytes | bytearray:
-    """*text* without a byte order mark.
+    """Return *text* without a byte order mark.
 
     Raises:
         UnicodeDecodeError: it is not UTF-8 throughout.

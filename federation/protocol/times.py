@@ -7,19 +7,19 @@ from email.utils import parsedate_to_datetime
 
 _MAX_CHARACTERS = 64
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-"""What peers write for no time at all, as null."""
+"""The time that peers write for no time at all, such as null."""
 
 
 def format_moment(moment: datetime) -> str:
-    """Return *moment* as ISO-8601 UTC with milliseconds and `Z`; a naive one is UTC, as in the tables."""
+    """Format *moment* as ISO-8601 UTC with milliseconds and `Z`; a naive one is UTC, as in the tables."""
     aware = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     return f"{aware.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def parse_moment(value: object) -> datetime:
-    """Return the moment *value* stands for, in UTC.
+    """Return the moment that *value* stands for, in UTC.
 
-    Takes what peers' `new Date(value)` takes and senders plausibly write: ISO-8601 text (without offset: UTC),
+    Accepts what peers' `new Date(value)` accepts and senders plausibly write: ISO-8601 text (UTC if without offset),
     e-mail style dates, numbers of milliseconds since 1970, and null, which is 1970.
 
     Raises:

@@ -1,7 +1,7 @@
 """Server names: one spelling per server, so that strings can be compared.
 
-Follows the WHATWG URL rules for http and https where they decide which host is meant (numeric IPv4 forms, IDNA,
-default ports) and refuses what could be read in two ways. Looks nothing up.
+This follows the WHATWG URL rules for http and https where they decide which host is meant (numeric IPv4 forms, IDNA,
+default ports), and refuses what could be read in two ways. It looks nothing up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65535
 _MAX_HOST_CHARACTERS = 253
 _AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]+\]|[^\[\]:]+)(:(?P<port>[0-9]{0,9}))?")
-# Underscores are no host names by the book, but container networks use them and resolvers take them.
+# Host names must not contain underscores, but container networks use them and resolvers accept them.
 _HOST = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
 
@@ -35,7 +35,7 @@ def canonical_origin(url: str) -> str:
     """
     if len(url) > MAX_URL_CHARACTERS:
         raise UrlError(f"longer than {MAX_URL_CHARACTERS} characters")
-    # urlsplit drops tabs and newlines in silence; browsers do too, other parsers see another host.
+    # urlsplit drops tabs and newlines silently; browsers do, too, but other parsers see another host.
     if not url.isprintable() or " " in url:
         raise UrlError("white space or control characters")
     try:
@@ -56,14 +56,14 @@ def canonical_origin(url: str) -> str:
     return f"{scheme}://{_canonical_host(authority['host'])}{suffix}"
 
 
-# The same rule under the name that reads right where a full URL goes in.
+# The same rule, under the name that fits where a full URL goes in.
 origin_of = canonical_origin
 
 
 def peer_registry_url(url: str | None, own_origin: str) -> str | None:
-    """Return the origin under which *url*'s server is registered here, or None for ourselves, nothing and nonsense.
+    """Return the origin under which *url*'s server is registered here, or None for ourselves, nothing or a bad URL.
 
-    Follow rows reference the registry with it, and a node is not in its own registry.
+    The rows of follows refer to the registry by it, and a node is not in its own registry.
     """
     if not url:
         return None
@@ -81,7 +81,7 @@ def host_of(origin: str) -> str:
 
 
 def with_port(host: str, port: int) -> str:
-    """Return a host and its port as a URL has them; *host* as `host_of` returns it."""
+    """Return a host and its port in the form of a URL; *host* is as `host_of` returns it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -100,7 +100,7 @@ def _ascii_name(host: str) -> str:
         return host.lower()
     try:
         return idna.encode(host, uts46=True).decode("ascii")
-    except UnicodeError:  # idna's own errors are kinds of it
+    except UnicodeError:  # idna's own errors are subclasses of it
         raise UrlError("the host is no valid international name") from None
 
 
@@ -112,13 +112,13 @@ def _canonical_ipv6(host: str) -> str:
     if address.scope_id is not None:
         raise UrlError("an IPv6 zone means nothing on another machine")
     if address.ipv4_mapped is not None:
-        # Spelled out, because Python versions disagree on the dotted form and browsers never write it.
+        # Formatted here, because Python versions disagree on the dotted form, which browsers never write.
         return f"::ffff:{int(address.ipv4_mapped) >> 16:x}:{int(address.ipv4_mapped) & 0xFFFF:x}"
     return address.compressed
 
 
 def _canonical_ipv4(name: str) -> str:
-    """Return the dotted form of what ends in a number: `2130706433`, `127.1` and `0x7f.1` all mean 127.0.0.1."""
+    """Return the dotted form of a host that ends in a number: `2130706433`, `127.1` and `0x7f.1` all mean 127.0.0.1."""
     numbers = [_ipv4_number(part) for part in name.split(".")]
     leading, last = numbers[:-1], numbers[-1]
     if len(leading) > 3 or any(number > 255 for number in leading) or last >= 256 ** (4 - len(leading)):

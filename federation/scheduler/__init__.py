@@ -1,1 +1,1 @@
-"""Recurring work of a node: each job on one process at a time, whatever number of them runs."""
+"""Recurring work of a node: each job runs on one process at a time, however many there are."""

@@ -1,4 +1,7 @@
-"""The nightly run of the analytics: a process of its own, so that neither Java nor its memory is in the workers'."""
+"""The nightly run of the analytics.
+
+It is a process of its own, so that the workers' process holds neither Java nor its memory.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,24 @@ from typing import Final
 from federation.scheduler.runner import JobFailed
 
 AFTER_MIDNIGHT: Final = timedelta(minutes=15)
-"""Attempts reach the database up to a second late; clocks of several machines differ."""
+"""How long to wait: attempts reach the database up to a second late, and clocks of several machines differ."""
 TOLD: Final = 2
-"""The status with which a command says on stderr, in lines written for the operator, what it could not do."""
+"""The status of a command that explains on stderr, in lines written for the operator, what it could not do."""
 STOPS_WITHIN: Final = timedelta(seconds=10)
 MAX_LINE_CHARACTERS: Final = 300
 
 
 class NightlyAnalytics:
-    """Runs `federation analytics run --out OUT` once the last UTC day is over; asking again does nothing until then."""
+    """Runs `federation analytics run --out OUT` once the last UTC day is over; until then, calling it does nothing."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
 
     async def __call__(self) -> Mapping[str, object]:
-        """The results in OUT are of the last UTC day that is over, or later.
+        """Make sure that the results in OUT include the last UTC day that is over.
 
         Raises:
-            JobFailed: the process did not end well; says its status, and its last line where that is meant to be read.
+            JobFailed: the process failed. The message has its status, and its last line if that is meant to be read.
         """
         until = (datetime.now(UTC) - AFTER_MIDNIGHT).date()
         yesterday = until - timedelta(days=1)
@@ -58,13 +61,13 @@ class NightlyAnalytics:
             await _end(process)
         if status == TOLD:
             raise JobFailed(f"the analytics ended with status {status}: {last}")
-        if status:  # a traceback's last line quotes whatever went wrong, perhaps a secret
+        if status:  # the last line of a traceback may quote anything, even a secret
             command = shlex.join(("federation", *arguments))
             raise JobFailed(f"the analytics ended with status {status}; run `{command}` to see why")
 
 
 def _computed(summary: Path) -> date | None:
-    """The last day that was computed, None if none was."""
+    """Return the last day that was computed, or None if none was."""
     try:
         return date.fromisoformat(json.loads(summary.read_text(encoding="utf-8"))["as_of"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -72,7 +75,7 @@ def _computed(summary: Path) -> date | None:
 
 
 async def _last_line(process: asyncio.subprocess.Process) -> str:
-    """Of what the process says on stderr; nothing of it is kept but this."""
+    """Return the last line that the process writes to stderr. Nothing else of it is kept."""
     assert process.stderr is not None
     last = b""
     while chunk := await process.stderr.read(4_096):
@@ -81,7 +84,7 @@ async def _last_line(process: asyncio.subprocess.Process) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """The process has ended, by force if it must."""
+    """End the process, by force if necessary, and wait for it."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

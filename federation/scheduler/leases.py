@@ -3,8 +3,8 @@
 Theory of operation. Every process that runs a scheduler tries to take every job at its times. Taking is one
 transaction: the row is locked, nobody else's lease may be running, and the last run must have begun long enough ago. It
 raises the job's token and writes who has it until when, by the database's clock. The holder renews the lease while it
-runs, and stops when it is told that it has lost it: a process that was suspended past its lease finds a higher token.
-Its last words are fenced, too: how a run ended is only written under the run's own token. What a job does must be
+runs, and stops when it learns that it has lost it: a process that was suspended past its lease finds a higher token.
+The result is protected as well: how a run ended is only written under the run's own token. What a job does must be
 idempotent all the same, because a suspended process notices late.
 """
 
@@ -49,7 +49,10 @@ class Leases:
         self.duration = duration
 
     async def take(self, job: str, *, interval: timedelta) -> Lease | None:
-        """The job is this process's to run; None if another runs it, or its last run began less than `interval` ago."""
+        """Take the job for this process.
+
+        Return None if another process runs it, or its last run began within `interval`.
+        """
         async with self._database.transaction() as session:
             row = await _locked(session, job)
             now = await self._now(session)
@@ -64,13 +67,13 @@ class Leases:
             return Lease(job=job, token=row.token)
 
     async def renew(self, lease: Lease) -> bool:
-        """The lease runs for its whole duration from now; False if it is somebody else's by now."""
+        """Renew the lease for its whole duration from now. Return False if it is somebody else's by now."""
         async with self._database.transaction() as session:
             until = await self._now(session) + self.duration
             return await _change(session, lease, {"leased_until": until})
 
     async def end(self, lease: Lease, outcome: RunOutcome, detail: str) -> bool:
-        """The job is free, and its row says how the run ended; False if it is somebody else's by now."""
+        """Free the job, and write to its row how the run ended. Return False if it is somebody else's by now."""
         async with self._database.transaction() as session:
             values = {
                 "leased_until": None,
@@ -81,7 +84,7 @@ class Leases:
             return await _change(session, lease, values)
 
     async def _now(self, session: AsyncSession) -> datetime:
-        """The database's clock, which all processes share; on SQLite that is the machine's."""
+        """Return the time by the database's clock, which all processes share; with SQLite that is the machine's."""
         connection = await session.connection()
         if connection.dialect.name != "postgresql":
             return self._clock.now()
@@ -90,7 +93,7 @@ class Leases:
 
 
 async def last_runs(database: Database) -> Sequence[SchedulerJob]:
-    """The rows of all jobs that have ever run, by name."""
+    """Return the rows of all jobs that have ever run, by name."""
     async with database.read() as session:
         return (await session.execute(select(SchedulerJob).order_by(col(SchedulerJob.name)))).scalars().all()
 
@@ -103,7 +106,7 @@ async def _locked(session: AsyncSession, job: str) -> SchedulerJob:
             async with session.begin_nested():
                 await session.execute(insert(SchedulerJob).values(name=job, token=0))
         except IntegrityError:
-            pass  # another process began with it at this moment
+            pass  # another process has just inserted it
         row = (await session.execute(query)).scalar_one()
     return row
 

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 AT_ONCE: Final = timedelta(0)
 FIRST_RUN: Final = timedelta(seconds=5)
 JITTER: Final = 0.1
-"""Of the interval, at each run: processes that started together spread out."""
+"""The part of the interval by which each run varies, so that processes that started together spread out."""
 
 
 class JobFailed(Exception):
@@ -33,7 +33,10 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurringJob:
-    """Work to be done every `interval`. `run` may be repeated and cut off anywhere; it returns what to log of it."""
+    """Work to be done every `interval`.
+
+    `run` may be repeated, and cut off at any point; it returns what to log about it.
+    """
 
     name: str
     does: str
@@ -59,9 +62,10 @@ class JobRunner:
         self._meter = meter
 
     async def __call__(self, job: RecurringJob, *, at_once: bool = False) -> Run | None:
-        """The job has run to its end, its failure or its timeout; None if it is another process's, or not due yet.
+        """Run the job until its end, its failure or its timeout.
 
-        `at_once` runs it whenever it last ran, but never beside a run of another process. Every run is logged.
+        Return None if it is another process's, or not due yet. `at_once` runs it regardless of its last run, but never
+        beside a run of another process. Every run is logged.
 
         Raises:
             SQLAlchemyError: the database did not say whose turn it is.
@@ -112,7 +116,7 @@ class JobRunner:
             await asyncio.wait([work, renewals])
 
     async def _renew(self, lease: Lease, work: asyncio.Future[Mapping[str, object]]) -> None:
-        """Returns when the lease is lost, after stopping the work."""
+        """Renew the lease until it is lost, then stop the work."""
         while True:
             await asyncio.sleep(self._leases.duration.total_seconds() / 3)
             try:
@@ -133,7 +137,7 @@ class Scheduler:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """The jobs are due a few seconds from now, and then every interval. Idempotent."""
+        """Start the jobs: the first runs are due in a few seconds, further ones at each interval. Idempotent."""
         if self._scheduler.running:
             return
         for job in self.jobs:
@@ -148,13 +152,13 @@ class Scheduler:
                 jitter=seconds * JITTER,
                 next_run_time=datetime.now(UTC) + min(FIRST_RUN, job.interval),
                 coalesce=True,
-                max_instances=1_000,  # `_begin` keeps a job from running beside itself; APScheduler would warn of it
+                max_instances=1_000,  # `_begin` keeps a job from running beside itself; APScheduler would log a warning
                 misfire_grace_time=None,
             )
         self._scheduler.start()
 
     async def stop(self) -> None:
-        """No job runs any more; what was under way is cut off."""
+        """Stop all jobs, and cancel those under way."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
         running = list(self._running.values())
@@ -163,7 +167,7 @@ class Scheduler:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def _begin(self, job: RecurringJob) -> None:
-        """The job runs, unless it still does: one that outlasts its interval misses the times in between."""
+        """Run the job, unless it is still running: a job that outlasts its interval misses the times in between."""
         if job.name not in self._running:
             task = asyncio.create_task(self._try(job), name=f"scheduled-{job.name}")
             self._running[job.name] = task

@@ -1,12 +1,12 @@
 """The blacklist as this process knows it: every rule in memory, never much older than the database.
 
 Theory of operation. Triggers count every change of the table, whoever makes it, in one row; an expiry changes nothing
-in the table and is compared with the clock at each look-up. A look-up that finds the last check a second old reads that
-row first, and reads all rules if the number has changed; the others wait for the same check. So a change takes effect
-within a second and the time of a load, a process that looks nothing up asks nothing, and a busy one asks one row a
-second. The number is read before the rules: what is written meanwhile is in them, or raises the number again.
+in the table and is compared with the clock at each look-up. If a look-up finds the last check a second old, it reads
+that row first, and reads all rules if the number has changed; other look-ups wait for the same check. So a change takes
+effect within a second and the time of a load. A process without look-ups reads nothing, and a busy one reads one row a
+second. The number is read before the rules: a change in between is in the rules, or raises the number again.
 
-Every few minutes the rules are read anyway, in case a table without triggers was put in place of ours.
+Every few minutes the rules are read in any case, because a table without triggers may have replaced ours.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ REVISION_ROW: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """The rules at one revision; None where the row that counts is missing, which always means another one."""
+    """The rules at one revision.
+
+    None means that the row that counts is missing, which is taken for a change every time.
+    """
 
     rules: RuleSet
     revision: int | None
@@ -54,8 +57,8 @@ class _Loaded:
 class Blacklist:
     """Tells which server URLs are blacklisted.
 
-    While the database does not answer, the last rules stay in force; without any, look-ups fail: nothing is delivered
-    and nobody let in on an unread blacklist.
+    While the database does not answer, the last rules stay in force. If none were ever read, look-ups fail: nothing is
+    delivered and nobody is let in on an unread blacklist.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Blacklist:
         self._checks: SingleFlight[RuleSet] = SingleFlight()
 
     async def covering(self, url: str) -> str | None:
-        """The rule in force that covers *url*, None if it is not blacklisted.
+        """Return the rule in force that covers *url*, or None if it is not blacklisted.
 
         Raises:
             SQLAlchemyError: the rules were never read, and cannot be read now.
@@ -84,12 +87,12 @@ class Blacklist:
         return (await self._rules()).covering(url, self._clock.now().timestamp())
 
     def recheck(self) -> None:
-        """The next look-up asks the database, also if a check is under way."""
+        """Make the next look-up ask the database, even if a check is under way."""
         self._fresh_until = 0.0
         self._checks.forget("")
 
     async def close(self) -> None:
-        """Nothing is being read any more."""
+        """Stop reading, and wait until nothing is being read any more."""
         await self._checks.close()
 
     async def _rules(self) -> RuleSet:
@@ -105,7 +108,7 @@ class Blacklist:
             if self._loaded is None:
                 raise
             self._note_trouble(error)
-            # Counted from now: who waits for a database that hangs shall not wait for it again at once.
+            # Counted from now: those who waited for a database that hangs must not wait for it again at once.
             started, loaded = monotonic(), self._loaded
         else:
             self._note_success(loaded)
@@ -116,7 +119,7 @@ class Blacklist:
 
     async def _refreshed(self) -> _Loaded:
         known, now = self._loaded, monotonic()
-        # A first look-up may have to wait for a connection; nothing could stand in for its answer.
+        # The first look-up gets more time: it may have to wait for a connection, and there are no older rules to use.
         revision = await _within(LOAD_TIMEOUT if known is None else CHECK_TIMEOUT, self._revision())
         is_same = known is not None and revision is not None and revision == known.revision
         if known is not None and is_same and now < known.at + self._reload_interval:
@@ -153,10 +156,10 @@ async def _within(limit: timedelta, reading: Awaitable[T]) -> T:
 
 
 async def load_rules(database: Database, *, known: RuleSet | None = None) -> RuleSet:
-    """Every rule in the database, expired ones included; faster with those *known* from before.
+    """Return every rule in the database, expired ones included. Passing the *known* rules makes it faster.
 
-    In pages, between which others have their turn. Each comes as JSON: to make an object for each of a hundred thousand
-    rows would take most of a second.
+    The rules are read in pages, and other tasks run in between. Each page comes as JSON: making an object for each of a
+    hundred thousand rows would take most of a second.
     """
     rules = RuleSet()
     last: str | None = None
@@ -173,7 +176,7 @@ async def load_rules(database: Database, *, known: RuleSet | None = None) -> Rul
 async def purge_expired(database: Database, *, before: datetime | None = None) -> int:
     """Delete the rows that expired before *before*, by default now, and return how many.
 
-    Processes of the original know no expiry: for them a rule ends when its row goes.
+    Processes of the original implementation know no expiry: for them a rule ends when its row is deleted.
     """
     expired = col(BlacklistedServer.expires_at) < (before or datetime.now(UTC))
     async with database.transaction() as session:
@@ -183,7 +186,10 @@ async def purge_expired(database: Database, *, before: datetime | None = None) -
 
 @cache
 def _page(*, is_first: bool, is_sqlite: bool) -> Select[*tuple[Any, ...]]:
-    """The last id of a page, and its rules and ends as two JSON arrays; but for the first page that after `last`."""
+    """Build the query for a page: its last id, and its rules and their ends as two JSON arrays.
+
+    Every page but the first begins after the id `last`.
+    """
     columns = col(BlacklistedServer.id), col(BlacklistedServer.server_url), col(BlacklistedServer.expires_at)
     rows = select(*columns).order_by(columns[0]).limit(PAGE)
     page = (rows if is_first else rows.where(columns[0] > bindparam("last"))).subquery()
@@ -192,7 +198,10 @@ def _page(*, is_first: bool, is_sqlite: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _end(text: str) -> datetime | None:
-    """The time as the database writes it into JSON; a rule whose end is no time (PostgreSQL's infinity) has none."""
+    """Parse a time as the database writes it into JSON.
+
+    An end that is no time (PostgreSQL's infinity) counts as none.
+    """
     try:
         end = datetime.fromisoformat(text)
     except ValueError:

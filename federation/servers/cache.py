@@ -18,8 +18,9 @@ MAX_ENTRIES: Final = 10_000
 class LoadingCache(Generic[V]):
     """Values by text key, loaded on demand and kept for `ttl`; concurrent readers of one key share one load.
 
-    Bounded to `max_entries`, the least recently loaded go first. A load that fails is not remembered. A key dropped
-    while its load is under way is loaded again by the next reader, so nobody sees a value older than the drop for long.
+    It holds `max_entries` at most, and drops the least recently loaded ones first. A load that fails is not remembered.
+    If a key is dropped while its load is under way, the next reader loads it again, so nobody sees a value older than
+    the drop for long.
     """
 
     def __init__(self, load: Callable[[str], Awaitable[V]], *, ttl: timedelta, max_entries: int = MAX_ENTRIES) -> None:
@@ -30,24 +31,24 @@ class LoadingCache(Generic[V]):
         self._loads: SingleFlight[V] = SingleFlight()
 
     async def get(self, key: str) -> V:
-        """The value for `key`, at most `ttl` old."""
+        """Return the value for `key`, at most `ttl` old."""
         entry = self._entries.get(key)
         if entry is not None and entry[0] > monotonic():
             return entry[1]
         return await self._loads.run(key, lambda: self._fill(key))
 
     def put(self, key: str, value: V) -> None:
-        """`key` has just become `value`; what is being loaded for it is older."""
+        """Set the value of `key`. A load under way for it is older, and is not remembered."""
         self._loads.forget(key)
         self._remember(key, value)
 
     def drop(self, key: str) -> None:
-        """The next reader loads `key` anew."""
+        """Forget `key`: the next reader loads it anew."""
         self._entries.pop(key, None)
         self._loads.forget(key)
 
     async def close(self) -> None:
-        """No load is under way any more."""
+        """Cancel all loads, and wait for their end."""
         await self._loads.close()
 
     async def _fill(self, key: str) -> V:

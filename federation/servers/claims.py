@@ -1,13 +1,14 @@
-"""Whose a key is: what a server has to show before it is registered, and what happens where its key is taken.
+"""Who owns a key: what a server has to prove before it is registered, and what happens if its key is taken.
 
-Theory of operation. Public keys are no secret, so somebody may be registered with another's; whoever can open what is
-sealed to the key, or sign with it, is its owner. Where the claimant can and the registered one cannot, the row of the
-latter goes, and with it the follows that name it: it could read nothing that was sent to it. What is still owed to it
-stays and waits for a discovery, which it cannot pass with that key. Where both can, which earlier versions make
-possible by opening for everybody, or neither can, nothing changes, and the claim is noted for the operator at the row
-that holds the key: one claim each, so that strangers cannot fill a table, and none in the place of a better one.
+Theory of operation. Public keys are no secret, so somebody may be registered with another's key; the owner is whoever
+can open what is sealed to the key, or sign with it. If the claimant can and the registered server cannot, the latter's
+row is deleted, together with the follows that name it: it could read nothing that was sent to it. What is still owed to
+it stays and waits for a discovery, which it cannot pass with that key. If both can, which earlier versions make
+possible by opening for everybody, or neither can, nothing changes, and the claim is noted for the operator in the row
+that holds the key. A row has one claim at most, so that strangers cannot fill a table, and a weaker claim never
+replaces a better one.
 
-Who has proved itself once does not lose an encryption key for being silent: somebody may see to it that it is.
+A server that has proved itself once does not lose an encryption key for being silent: somebody may have silenced it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from workers.clock import Clock, SystemClock
 log = structlog.get_logger(__name__)
 
 CLAIM_AGE: Final = timedelta(days=7)
-"""How long a claim is told of, unless it is repeated."""
+"""How long a claim is reported, unless it is repeated."""
 
 
 class ShowsOurKeys(Exception):
@@ -43,7 +44,10 @@ class ShowsOurKeys(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A registered server that has one of the keys that another shows. `proved`: it has shown before that it is its."""
+    """A registered server that has one of the keys that another shows.
+
+    `proved` says that it has proved to hold it before.
+    """
 
     url: str
     public_key: str
@@ -71,10 +75,10 @@ class Claims:
         self._clock = clock or SystemClock()
 
     def require_not_ours(self, url: str, document: DiscoverDocument) -> None:
-        """No key of the document is this node's own.
+        """Check that no key of the document is this node's own.
 
         Raises:
-            OwnKeys: one is, and that is logged.
+            OwnKeys: one of them is. This is logged.
         """
         pairs = self._ring.pairs(now=True) if self._ring is not None else ()
         for own in pairs:
@@ -85,7 +89,7 @@ class Claims:
                 raise ShowsOurKeys(f"{url} shows a key of this node as its own")
 
     async def ask(self, url: str, document: DiscoverDocument, *, timeout: timedelta = PING_TIMEOUT) -> Proof:
-        """What the server shows of these keys, in one request at most."""
+        """Ask the server to prove that it holds these keys, with one request at most."""
         return await self._possession.ask(
             url,
             public_key=document.public_key,
@@ -94,13 +98,13 @@ class Claims:
         )
 
     async def has_proved(self, url: str) -> bool:
-        """Whether the server has shown before that it holds its registered keys."""
+        """Tell whether the server has proved before that it holds its registered keys."""
         async with self._database.read() as session:
             query = select(col(Server.id)).where(col(Server.url) == url, col(Server.proved_at).is_not(None))
             return (await session.execute(query)).first() is not None
 
     async def holders(self, url: str, document: DiscoverDocument) -> list[Holder]:
-        """The other servers that are registered with one of these keys: two at most."""
+        """Return the other servers that are registered with one of these keys, two at most."""
         query = select(
             col(Server.url), col(Server.public_key), col(Server.encryption_public_key), col(Server.proved_at)
         ).where(
@@ -119,10 +123,10 @@ class Claims:
     async def register(
         self, url: str, document: DiscoverDocument, proof: Proof, *, knows_key: str | None = None
     ) -> None:
-        """As `Registry.register`; where a key is taken, whoever proves to hold it is registered with it.
+        """Register as `Registry.register` does. If a key is taken, it goes to whoever proves to hold it.
 
         Raises:
-            KeysTaken: another server is registered with one of the keys, and it is not shown to be this one's.
+            KeysTaken: another server is registered with one of the keys, and it is not proved to be this one's.
         """
         try:
             await self._registry.register(
@@ -137,18 +141,18 @@ class Claims:
             await self.note_proved(url, document.public_key, document.encryption_public_key)
 
     async def note_proved(self, url: str, public_key: str, encryption_public_key: str) -> None:
-        """The server has shown that it holds these keys; nothing is noted if it is registered with others."""
+        """Note that the server has proved to hold these keys, unless it is registered with others."""
         async with self._database.transaction() as session:
             await session.run_sync(self.note_proved_within, url, public_key, encryption_public_key)
 
     def note_proved_within(self, session: Session, url: str, public_key: str, encryption_public_key: str) -> None:
-        """As `note_proved`, as part of a synchronous caller's transaction."""
+        """Do the same as `note_proved`, within a synchronous caller's transaction."""
         session.execute(
             update(Server).where(*_is_row(url, public_key, encryption_public_key)).values(proved_at=self._clock.now())
         )
 
     async def withdraw(self, url: str, document: DiscoverDocument) -> None:
-        """The server that was just registered with these keys is not any more, unless a follow names it already."""
+        """Delete the registration that was just made with these keys, unless a follow names the server already."""
         followed = exists().where(or_(col(Follow.follower_server_url) == url, col(Follow.following_server_url) == url))
         row = _is_row(url, document.public_key, document.encryption_public_key)
         async with self._database.transaction() as session:
@@ -156,10 +160,10 @@ class Claims:
         self._registry.forget(url)
 
     async def _contest(self, url: str, document: DiscoverDocument, proof: Proof, knows_key: str | None) -> None:
-        """The server is registered, and those that held its keys are not; see the module.
+        """Register the server in place of those that held its keys, if it may have them; see the module.
 
         Raises:
-            KeysTaken: nothing was changed.
+            KeysTaken: it may not. Nothing was changed.
         """
         holders = await self.holders(url, document)
         for holder in holders:
@@ -203,7 +207,7 @@ class Claims:
             self._registry.forget(changed)
 
     async def _note(self, holder: str, claimant: str, *, proved: bool) -> None:
-        """A claim that was proved gives way to no other that was not, as long as it is told of."""
+        """Note the claim. A claim without proof does not replace one with proof while that is still reported."""
         now = self._clock.now()
         noted = col(Server.claimed_by)
         place = or_(noted.is_(None), noted == claimant, col(Server.claimed_at) < now - CLAIM_AGE)
@@ -224,7 +228,7 @@ def _is_row(url: str, public_key: str, encryption_public_key: str) -> tuple[Colu
 
 
 def _proves(proof: Proof, claimed: DiscoverDocument, holder: Holder) -> bool:
-    """Whether *proof* is of the disputed key: where that is the signing key alone, opening shows nothing."""
+    """Tell whether *proof* is about the disputed key. If only the signing key is disputed, opening proves nothing."""
     if claimed.encryption_public_key == holder.encryption_public_key:
         return proof.opened is True
     return proof.signed

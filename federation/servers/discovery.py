@@ -1,4 +1,4 @@
-"""Getting to know a server: its keys from its own `/discover`, and ours to it in return."""
+"""Getting to know a server: reading its keys from its `/discover`, and registering ours with it in return."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ T = TypeVar("T")
 DISCOVERY_TIMEOUT: Final = timedelta(seconds=10)
 INTRODUCTION_PATIENCE: Final = timedelta(seconds=2)
 UNKNOWN_SERVER: Final = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
-"""The code of a server that does not know who we are."""
+"""The code with which a server refuses us that does not know who we are."""
 
 
 class DiscoveryError(Exception):
-    """The server could not be discovered now; worth another try."""
+    """The server could not be discovered now; another try may succeed."""
 
 
 class DiscoveryRefused(DiscoveryError):
-    """The server answered, and what it says cannot be used: other keys than before, another's name, a refusal."""
+    """The server answered, and its answer cannot be used: other keys than before, another's name, or a refusal."""
 
 
 class ServerRests(DiscoveryError):
@@ -58,7 +58,7 @@ class ServerBlacklisted(DiscoveryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What a server shows of itself at its `/discover`; `proved`: it has shown that it holds these keys, too."""
+    """What a server shows of itself at its `/discover`; `proved` says that it has also proved to hold these keys."""
 
     document: DiscoverDocument
     proved: bool
@@ -66,14 +66,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Met:
-    """How introducing ourselves ended, and what the server showed of its keys after that."""
+    """How introducing ourselves ended, and what the server then proved of its keys."""
 
     code: NetworkErrorCode | None
     proof: Proof
 
 
 class DiscoverServer(Protocol):
-    """Makes a server known."""
+    """Makes a server known to the registry."""
 
     async def __call__(self, server_url: str) -> KnownServer: ...
 
@@ -81,7 +81,7 @@ class DiscoverServer(Protocol):
 class Discovery:
     """Callable as `discover_and_register(server_url)`; concurrent calls for one server share one discovery.
 
-    Without keys and a URL of its own a node can still learn others' keys, but not register with them.
+    Without keys and a URL of its own, a node can still learn others' keys, but not register with them.
     """
 
     def __init__(
@@ -107,28 +107,30 @@ class Discovery:
         self._running: SingleFlight[KnownServer] = SingleFlight()
 
     async def __call__(self, server_url: str) -> KnownServer:
-        """The server is in the registry with the keys its `/discover` shows, and was asked to register us.
+        """Register the server with the keys that its `/discover` shows, and ask it to register us.
 
-        That registration may fail; it is only logged. A server known with another signing key is not touched: it may
-        have rotated unannounced, or be somebody else. It is asked to prove that it holds its keys once it knows us:
-        where they are taken it has to, else it only must not fail.
+        That request may fail, which is only logged. A server that is registered with another signing key is not
+        touched: it may have rotated unannounced, or be somebody else. Once it knows us, the server is asked to prove
+        that it holds its keys. If they are taken it has to prove it; otherwise it only must not fail.
 
         Raises:
             DiscoveryError: no usable answer, other keys than before, or keys that belong to another server or to us.
-            ServerBlacklisted: a kind of it; the server was not asked.
+            ServerBlacklisted: a kind of `DiscoveryError`; the server was not asked.
             BlockedUrl: the guard refuses the URL; trying again cannot help.
         """
         return await self._running.run(server_url, lambda: self._discover(server_url))
 
     async def close(self) -> None:
-        """No discovery is under way any more, nor an introduction that nobody waited for."""
+        """Cancel all discoveries, and the introductions that nobody waited for, and wait for their end."""
         await self._running.close()
         for task in self._introducing:
             task.cancel()
         await asyncio.gather(*self._introducing, return_exceptions=True)
 
     async def learn(self, server_url: str) -> DiscoverDocument:
-        """The keys the server's `/discover` shows; nothing is written, so a caller may do that in its own transaction.
+        """Return the keys that the server's `/discover` shows.
+
+        Nothing is written, so that a caller may do that in its own transaction.
 
         Raises:
             DiscoveryError, ServerBlacklisted, BlockedUrl: as the call itself.
@@ -149,9 +151,9 @@ class Discovery:
         return as_registered
 
     async def meet(self, server_url: str) -> Shown:
-        """What an unknown server shows, which was asked to register us and to prove it; nothing is written.
+        """Ask an unknown server what it shows, to register us, and to prove its keys. Nothing is written.
 
-        Where one of its keys is registered for another server, whose it is is found out in the background: that writes.
+        If one of its keys is registered for another server, the owner is found out in the background, which does write.
 
         Raises:
             DiscoveryError, ServerBlacklisted, BlockedUrl: as the call itself.
@@ -188,10 +190,14 @@ class Discovery:
             await self(server_url)
 
     async def _be_met(self, server_url: str, document: DiscoverDocument, *, is_new: bool) -> None:
-        """The server that is registered now was introduced to us, or is being, and has not failed to prove its keys."""
+        """Introduce ourselves to a server that is registered now, and wait a short time for the result.
+
+        Raises:
+            DiscoveryRefused: it is new, and failed to prove its keys. Its registration is withdrawn.
+        """
         meeting = self._start(self._introduce_registered(server_url, document), name="introduction")
-        # A peer refuses deliveries of strangers, but one that is slow to register us must not delay them for long.
-        # What becomes of it later is no news: the server may have taken deliveries since.
+        # A peer refuses deliveries from strangers, but one that registers us slowly must not delay them for long.
+        # A late result is ignored: by then the server may have accepted deliveries.
         await asyncio.wait([meeting], timeout=INTRODUCTION_PATIENCE.total_seconds())
         if not meeting.done():
             return
@@ -213,7 +219,7 @@ class Discovery:
     async def _introduce(
         self, server_url: str, document: DiscoverDocument, *, patience: timedelta = PING_TIMEOUT
     ) -> _Met:
-        """The server was asked to register us, and then to prove its keys: it answers only those it knows."""
+        """Ask the server to register us, and then to prove its keys: it answers only servers that it knows."""
         code = await self.introduce_ourselves(server_url)
         proof = NO_PROOF if code is not None else await self._claims.ask(server_url, document, timeout=patience)
         if proof.opened is False:
@@ -221,10 +227,10 @@ class Discovery:
         return _Met(code=code, proof=proof)
 
     async def _claim(self, server_url: str, document: DiscoverDocument) -> None:
-        """The server is registered, though another was with its keys.
+        """Register the server, although another one was registered with its keys.
 
         Raises:
-            DiscoveryRefused: they are not shown to be this one's.
+            DiscoveryRefused: they are not proved to be this one's.
         """
         met = await self._introduce(server_url, document)
         with _keys_taken():
@@ -239,12 +245,13 @@ class Discovery:
     def _end(self, task: asyncio.Task[object]) -> None:
         self._introducing.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, even if nobody waits for it any more
+            task.exception()  # retrieved, so that asyncio does not complain if nobody waits for it any more
 
     async def _as_registered(self, known: KnownServer, shown: DiscoverDocument) -> DiscoverDocument | None:
-        """What the server shows us, if that is the registered signing key.
+        """Return what the server shows us, if that is the registered signing key.
 
-        One that changes its keys shows the pair that most know, and to who says who it is the one that it knows.
+        A server that is changing its keys shows everybody the pair that most others know. To a server that names
+        itself, it shows the pair which that server knows.
         """
         if shown.public_key != known.public_key and self._own_url is not None:
             with suppress(DiscoveryError, BlockedUrl):
@@ -257,7 +264,7 @@ class Discovery:
         except UrlError as error:
             raise BlockedUrl(f"the server URL is not acceptable: {error}") from error
         try:
-            # Whoever is asked here is not registered: there is no health to update.
+            # A server that is asked here is not registered: there is no health to update.
             headers = {ORIGIN_HEADER: self._own_url} if named and self._own_url is not None else NO_HEADERS
             fetched = await self._fetch(
                 f"{origin}/discover", headers=headers, timeout=DISCOVERY_TIMEOUT, skip_health_update=True
@@ -276,8 +283,10 @@ class Discovery:
             raise ServerRests(f"{server_url} asked to be left alone (status {response.status})")
 
     async def look_again(self, server_url: str, remote_code: str | None) -> bool:
-        """A server refused us with `remote_code`: whether that may end, as it shows another signing key than the
-        registered one, or says it does not know us and was asked to register us anew.
+        """Look at a server that refused us with `remote_code`. Return whether its refusals may end.
+
+        They may if it shows another signing key than the registered one, or if it says that it does not know us; then
+        it is asked to register us anew.
         """
         known = await self._registry.find(server_url)
         try:
@@ -293,7 +302,7 @@ class Discovery:
         return True
 
     def register_within(self, session: Session, server_url: str, shown: Shown) -> None:
-        """The server is in the registry with what `meet` told, as part of the caller's transaction.
+        """Register the server with what `meet` returned, within the caller's transaction.
 
         Raises:
             DiscoveryError: another server is registered with one of its keys.
@@ -305,9 +314,10 @@ class Discovery:
             self._claims.note_proved_within(session, server_url, *keys)
 
     async def introduce_ourselves(self, server_url: str) -> NetworkErrorCode | None:
-        """The server was asked to register us; whatever goes wrong is logged, it will ask for itself in time.
+        """Ask the server to register us. Return the code if the network failed.
 
-        The code of a network failure; nothing is written of it here.
+        Whatever goes wrong is only logged: the server will ask for our keys itself when it needs them. Nothing is
+        written here.
         """
         if self._own_url is None or self._identity is None:
             return None

@@ -1,12 +1,12 @@
-"""Discovery asked for by deliveries, done once for all processes of a node.
+"""Discovery on behalf of deliveries, done once for all processes of a node.
 
-Theory of operation. A delivery to an unknown server enqueues a job whose id is the server's, and waits for its end; the
-discovery worker of any process runs it. Who asks meanwhile, here or elsewhere, finds the job and waits for the same
-end. The result is the row in the registry; the job's record is kept only until those who wait have seen it. Deliveries
-and discoveries have workers of their own, so no slot ever waits for itself.
+Theory of operation. A delivery to an unknown server enqueues a job whose id is derived from the server, and waits for
+its end; the discovery worker of any process runs it. Other deliveries, here or elsewhere, find the same job and wait
+for the same end. The result is the row in the registry; the job's record is kept only until those who wait have seen
+it. Deliveries and discoveries have workers of their own, so no slot ever waits for itself.
 
-A discovery that takes longer than usual leaves its slot and goes on in overtime: ten servers that hang would otherwise
-keep all others undiscovered.
+A discovery that takes longer than usual leaves its slot and goes on in overtime. Otherwise ten servers that hang would
+keep all others from being discovered.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from workers import (
 from workers.specs import content_id
 
 PATIENCE: Final = timedelta(seconds=10)
-"""How long a delivery waits for a discovery; its next attempt finds what became of it."""
+"""How long a delivery waits for a discovery; its next attempt finds the result."""
 QUEUED_PATIENCE: Final = 6
-"""So many times as long it waits for one that has not begun: who waits behind others here must not be blamed for it."""
+"""How many times as long it waits for a discovery that has not begun: a queue of ours is not the server's fault."""
 QUICK: Final = timedelta(milliseconds=250)
-"""So long a discovery may hold its slot."""
+"""How long a discovery may hold its slot."""
 SLOWER: Final = 2
-"""So many times as long as others it may hold it, where these take long: then it is this machine that is slow, and more
+"""How many times the usual duration it may hold the slot, where that is longer. Then this machine is slow, and more
 discoveries at once would make it slower."""
 LONGEST_STAY: Final = timedelta(seconds=5)
 
 
 class QueuedDiscovery:
-    """Callable as `Discovery` is; `queue` is read by the node's discovery workers."""
+    """Callable as `Discovery` is; the node's discovery workers read `queue`."""
 
     def __init__(self, queue: Queue, registry: Registry, *, patience: timedelta = PATIENCE) -> None:
         self._queue = queue
@@ -64,28 +64,28 @@ class QueuedDiscovery:
         self._asking: SingleFlight[KnownServer] = SingleFlight()
 
     async def __call__(self, server_url: str) -> KnownServer:
-        """The server is in the registry, discovered by whichever worker took it.
+        """Have a worker discover the server, and return its row in the registry.
 
         Raises:
-            DiscoveryError: it could not be discovered, or nobody did within the patience.
+            DiscoveryError: it could not be discovered, or no worker finished within the patience.
             BlockedUrl: the guard refuses the URL; trying again cannot help.
         """
         return await self._asking.run(server_url, lambda: self._ask(server_url))
 
     async def close(self) -> None:
-        """Nobody waits for a discovery any more."""
+        """Stop waiting for discoveries."""
         await self._asking.close()
 
     async def _ask(self, server_url: str) -> KnownServer:
         trouble = await self._wait_for(server_url)
-        # Also after a failure: the server may be registered although asking it to register us took too long.
+        # Read after a failure, too: the server may be registered although asking it to register us took too long.
         known = await self._registry.find(server_url)
         if known is None:
             raise trouble or DiscoveryError(f"{server_url} was removed from the registry right after its discovery")
         return known
 
     async def _wait_for(self, server_url: str) -> DiscoveryError | None:
-        """The discovery has ended, or the patience: what went wrong.
+        """Wait until the discovery ends, or the patience does. Return what went wrong.
 
         Raises:
             BlockedUrl: the worker's guard refused the URL.
@@ -94,7 +94,7 @@ class QueuedDiscovery:
         job_id = content_id(job)
         waits = begun = 0
         try:
-            # Once more when it has begun, too: that may have been a moment ago, and it has a deadline of its own.
+            # Waits once more after the discovery has begun: that may be a moment ago, and it has a deadline of its own.
             while waits - begun < QUEUED_PATIENCE and begun < 2:
                 try:
                     await self._queue.enqueue_and_wait(job, id=job_id, name=DISCOVERY_JOB, timeout=self._patience)
@@ -111,7 +111,7 @@ class QueuedDiscovery:
         return DiscoveryError(f"{server_url} was not discovered within {seconds:g} s; does a worker of ours run?")
 
     async def _has_begun(self, job_id: str) -> bool:
-        """A worker of ours has it, or had it: it is not behind others."""
+        """Tell whether one of our workers has the job, or had it, so that it does not wait behind others."""
         status = await self._queue.get_status(job_id)
         return status is None or status.state is not JobState.QUEUED
 
@@ -134,10 +134,10 @@ class DiscoveryProcessor:
 
     def __init__(self, discover: DiscoverServer) -> None:
         self._discover = discover
-        self._usual = timedelta(0)  # about how long discoveries take that succeed
+        self._usual = timedelta(0)  # about how long successful discoveries take
 
     async def __call__(self, job: Job) -> None:
-        """The server the job names is in the registry.
+        """Discover the server that the job names, and register it.
 
         Raises:
             DiscoveryError, BlockedUrl: as `Discovery`.

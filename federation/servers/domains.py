@@ -1,8 +1,9 @@
-"""Who is likely one owner: the domain that somebody had to register, or the network of a bare address.
+"""Which servers probably have one owner: those of one domain that somebody had to register, or of one network.
 
-A rule, not the list of public suffixes: the last two labels of a name. Hosts below a suffix of two labels, as `a.co.uk`
-and `b.co.uk`, count as one owner, which costs a candidate; no owner of one domain counts as two. An IPv4 address
-stands for its /24, an IPv6 address for its /48, and a port for nothing: whoever has a host has all of its ports.
+This uses a simple rule, not the list of public suffixes: the last two labels of a name. Hosts below a suffix of two
+labels, such as `a.co.uk` and `b.co.uk`, count as one owner, which costs a candidate; but the owner of one domain never
+counts as two. An IPv4 address stands for its /24, an IPv6 address for its /48. Ports are ignored: whoever has a host
+has all of its ports.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What was told last of each follow, so that an older word, sent again by whomever, changes nothing.
+"""The newest message about each follow, so that an older one, sent again by anybody, changes nothing.
 
 Theory of operation. Follows and unfollows are signed, but whoever carried one may send it once more. Each has the id of
 the follow, and the time at which the user asked for it, by the clock of the user's server. The newest of each (server,
 follower, followed) is kept for 30 days. Times of one server are compared with each other, never with ours, so it does
-not matter how wrong its clock is. That a clock goes back does: so an unfollow ends the follow that it names, whatever
-the times say, and what this node tells of a follow is always later than what it told before.
+not matter how wrong its clock is. It would matter if a clock were set back. Therefore an unfollow ends the follow that
+it names, whatever the times say, and what this node tells of a follow is always later than what it told before.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sqlalchemy.orm import Session
 from db import FollowNews
 
 MOST_PER_SERVER: Final = 10_000
-"""Follows of one server whose newest word is remembered, those noted last."""
+"""For how many follows of one server the newest message is remembered: those noted last."""
 TICK: Final = timedelta(milliseconds=1)
-"""As fine as times are on the wire."""
+"""The resolution of times on the wire."""
 
 _TABLE: Final = FollowNews.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
 _NEWEST: Final = select(_TABLE.c.follow_id, _TABLE.c.told_at).where(_TABLE.c.id == bindparam("key"))
@@ -39,7 +39,7 @@ _TRIM: Final = delete(_TABLE).where(_TABLE.c.id.in_(_BEYOND))
 
 
 class Direction(StrEnum):
-    """Whose users follow: another server's, of which we heard, or ours, of whom we told it."""
+    """Whose users follow: another server's, which told us of it, or ours, of whom we told that server."""
 
     HEARD = "heard"
     TOLD = "told"
@@ -47,7 +47,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A user who follows, or did, and the one who is followed; `server_url` is the other server."""
+    """A user who follows or followed, and the one who is followed; `server_url` is the other server."""
 
     direction: Direction
     server_url: str
@@ -61,7 +61,7 @@ class Pair:
 
 
 def take_follow(session: Session, pair: Pair, *, follow_id: str, told_at: datetime, now: datetime) -> bool:
-    """Note the follow; whether it is newer than everything heard of the pair, and not the newest itself once more."""
+    """Note the follow. Return whether it is newer than everything heard of the pair; the newest one repeated is not."""
     newest = _newest(session, pair)
     name = _digest(follow_id)
     if newest is not None and (told_at < newest.told_at or (told_at, name) == (newest.told_at, newest.follow_id)):
@@ -71,7 +71,10 @@ def take_follow(session: Session, pair: Pair, *, follow_id: str, told_at: dateti
 
 
 def take_unfollow(session: Session, pair: Pair, *, follow_id: str | None, told_at: datetime, now: datetime) -> bool:
-    """Note the unfollow; whether it ends whatever was heard of the pair before: it is newer, or names the newest."""
+    """Note the unfollow.
+
+    Return whether it ends what was heard of the pair before: it is newer, or names the newest follow.
+    """
     newest = _newest(session, pair)
     name = None if follow_id is None else _digest(follow_id)
     if newest is None:
@@ -86,7 +89,10 @@ def take_unfollow(session: Session, pair: Pair, *, follow_id: str | None, told_a
 
 
 def time_to_tell(session: Session, pair: Pair, *, follow_id: str, now: datetime, after: datetime | None) -> datetime:
-    """Note that the other server is told of the follow, and when: now, or later than *after* and all it was told."""
+    """Note that the other server is told of the follow, and return the time to tell.
+
+    That is now, or a moment later than *after* and everything that the server was told before.
+    """
     newest = _newest(session, pair)
     past = (after, None if newest is None else newest.told_at)
     told_at = max([now, *(each + TICK for each in past if each is not None)])

@@ -1,8 +1,9 @@
-"""Our own keys change: each server is asked to take the new pair, and shown that we hold both.
+"""The change of our own keys: each server is asked to accept the new pair, and is shown that we hold both.
 
-Theory of operation. The new pair is on the disk before anybody is asked, and no answer is needed to go on: whoever has
-it already says so, which is how a lost confirmation is found. What a server wants signed or opened is done only if it
-is a challenge by its form: it could otherwise have us sign an activity, or open what somebody else had sealed to us.
+Theory of operation. The new pair is on the disk before any server is asked, and no answer is needed to go on: a server
+that has the new pair already says so, which is how a lost confirmation is found. What a server wants signed or opened
+is done only if it has the form of a challenge: it could otherwise have us sign an activity, or open what somebody else
+had sealed to us.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ log = structlog.get_logger(__name__)
 STEP_TIMEOUT: Final = timedelta(seconds=30)
 AT_ONCE: Final = 50
 AGAIN: Final = timedelta(hours=1)
-"""How long a server that did not take the new pair is left alone, unless its link returns."""
+"""How long a server that did not accept the new pair is left alone, unless its link returns."""
 MOST_IN_A_RUN: Final = 200
 GRACE: Final = timedelta(minutes=10)
-"""How long the old pair outlives its last user, for what is under way."""
+"""How long the old pair outlives its last user, for the sake of requests under way."""
 
 _PROBLEMS: Final = {
     403: "BLACKLISTED_THERE",
@@ -58,7 +59,7 @@ Told: TypeAlias = Callable[["Asked"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What became of asking a server; without a problem, a code, it knows the new pair."""
+    """The result of asking a server. `problem` is a code; without one, the server knows the new pair."""
 
     url: str
     problem: str | None
@@ -74,7 +75,7 @@ class Waiting:
 
 
 class KeyRotation:
-    """Brings the newest pair of *ring* to servers; *introduce* asks one to register us."""
+    """Brings the newest pair of *ring* to servers; *introduce* asks a server to register us."""
 
     def __init__(
         self,
@@ -102,11 +103,11 @@ class KeyRotation:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there is an old pair that somebody may know us by."""
+        """Whether there is an old pair that some server may know us by."""
         return len(self._ring.pairs(now=True)) > 1
 
     async def waiting(self) -> list[Waiting]:
-        """The servers that do not know the new pair, healthy ones first; nothing is asked of blacklisted ones."""
+        """Return the servers that do not know the new pair, healthy ones first. Blacklisted ones are left out."""
         query = (
             select(col(Server.url), col(Server.rotation_problem), col(Server.rotation_tried_at))
             .where(self._needs_old())
@@ -117,7 +118,7 @@ class KeyRotation:
         return [each for each in found if not await self._registry.is_blacklisted(each.url)]
 
     async def ask(self, urls: Sequence[str], told: Told = lambda _: None) -> list[Asked]:
-        """Each of these servers was asked, fifty at once; *told* hears of each as it is done.
+        """Ask each of these servers to accept the new pair, fifty at a time. *told* is called for each when it is done.
 
         Raises:
             SQLAlchemyError: the database failed.
@@ -135,9 +136,9 @@ class KeyRotation:
         return [task.result() for task in tasks]
 
     async def __call__(self) -> Mapping[str, object]:
-        """Servers that were asked before in vain are asked again: when their link is back, and each hour.
+        """Ask those servers again that did not accept the new pair before: when their link is back, and each hour.
 
-        So are those that were met since the first was asked. Others wait for the command.
+        Servers that we met since the first one was asked are asked, too. All others wait for the command.
 
         Raises:
             SQLAlchemyError: the database failed.
@@ -148,7 +149,7 @@ class KeyRotation:
         return {"asked": len(asked), "confirmed": sum(each.problem is None for each in asked)}
 
     async def missing(self) -> int:
-        """How many servers know us by keys that this process has not: it was started before they were made.
+        """Return how many servers know us by keys that this process lacks, having been started before they were made.
 
         Raises:
             SQLAlchemyError: the database failed.
@@ -159,7 +160,7 @@ class KeyRotation:
         return len([url for url in known if not await self._registry.is_blacklisted(url)])
 
     async def is_over(self) -> bool:
-        """Whether no server has needed the old pair for ten minutes."""
+        """Tell whether no server has needed the old pair for ten minutes."""
         if not self.is_under_way or await self.waiting():
             return False
         async with self._database.read() as session:
@@ -167,7 +168,7 @@ class KeyRotation:
         return last is None or last < self._clock.now() - GRACE
 
     async def prepare(self) -> None:
-        """No server counts as having been asked: what became of an earlier rotation is no news of the next.
+        """Forget which servers were asked: the results of an earlier rotation say nothing about the next.
 
         Raises:
             SQLAlchemyError: the database failed.
@@ -177,14 +178,14 @@ class KeyRotation:
             await session.execute(asked.values(rotation_tried_at=None, rotation_problem=None))
 
     async def forget_old(self, newest: str) -> None:
-        """Every server counts as knowing the pair with this public signing key: there is no other to go by."""
+        """Note that every server knows the pair with this public signing key: there is no other left."""
         forgotten = update(Server).where(or_(col(Server.knows_key).is_(None), col(Server.knows_key) != newest))
         async with self._database.transaction() as session:
             await session.execute(forgotten.values(knows_key=newest, rotation_problem=None))
 
     async def _due(self) -> list[str]:
         tried, met = col(Server.rotation_tried_at), col(Server.created_at)
-        first = select(func.min(tried)).scalar_subquery()  # unless there is one, nobody has been asked yet
+        first = select(func.min(tried)).scalar_subquery()  # if there is none, nobody has been asked yet
         query = (
             select(col(Server.url))
             .outerjoin(ServerLink, col(ServerLink.server_url) == col(Server.url))
@@ -230,11 +231,11 @@ class KeyRotation:
         return problem
 
     async def _rotate(self, server: KnownServer, new: OwnKeys) -> str | None:
-        """None: the server knows the new pair.
+        """Ask one server to accept the new pair. Return the problem, or None if it knows the new pair.
 
         Raises:
             OutboundError: it did not answer.
-            ProtocolError: what it answered is no challenge, or its key is unusable.
+            ProtocolError: its answer is no challenge, or its key is unusable.
         """
         response = await self._post(server, ROTATE_INIT_PATH, rotation_request(self._own_url, new))
         if response.status == 400 and "already registered" in (_error(response) or ""):
@@ -249,7 +250,7 @@ class KeyRotation:
         return None if response.ok else _problem(response)
 
     async def _meet(self, server: KnownServer, new: OwnKeys) -> str | None:
-        """A server that does not know us has nothing to replace: it gets to know us as everybody does."""
+        """Introduce ourselves to a server that does not know us: it has no key to replace."""
         await self._introduce(server.url)
         met = await self._registry.find(server.url)
         return None if met is not None and met.knows_key == new.signing.public_text else "UNKNOWN_THERE"
@@ -277,7 +278,7 @@ def _problem(response: Response) -> str:
 
 
 def _error(response: Response) -> str | None:
-    """The text with which an endpoint refuses; None where there is no such endpoint."""
+    """Return the text with which an endpoint refuses, or None if there is no such endpoint."""
     try:
         refusal = parse_json(response.body, limit=MAX_REFUSAL_BYTES)
     except ProtocolError:

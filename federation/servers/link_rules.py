@@ -1,7 +1,7 @@
-"""What is known of the way to a server, and what each event makes of it: values and pure functions.
+"""What is known of the way to a server, and how each event changes it: values and pure functions.
 
-A link goes down by evidence over time, not by volume, comes up by a delivery that got through or a probe, and tells
-when it is looked at next. Who stores it, and what follows from a change, is `links`' business.
+A link goes down by evidence over time, not by volume, comes up by a delivery that got through or by a probe, and says
+when it is to be probed next. The module `links` stores it, and acts on its changes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Final
 from db import HoldReason, LinkState
 
 BUCKET: Final = timedelta(seconds=10)
-"""Failures within one are one piece of evidence, however many deliveries they hit."""
+"""All failures within one bucket are one piece of evidence, however many deliveries they hit."""
 BUCKETS_TO_FALL: Final = 3
 MAX_REJECTIONS: Final = 1_000
 FIRST_PROBES: Final = tuple(timedelta(minutes=minutes) for minutes in (0.5, 1, 2, 5, 15, 25, 35, 45))
 LONGEST_PROBE: Final = timedelta(hours=24)
 PROBED_PART: Final = 24
-"""While something is held for it, a server is looked at each 24th part of the time that it has been away, at the
-latest: one that was away for an hour is noticed within three minutes of its return."""
+"""While something is held for a server, it is probed after each 24th part of the time that it has been away, at the
+latest: the return of one that was away for an hour is noticed within three minutes."""
 CANARY_INTERVAL: Final = timedelta(hours=24)
-"""Between two deliveries to a server that refuses them all."""
+"""The time between two deliveries to a server that refuses them all."""
 SHORTEST_REST: Final = timedelta(seconds=1)
 FIRST_REST: Final = timedelta(minutes=1)
 LONGEST_REST: Final = timedelta(hours=24)
 LONGEST_WAIT: Final = max(LONGEST_PROBE, CANARY_INTERVAL, LONGEST_REST)
-"""Nothing a link waits for is further off."""
+"""No link ever waits for a time further off than this."""
 SLOWEST_RELEASE: Final = 1 / 64
 OPERATOR: Final = "OPERATOR"
 """The reason of a link that an operator holds."""
@@ -35,7 +35,7 @@ OPERATOR: Final = "OPERATOR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Why deliveries to a server are held, and until when, where that is known."""
+    """Why deliveries to a server are held, and until when, if that is known."""
 
     reason: HoldReason
     until: datetime | None = None
@@ -69,11 +69,11 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether deliveries may be sent, but for a rest."""
+        """Whether deliveries may be sent, apart from a rest."""
         return self.state is LinkState.UP and not self.operator_hold
 
     def hold(self, now: datetime) -> Hold | None:
-        """What a delivery has to wait for at `now`; None if it may be sent."""
+        """Return what a delivery has to wait for at `now`, or None if it may be sent."""
         if not self.is_open:
             return Hold(reason=HoldReason.SERVER)
         if self.rest_until is not None and now < self.rest_until <= now + LONGEST_REST:
@@ -81,7 +81,7 @@ class Link:
         return None
 
     def has_nothing_to_forget(self) -> bool:
-        """Whether one more success would change nothing."""
+        """Tell whether one more success would change nothing."""
         return (
             self.state is LinkState.UP
             and self.acknowledged
@@ -90,13 +90,13 @@ class Link:
 
 
 def after_success(link: Link, now: datetime, *, relayed: bool) -> Link:
-    """A delivery was acknowledged."""
+    """Return the link after a delivery was acknowledged."""
     link = replace(link, acknowledged=True, evidence=0, rejections=0, rests=0, last_success_at=now)
     return replace(raised(link, now), relayed=relayed)
 
 
 def raised(link: Link, now: datetime) -> Link:
-    """The link is up, and what is held is released from now on, unless an operator holds it."""
+    """Return the link as up, and its held deliveries due for release from now on, unless an operator holds it."""
     if link.state is LinkState.UP:
         return link
     return replace(
@@ -116,7 +116,10 @@ def raised(link: Link, now: datetime) -> Link:
 
 
 def after_unavailable(link: Link, now: datetime, code: str) -> Link:
-    """An attempt ended with the server unable to judge it; one of several buckets, or the end of a release."""
+    """Return the link after an attempt that the server was unable to judge.
+
+    Several buckets with such attempts take the link down; during a release, one is enough.
+    """
     if link.state is not LinkState.UP:
         return link
     if link.release_at is not None:
@@ -128,13 +131,16 @@ def after_unavailable(link: Link, now: datetime, code: str) -> Link:
 
 
 def after_exhausted(link: Link, now: datetime, code: str, *, first_attempted_at: datetime) -> Link:
-    """A delivery has used up its attempts on an unavailable server; it counts if none got through meanwhile."""
+    """Return the link after a delivery has used up its attempts on an unavailable server.
+
+    It takes the link down if no delivery got through meanwhile.
+    """
     succeeded = link.last_success_at is not None and link.last_success_at >= first_attempted_at
     return link if link.state is not LinkState.UP or succeeded else fallen(link, now, code)
 
 
 def fallen(link: Link, now: datetime, code: str) -> Link:
-    """The link is down because of `code`."""
+    """Return the link as down because of `code`."""
     return replace(
         link,
         state=LinkState.DOWN,
@@ -151,13 +157,13 @@ def fallen(link: Link, now: datetime, code: str) -> Link:
 
 
 def after_mismatch(link: Link, now: datetime) -> Link:
-    """The server's `/discover` shows another signing key than the registered one."""
+    """Return the link after the server's `/discover` showed another signing key than the registered one."""
     down = fallen(link, now, "KEY_MISMATCH") if link.state is LinkState.UP else link
     return replace(down, state=LinkState.MISMATCH, reason="KEY_MISMATCH", needs_canary=False, looked_at=now)
 
 
 def after_rejection(link: Link, now: datetime, code: str) -> Link:
-    """The server answered, and refused a delivery."""
+    """Return the link after the server answered, and refused a delivery."""
     link = replace(link, rejections=link.rejections + 1)
     if link.state is not LinkState.UP or link.rejections < MAX_REJECTIONS:
         return link
@@ -166,10 +172,13 @@ def after_rejection(link: Link, now: datetime, code: str) -> Link:
 
 
 def after_rest(link: Link, now: datetime, pause: timedelta | None) -> Link:
-    """The server asked to be left alone: so long, or a minute and twice as long each time."""
+    """Return the link after the server asked to be left alone.
+
+    Without a `pause` it rests a minute, and twice as long each further time.
+    """
     pause = FIRST_REST * (1 << min(link.rests, 20)) if pause is None else pause
     until = now + min(max(pause, SHORTEST_REST), LONGEST_REST)
-    if link.rest_until is not None and link.rest_until <= now + LONGEST_REST:  # else by a clock that was wrong
+    if link.rest_until is not None and link.rest_until <= now + LONGEST_REST:  # otherwise written by a wrong clock
         until = max(until, link.rest_until)
     return replace(
         link,
@@ -180,12 +189,12 @@ def after_rest(link: Link, now: datetime, pause: timedelta | None) -> Link:
 
 
 def after_failed_probe(link: Link, now: datetime) -> Link:
-    """A look at the server, or a canary, showed that it is not back."""
+    """Return the link after a probe, or a canary, showed that the server is not back."""
     return probe_planned(replace(link, probes=link.probes + 1), now)
 
 
 def probe_planned(link: Link, now: datetime) -> Link:
-    """The next look at the server that is not up has its time."""
+    """Return the link with the time of its next probe, which is None if it is up."""
     if link.state is LinkState.UP:
         return replace(link, next_probe_at=None)
     if link.state is LinkState.REFUSING:
@@ -194,8 +203,10 @@ def probe_planned(link: Link, now: datetime) -> Link:
 
 
 def probe_interval(probes: int, *, away: timedelta) -> timedelta:
-    """How long after the `probes`-th vain look the next one comes: 30 s, 1, 2, 5, 15, 25, 35, 45 minutes, 1, 2, 4 ...
-    24 hours, but no longer than a 24th of the time the server has been away, and two minutes.
+    """Return how long after the `probes`-th failed probe the next one follows.
+
+    The intervals are 30 s, 1, 2, 5, 15, 25, 35, 45 minutes, 1, 2, 4 ... 24 hours, but no longer than a 24th of the time
+    that the server has been away, or two minutes if that is more.
     """
     if probes < len(FIRST_PROBES):
         planned = FIRST_PROBES[probes]
@@ -205,7 +216,7 @@ def probe_interval(probes: int, *, away: timedelta) -> timedelta:
 
 
 def answers(code: str) -> bool:
-    """Whether something answers at the server's address, so that a probe proves nothing."""
+    """Tell whether something answers at the server's address, so that a probe proves nothing."""
     return code.startswith("HTTP_") or code == "FOREIGN_ANSWER"
 
 

@@ -1,11 +1,11 @@
-"""The links to servers: which are up, and what every attempt and every look makes of them.
+"""The links to servers: which are up, and how every attempt and every probe changes them.
 
 Theory of operation. A link is one row of `server_links`, so that any process acts on it and a restart forgets nothing;
-`link_rules` says what an event makes of it. Every attempt reads its server's link, through a cache of a few seconds;
-writes are rare: a success writes only where there is something to forget, failures once per bucket and process. Each
-write locks the row, applies one rule, and stores what changed, so processes that learn of the same outage at once make
-one change of it. The registry's `is_healthy`, which Node reads, follows after that: a crash in between leaves it to the
-next change.
+`link_rules` decides how an event changes it. Every attempt reads its server's link, through a cache of a few seconds.
+Writes are rare: a success writes only if there is something to forget, failures write once per bucket and process. Each
+write locks the row, applies one rule, and stores what changed, so processes that notice the same outage at once make
+one change of it. The registry's `is_healthy`, which Node reads, is written after that; if a crash comes in between, the
+next change sets it right.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Links:
         self._cache = LoadingCache(Batcher(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
         self._first_successes = Batcher(self._acknowledge, MAX_LOADED)
         self._noted: dict[str, int] = {}  # the bucket in which this process last noted a failure of a server
-        self._heard: dict[str, datetime] = {}  # when this process last had a server probed for being heard of
+        self._heard: dict[str, datetime] = {}  # when this process last had a server probed because it was heard of
 
     async def view(self, server_url: str) -> Link:
-        """The link as it was a few seconds ago at most.
+        """Return the link as it was a few seconds ago at most.
 
         Raises:
             SQLAlchemyError: the database did not answer.
@@ -62,16 +62,16 @@ class Links:
         return await self._cache.get(server_url)
 
     async def find(self, server_url: str) -> Link:
-        """The link as it is now."""
+        """Return the link as it is now."""
         self._cache.drop(server_url)
         return await self._cache.get(server_url)
 
     async def close(self) -> None:
-        """Nothing is being read any more."""
+        """Stop reading, and wait until nothing is being read any more."""
         await self._cache.close()
 
     async def succeeded(self, server_url: str, *, relayed: bool = False) -> None:
-        """A delivery was acknowledged: the link is up, and nothing is held against the server."""
+        """Note an acknowledged delivery: the link is up, and earlier failures are forgotten."""
         known = await self.view(server_url)
         if known.has_nothing_to_forget() and not relayed:
             return
@@ -82,7 +82,7 @@ class Links:
         await self._change(server_url, lambda link: link_rules.after_success(link, now, relayed=relayed), "delivered")
 
     async def unavailable(self, server_url: str, code: str) -> None:
-        """An attempt ended with the server unable to judge it."""
+        """Note an attempt that the server was unable to judge."""
         now = self._clock.now()
         known = await self.view(server_url)
         bucket = int(now.timestamp() // link_rules.BUCKET.total_seconds())
@@ -92,7 +92,7 @@ class Links:
         self._note(server_url, bucket)
 
     async def exhausted(self, server_url: str, code: str, *, first_attempted_at: datetime) -> None:
-        """A delivery has used up its attempts on the unavailable server."""
+        """Note that a delivery has used up its attempts on the unavailable server."""
         now = self._clock.now()
         await self._change(
             server_url,
@@ -101,24 +101,30 @@ class Links:
         )
 
     async def rejected(self, server_url: str, code: str) -> None:
-        """The server answered, and refused a delivery for good."""
+        """Note that the server answered, and refused a delivery for good."""
         now = self._clock.now()
         await self._change(server_url, lambda link: link_rules.after_rejection(link, now, code), code)
 
     async def rests(self, server_url: str, pause: timedelta | None) -> datetime:
-        """The server asked to be left alone, for `pause` if it said; until when it will be."""
+        """Note that the server asked to be left alone, for `pause` if it said how long.
+
+        Return until when it will be.
+        """
         now = self._clock.now()
         link = await self._change(server_url, lambda link: link_rules.after_rest(link, now, pause), "rest")
         assert link.rest_until is not None
         return link.rest_until
 
     async def mismatched(self, server_url: str) -> None:
-        """Its `/discover` shows another signing key than the registered one."""
+        """Note that the server's `/discover` shows another signing key than the registered one."""
         now = self._clock.now()
         await self._change(server_url, lambda link: link_rules.after_mismatch(link, now), "KEY_MISMATCH")
 
     async def looked(self, server_url: str, *, not_since: datetime) -> bool:
-        """Note a look at the server's `/discover`, unless somebody looked after `not_since`; whether to look now."""
+        """Note a look at the server's `/discover`, unless somebody looked after `not_since`.
+
+        Return whether to look now.
+        """
         now = self._clock.now()
         known = await self.view(server_url)
         if known.looked_at is not None and known.looked_at > not_since:
@@ -134,17 +140,17 @@ class Links:
         return looks
 
     async def returned(self, server_url: str, *, reason: str) -> Link:
-        """A probe showed that the server is back, or an operator says so; the link as it is now."""
+        """Note that the server is back, as a probe showed or an operator says. Return the link as it is now."""
         now = self._clock.now()
         return await self._change(server_url, lambda link: link_rules.raised(link, now), reason)
 
     async def probe_failed(self, server_url: str) -> None:
-        """A look at the server, or a canary, showed that it is not back."""
+        """Note that a probe, or a canary, showed that the server is not back."""
         now = self._clock.now()
         await self._change(server_url, lambda link: link_rules.after_failed_probe(link, now), "probe")
 
     async def look_soon(self, server_url: str) -> None:
-        """The server was heard of, so it may be back: it is probed now, once a minute at most and process."""
+        """Have the server probed now, because it was heard of and may be back; at most once a minute per process."""
         now = self._clock.now()
         known = await self.view(server_url)
         if known.state is LinkState.UP or now - self._heard.get(server_url, NEVER) < HEARD_INTERVAL:
@@ -155,20 +161,20 @@ class Links:
         await self.look_now(server_url)
 
     async def look_now(self, server_url: str) -> None:
-        """The server is probed now, unless its link is up: its keys are other ones, say."""
+        """Have the server probed now, unless its link is up; for example, because its keys have changed."""
         now = self._clock.now()
         if (await self.find(server_url)).state is not LinkState.UP:
             await self._change(server_url, lambda link: _probed_by(link, now), "heard")
 
     async def hold(self, server_url: str) -> None:
-        """An operator wants deliveries to the server held until `release`."""
+        """Hold deliveries to the server until `release`, as an operator wants."""
         now = self._clock.now()
         await self._change(
             server_url, lambda link: replace(link, operator_hold=True, release_at=None, since=now), OPERATOR
         )
 
     async def release(self, server_url: str) -> None:
-        """An operator wants what is held for the server sent, whatever is known of it."""
+        """Send what is held for the server, whatever is known of it, as an operator wants."""
         now = self._clock.now()
 
         def let_go(link: Link) -> Link:
@@ -178,7 +184,7 @@ class Links:
         await self._change(server_url, let_go, OPERATOR)
 
     async def release_held(self, server_url: str) -> None:
-        """What is held for the server goes out from now on, if it is up and nothing does already."""
+        """Release what is held for the server from now on, if it is up and no release is under way."""
         now = self._clock.now()
         await self._change(
             server_url,
@@ -187,19 +193,19 @@ class Links:
         )
 
     async def set_profile(self, server_url: str, profile: str | None) -> None:
-        """The implementation that the server is known to run; None forgets it."""
+        """Set the implementation that the server is known to run; None forgets it."""
         await self._change(server_url, lambda link: replace(link, profile=profile), "profile")
 
     async def due_for_probe(self, limit: int) -> Sequence[Link]:
-        """Links whose next look is due, the longest due first."""
+        """Return links whose next probe is due, the one due longest first."""
         return await self._due(_PROBE_DUE, limit)
 
     async def due_for_release(self, limit: int) -> Sequence[Link]:
-        """Links whose held deliveries have their turn, the longest waiting first."""
+        """Return links whose held deliveries are due for release, the one waiting longest first."""
         return await self._due(_RELEASE_DUE, limit)
 
     async def take_probe(self, link: Link) -> bool:
-        """Whether this process is the one to look at the server now; nobody else will for a while."""
+        """Reserve the probe of the server for this process. Return False if another process has it."""
         now = self._clock.now()
         taken = (
             update(_TABLE)
@@ -209,7 +215,7 @@ class Links:
         return await self._database.transact(lambda connection: connection.execute(taken).rowcount) == 1
 
     def forget(self, server_url: str) -> None:
-        """The next reader sees the link as it is."""
+        """Drop what is cached of the link: the next reader sees it as it is."""
         self._cache.drop(server_url)
         self._noted.pop(server_url, None)
 
@@ -258,7 +264,7 @@ class Links:
         return [_link(row) for row in due]
 
     async def _acknowledge(self, urls: Sequence[str]) -> list[Link]:
-        """Servers of which nothing was known have acknowledged their first delivery: one statement for all of them."""
+        """Note the first acknowledged delivery of servers of which nothing was known, in one statement."""
         now = self._clock.now()
         links = [Link(server_url=url, since=now, acknowledged=True, last_success_at=now) for url in urls]
 
@@ -286,7 +292,7 @@ def _probed_by(link: Link, at: datetime) -> Link:
 
 
 def locked(connection: Connection, server_url: str, now: datetime) -> Link:
-    """The link as it is, its row made if there was none, and nobody else's to change until the transaction ends."""
+    """Return the link as it is, with its row locked until the transaction ends; make the row if there is none."""
     row = connection.execute(_LOCKED, {"url": server_url}).one_or_none()
     if row is None:
         blank = _values(Link(server_url=server_url, since=now))
@@ -296,17 +302,17 @@ def locked(connection: Connection, server_url: str, now: datetime) -> Link:
 
 
 def store(connection: Connection, link: Link) -> None:
-    """The locked row says what `link` does."""
+    """Write `link` to its locked row."""
     connection.execute(_STORED, {f"new_{name}": value for name, value in _values(link).items()})
 
 
 def closed_among(connection: Connection, server_urls: Sequence[str]) -> set[str]:
-    """Those of the servers to which nothing is sent now."""
+    """Return those of the servers to which nothing is sent now."""
     return set(connection.execute(_CLOSED, {"urls": server_urls}).scalars())
 
 
 def _health_code(reason: str) -> str:
-    """A reason that the original implementation knows, which acts by it."""
+    """Return a reason that the original implementation knows, as it acts on them."""
     return reason if reason in set(NetworkErrorCode) else NetworkErrorCode.UNKNOWN
 
 
@@ -315,7 +321,10 @@ def _link(row: Row[*tuple[Any, ...]]) -> Link:
 
 
 def _values(link: Link) -> dict[str, object]:
-    """As `asdict`, which copies each value and takes longer than a statement."""
+    """Return the link's fields.
+
+    Does the same as `asdict`, which copies each value and takes longer than a statement.
+    """
     return {name: getattr(link, name) for name in _COLUMNS}
 
 
@@ -328,7 +337,7 @@ _STORED = (
     .values({name: bindparam(f"new_{name}") for name in _COLUMNS if name != "server_url"})
 )
 _PROBE_DUE, _RELEASE_DUE = (
-    # A time further off than any was written by a clock that was wrong.
+    # A time further off than any link waits was written by a wrong clock.
     select(_TABLE)
     .where(or_(moment <= bindparam("now"), moment > bindparam("latest")))
     .order_by(moment)

@@ -1,8 +1,8 @@
-"""Which of our key pairs we show at `/discover`, and introduce ourselves with.
+"""Which of our key pairs we show at `/discover`, and use to introduce ourselves.
 
-Theory of operation. Whoever looks takes another key than the one it knows for an impostor's. While a rotation is under
-way, who says which server it is (anybody may: keys are public) is shown the pair that this one knows. All others cannot
-be told apart, and are shown the pair that most servers know, of those that are there; so asking one server first, or
+Theory of operation. A server takes any key but the one it knows for an impostor's. While a rotation is under way, a
+server that names itself is shown the pair that it knows; anybody may name it, but keys are public. All others cannot be
+told apart, and are shown the pair that most servers know, of those that are reachable. So asking one server first, or
 none yet, changes nothing for the others.
 """
 
@@ -26,7 +26,7 @@ TELL_INTERVAL: Final = timedelta(minutes=1)
 
 
 class OwnIdentity:
-    """Knows what to show of *ring*."""
+    """Decides which pair of *ring* to show."""
 
     def __init__(self, ring: KeyRing, database: Database) -> None:
         self.ring = ring
@@ -36,9 +36,9 @@ class OwnIdentity:
         self._told: float | None = None
 
     async def shown(self, to: str | None = None) -> OwnKeys:
-        """The pair that most servers know us by, as it was some seconds ago; the newest, where we have just one.
+        """Return the pair that most servers know us by, as of a few seconds ago. If we have just one, it is that one.
 
-        With *to*, the canonical URL of a server, the one that it knows, if it is registered.
+        With *to*, the canonical URL of a server, return the pair that it knows, if it is registered.
 
         Raises:
             SQLAlchemyError: the database failed.
@@ -56,7 +56,7 @@ class OwnIdentity:
         return newest if self._shows_newest else older[-1]
 
     async def known_from_now_on(self) -> str | None:
-        """By which key a server that meets us now will know us; None where we have just one pair.
+        """Return the key by which a server that meets us now will know us, or None if we have just one pair.
 
         Raises:
             SQLAlchemyError: the database failed.
@@ -76,7 +76,10 @@ class OwnIdentity:
         return pair
 
     async def _is_known_to_most(self, pair: OwnKeys) -> bool:
-        """Of the healthy ones, if there are any: registries are full of servers that never return."""
+        """Tell whether most servers know the pair. Only healthy ones count, if there are any.
+
+        Registries are full of servers that never return.
+        """
         knows, is_there = col(Server.knows_key) == pair.signing.public_text, col(Server.is_healthy)
         query = select(
             func.count(),

@@ -19,7 +19,7 @@ MAX_PINGS_PER_HOST: Final = 4
 
 
 class Possession:
-    """Pings servers in the name of *own_url*; without one nobody is asked, as nobody would answer."""
+    """Pings servers in the name of *own_url*. Without a URL nobody is asked, as nobody would answer."""
 
     def __init__(self, *, own_url: str | None, fetch: FederationFetch) -> None:
         self._own_url = own_url
@@ -29,9 +29,9 @@ class Possession:
     async def ask(
         self, url: str, *, public_key: str, encryption_public_key: str, timeout: timedelta = PING_TIMEOUT
     ) -> Proof:
-        """What the server at *url* shows of these keys: one request, of which no failure is anybody's fault.
+        """Ask the server at *url* to prove that it holds these keys. Sends one request, whose failure blames nobody.
 
-        It can answer if it knows us. While four are asked on its host, a fifth is not.
+        The server can answer only if it knows us. While four requests to its host are under way, no fifth one is sent.
         """
         host = urlsplit(url).hostname or url
         if self._own_url is None or timeout <= timedelta() or self._under_way[host] >= MAX_PINGS_PER_HOST:

@@ -1,4 +1,4 @@
-"""Which implementation of the wire an operator says a server runs, where deliveries have to make a difference."""
+"""Which implementation of the protocol a server runs, as an operator says, where deliveries have to differ by it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Profile(StrEnum):
     """Values of `server_links.profile`."""
 
     ORIGINAL = "original"
-    """The first implementation: it signs no acknowledgment of a follow, and refuses a post that it has already."""
+    """The first implementation: it does not sign acknowledgments of follows, and refuses a post that it already has."""
 
 
 def profile_of(name: str | None) -> Profile | None:
-    """The profile of that name; None for none, and for one this version does not know."""
+    """Return the profile of that name, or None for no name, or for one that this version does not know."""
     return Profile(name) if name in set(Profile) else None

@@ -1,9 +1,9 @@
 """The servers we know: their keys, their health, and who among them is blacklisted.
 
-Theory of operation. Rows are written by discovery, rotation and health; every attempt reads them. Reads go through a
-cache of a few seconds, so a burst to one server costs one query; every write of this process drops the server's entry,
-and another process's write is seen when the entry expires. Health is advice (it picks relays), so that lag is harmless.
-The blacklist is no part of that cache: see `Blacklist`.
+Theory of operation. Discovery, rotation and health write the rows; every attempt reads them. Reads go through a cache
+of a few seconds, so a burst to one server costs one query. Every write of this process drops the server's entry, and
+another process's write is seen when the entry expires. Health is advice (it picks relays), so that lag is harmless. The
+blacklist is no part of that cache: see `Blacklist`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ CACHE_TTL = timedelta(seconds=5)
 MAX_LOADED: Final = 200
 
 ScheduleHealthCheck = Callable[[str, int], Awaitable[None]]
-"""Plans probe number n (from 0) of a server."""
+"""Schedules probe number n (from 0) of a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownServer:
-    """One registry row: both public keys in base64, the server's health, and by which key of ours it knows us (None: by
-    the oldest).
+    """One registry row: both public keys in base64, the server's health, and the key of ours by which it knows us.
+
+    `knows_key` None stands for our oldest key.
     """
 
     url: str
@@ -54,7 +55,7 @@ class KnownServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStanding:
-    """What we hold of a server URL: its registry row, if it has one, and whether it is blacklisted."""
+    """What we know of a server URL: its registry row, if it has one, and whether it is blacklisted."""
 
     server: KnownServer | None
     blacklisted: bool
@@ -83,29 +84,29 @@ class Registry:
         self._servers = LoadingCache(Batcher(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
 
     async def standing(self, url: str) -> ServerStanding:
-        """What is known of `url`: its row, found byte for byte and a few seconds old, and what the blacklist says."""
+        """Return what is known of `url`: its row, as `known` returns it, and whether it is blacklisted."""
         return ServerStanding(server=await self.known(url), blacklisted=await self.is_blacklisted(url))
 
     async def known(self, url: str) -> KnownServer | None:
-        """The registry row of `url`, found byte for byte and a few seconds old."""
+        """Return the registry row of `url`, matched byte for byte and at most a few seconds old."""
         return await self._servers.get(url)
 
     async def is_blacklisted(self, url: str) -> bool:
-        """Whether a rule of the blacklist covers `url`, in any spelling, whether it is registered or not."""
+        """Tell whether a rule of the blacklist covers `url`, in any spelling, whether it is registered or not."""
         return await self._blacklist.covering(url) is not None
 
     async def find(self, url: str) -> KnownServer | None:
-        """The registry row of `url` as it is now."""
+        """Return the registry row of `url` as it is now."""
         self._servers.drop(url)
         return await self._servers.get(url)
 
     async def close(self) -> None:
-        """Nothing is being read any more."""
+        """Stop reading, and wait until nothing is being read any more."""
         await self._servers.close()
         await self._blacklist.close()
 
     def forget(self, url: str) -> None:
-        """Cached knowledge of `url` is dropped, and the blacklist looked at before it is used again."""
+        """Drop what is cached of `url`, and check the blacklist before it is used again."""
         self._servers.drop(url)
         self._blacklist.recheck()
 
@@ -118,11 +119,10 @@ class Registry:
         knows_key: str | None = None,
         session: AsyncSession | None = None,
     ) -> None:
-        """The server is in the registry: healthy if it is new, only seen again if it was there (keys are kept).
+        """Add the server to the registry as healthy, or only note that it was seen again. Existing keys are kept.
 
-        `knows_key`: by which of our keys a new one will know us; None: by the oldest.
-
-        With `session` that is part of the caller's transaction, else of one of its own.
+        `knows_key` is the key of ours by which a new server will know us; None stands for the oldest. With `session`
+        this is part of the caller's transaction, otherwise of one of its own.
 
         Raises:
             KeysTaken: one of the keys belongs to another URL. The transaction can go on.
@@ -152,22 +152,25 @@ class Registry:
         encryption_public_key: str,
         knows_key: str | None = None,
     ) -> None:
-        """As `register`, as part of a synchronous caller's transaction."""
+        """Do the same as `register`, within a synchronous caller's transaction."""
         try:
             _upsert(session, url, public_key, encryption_public_key, knows_key, self._clock.now())
         finally:
             self._servers.drop(url)
 
     async def note_knows(self, url: str, public_key: str) -> None:
-        """The server knows us by this key of ours."""
+        """Note that the server knows us by this key of ours."""
         await self._note_rotation(url, public_key, None)
 
     async def note_not_rotated(self, url: str, problem: str) -> None:
-        """The server was asked to know us by another key, and does not yet, for this reason: a code."""
+        """Note that the server was asked to know us by another key, and does not yet.
+
+        `problem` is a code for the reason.
+        """
         await self._note_rotation(url, None, problem)
 
     async def _note_rotation(self, url: str, knows: str | None, problem: str | None) -> None:
-        """Those of a moment share a transaction: a rotation has thousands of them, fifty at once."""
+        """Write the note, together with others of the same moment: a rotation has thousands, fifty at a time."""
         try:
             note = {"server": url, "knows": knows, "problem": problem, "at": self._clock.now()}
             await self._rotation_notes.ask(note)
@@ -175,7 +178,7 @@ class Registry:
             self._servers.drop(url)
 
     async def mark_healthy(self, server_url: str, *, reason: str) -> None:
-        """The server counts as healthy, with its probe counter at 0; `reason` says what showed it."""
+        """Mark the server as healthy, and reset its probe counter to 0; `reason` says what showed it."""
         now = self._clock.now()
         values = {
             "is_healthy": True,
@@ -188,7 +191,7 @@ class Registry:
             log.info("server_healthy", server_url=server_url, reason=reason)
 
     async def mark_unhealthy(self, server_url: str, code: str) -> None:
-        """The server counts as unhealthy because of `code`, its probe counter is back at 0 and probe 0 is scheduled.
+        """Mark the server as unhealthy because of `code`, reset its probe counter to 0, and schedule probe 0.
 
         Nothing happens for a server that is not registered. A probe that cannot be scheduled is only logged.
         """
@@ -205,7 +208,7 @@ class Registry:
             log.error("health_check_not_scheduled", server_url=server_url, **crash(error))
 
     async def count_failed_probe(self, url: str) -> int | None:
-        """One more failed probe is counted, atomically; the new count, None if the server is gone or healthy."""
+        """Count one more failed probe, atomically. Return the new count, or None if the server is gone or healthy."""
         values = {"server": url, "now": self._clock.now()}
 
         def count(connection: Connection) -> int | None:
@@ -219,7 +222,10 @@ class Registry:
     async def _change_health(
         self, url: str, values: Mapping[str, object], state: ServerHealth, reason: str, now: datetime
     ) -> bool | None:
-        """Write `values`, and an event if the state changed; whether it did, None if there is no such server."""
+        """Write `values`, and an event if the state changed.
+
+        Return whether it changed, or None if there is no such server.
+        """
 
         def change(connection: Connection) -> bool | None:
             was_healthy = connection.execute(_LOCKED_HEALTH, {"server": url}).scalar_one_or_none()
@@ -242,7 +248,7 @@ class Registry:
         return [found.get(url) for url in urls]
 
     async def _write_rotation_notes(self, notes: Sequence[Mapping[str, object]]) -> Sequence[None]:
-        in_order = sorted(notes, key=lambda note: str(note["server"]))  # or two processes could wait for each other
+        in_order = sorted(notes, key=lambda note: str(note["server"]))  # else two processes could wait for each other
         await self.database.transact(lambda connection: connection.execute(_ROTATION_NOTED, in_order))
         return [None] * len(notes)
 

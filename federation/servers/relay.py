@@ -1,9 +1,9 @@
 """Gate 1 of `federation_fetch`: a request that cannot reach its server goes through a peer that can.
 
-Theory of operation. The request is sealed to its server as a whole, so the peer learns who writes to whom and how
-much, and nothing else. Whatever a peer answers is its own word: it may refuse, lie, hang or be endless, so its answer
-counts only if it has the form of an acknowledgment, and each peer but the last gets half of the time that is left. Two
-peers may both have passed a request on; receivers know it by its id.
+Theory of operation. The request is sealed to its server as a whole, so the peer learns who writes to whom and how much,
+and nothing else. A peer's answer is only its own claim: it may refuse, lie, hang or never end. So its answer counts
+only if it has the form of an acknowledgment, and each peer but the last gets half of the time that is left. Two peers
+may both have passed a request on; receivers recognise it by its id.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CODE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 
 class Peers(Protocol):
-    """Knows who may relay to a target: origins, best first, few enough to try them all."""
+    """Knows which peers may relay to a target: their origins, best first, few enough to try them all."""
 
     async def healthy(self, target: str, *, without: Sequence[str]) -> Sequence[str]: ...
 
@@ -49,7 +49,7 @@ class Peers(Protocol):
 
 
 class PeerRelay:
-    """Callable as a `Relay`: up to three peers are asked, one after the other."""
+    """Callable as a `SendThroughPeer`: it asks up to three peers, one after the other."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class PeerRelay:
         raise RelayFailed("; ".join(failures) or "no peer is healthy")
 
     async def _content(self, request: OutboundRequest) -> tuple[str, bytes]:
-        """The text to be sealed, and the target's key."""
+        """Return the text to be sealed, and the target's key."""
         content = request.body or b""
         if len(content) > MAX_RELAYED_BYTES:
             raise _too_large(len(content))
@@ -123,7 +123,7 @@ class PeerRelay:
         return text, key
 
     async def _sealed(self, text: str, key: bytes, *, target: str, peer: str) -> bytes:
-        """The body for that peer, with the keys of ours that it knows."""
+        """Build the body for that peer, signed with the keys of ours that it knows."""
         relay = (await self._registry.standing(peer)).server
         keys = pair_known_by(self._keys, relay.knows_key if relay else None) or self._keys.pairs()[0]
         try:
@@ -157,7 +157,7 @@ class PeerRelay:
         return response
 
     async def _note_failure(self, peer: str, code: NetworkErrorCode) -> None:
-        """The peer is unhealthy, unless the failure may be its target's, or ours and nothing would heal it."""
+        """Mark the peer as unhealthy, unless the failure may be its target's, or is ours and would never be cleared."""
         if code is NetworkErrorCode.TIMEOUT or not get_threat_policy(code).direct_health_checkable:
             return
         try:
@@ -166,7 +166,7 @@ class PeerRelay:
             log.error("server_mark_unhealthy_failed", server_url=peer, code=code, **crash(error))
 
     def _let_rest(self, peer: str, response: Response) -> None:
-        # A relay counts refused requests, too: asking on would keep it closed to us for ever.
+        # A relay counts refused requests, too: if we went on asking, it would stay closed to us for ever.
         pause = response.retry_after(self._clock.now()) if response.status in _ASKS_TO_WAIT else None
         if pause is not None and len(self._resting) < _MAX_RESTING:
             self._resting[peer] = monotonic() + pause.total_seconds()
@@ -182,14 +182,14 @@ def _too_large(size: int) -> RelayFailed:
 
 
 def _refused(peer: str, target: str, code: str, **reasons: object) -> RelayFailed:
-    """The failure of one peer, put into the log."""
+    """Log the failure of one peer, and return it as an exception."""
     log.warning("relay_refused", relayed_by=peer, target=target, code=code, **reasons)
     told = ", ".join(f"{name} {value}" for name, value in reasons.items())
     return RelayFailed(f"{peer}: {code}" + (f" ({told})" if told else ""), code=code)
 
 
 def _reasons(body: bytes) -> dict[str, object]:
-    """What a relay says of its own refusal and of the target's: codes only, for texts could quote what was sent."""
+    """Return what a relay says of its own refusal and of the target's. Only codes: texts could quote what was sent."""
     try:
         refusal = parse_json(body, limit=MAX_RELAYED_BYTES)
     except ProtocolError:

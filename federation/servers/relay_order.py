@@ -1,8 +1,9 @@
-"""In which order servers are considered as relays: by what they did, never by what a stranger can repeat.
+"""The order in which servers are considered as relays: by what they did, never by what a stranger can repeat.
 
-First come those that took a delivery directly, then the others, each since first contact: introducing itself again
-buys a server nothing, and a new network, in which nobody has delivered yet, finds relays all the same. One owner's
-servers, however many, never fill a selection: of each domain the first comes before the second of any.
+First come those that accepted a delivery directly, then the others, each group by the time of first contact. So a
+server gains nothing by introducing itself again, and a new network, in which nobody has delivered yet, finds relays all
+the same. The servers of one owner, however many, never fill a selection: the first of every domain comes before the
+second of any.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from federation.servers.domains import spread_over_domains
 
 MAX_CONSIDERED: Final = 50
 _ROWS_READ: Final = 1000
-"""So many that an owner needs a thousand servers, each of them known for longer, to be alone in a selection."""
+"""How many rows are read: to be alone in a selection, an owner needs a thousand servers, all known for longer."""
 
 
 async def healthy_by_merit(database: Database) -> Sequence[str]:
-    """The registered URLs of healthy servers, best first: 50 at most."""
+    """Return the registered URLs of healthy servers, best first, 50 at most."""
     return await _considered(database, _HEALTHY)
 
 
 async def sick_by_merit(database: Database) -> Sequence[str]:
-    """The registered URLs of servers whose sickness a direct probe may tell about, best first: 50 at most."""
+    """Return the registered URLs of unhealthy servers that a direct probe may find well, best first, 50 at most."""
     return await _considered(database, _SICK)
 
 
 async def _considered(database: Database, query: Select[*tuple[Any, ...]]) -> Sequence[str]:
-    urls: dict[str, str] = {}  # by origin: rows of the original may be spelled otherwise
+    urls: dict[str, str] = {}  # by origin: rows of the original implementation may be spelled otherwise
     for row in await database.rows(query, {}):
         if origin := _origin(row):
             urls.setdefault(origin, row.url)

@@ -1,4 +1,4 @@
-"""Whom to ask for a relay: healthy peers of different domains; if there is none, sick ones that turn out to be well."""
+"""Which peers to ask for a relay: healthy ones of different domains, or else sick ones that turn out to be well."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ MAX_CANDIDATES: Final = 3
 MAX_SWEPT: Final = 20
 """How many sick servers one sweep probes in all."""
 MAX_PROBES: Final = 10
-"""How many of them at once."""
+"""How many sick servers are probed at once."""
 SWEEP_PROBE_TIMEOUT: Final = timedelta(seconds=2)
 SWEEP_PAUSE: Final = timedelta(seconds=30)
 """The least time from the end of one sweep to the start of the next."""
 ORDER_TTL: Final = timedelta(seconds=30)
-"""How old the order of candidates may be. Their health and the blacklist are looked up at each choice."""
+"""How old the order of candidates may be. Their health and the blacklist are checked at each choice."""
 
 Ranking = Callable[[], Awaitable[Sequence[str]]]
-"""Tells the URLs of servers that have proven good relays, best first."""
+"""Returns the URLs of servers that have proven good relays, best first."""
 
 
 async def unranked() -> Sequence[str]:
-    """No server has proven anything."""
+    """Return an empty ranking: no server has proven anything."""
     return ()
 
 
 class RelayPeers:
-    """Finds relays in the registry: those of `ranking` first, in its order, then the others by merit."""
+    """Finds relays in the registry: first those of `ranking`, in its order, then the others by merit."""
 
     def __init__(
         self,
@@ -66,8 +66,9 @@ class RelayPeers:
         self._rest_until = 0.0
 
     async def healthy(self, target: str, *, without: Collection[str] = ()) -> list[str]:
-        """The origins of up to three healthy servers that may relay to *target*, each of another domain, none of them
-        blacklisted.
+        """Return the origins of up to three healthy servers that may relay to *target*.
+
+        Each is of another domain, and none is blacklisted.
         """
         ranked = list(await self._ranking())[:MAX_CONSIDERED]
         found: dict[str, str] = {}  # by domain
@@ -81,21 +82,21 @@ class RelayPeers:
                 if len(found) == MAX_CANDIDATES:
                     break
         if not found:
-            self._by_merit.drop("")  # who is healthy the next time may be in no order yet
+            self._by_merit.drop("")  # a server that is healthy next time may be missing in this order
         return list(found.values())
 
     async def sweep(self, target: str) -> list[str]:
-        """The origins of up to three servers that were sick and answered just now, best first, each of another domain.
+        """Probe unhealthy servers. Return the origins of up to three that answered, best first, each of another domain.
 
-        Asks at most 20 of those whose sickness a direct probe may tell about, ten at a time, two seconds each. All
-        callers share one sweep, and within 30 s after one there is no other: the sick are not to be flooded by
-        everything that waits for a relay.
+        It asks at most 20 of those whose health a direct probe may tell, ten at a time, two seconds each. All callers
+        share one sweep, and within 30 s after one there is no other: the sick servers must not be flooded by everything
+        that waits for a relay.
         """
         healed = await self._sweeps.run("", lambda: self._sweep(target))
         return first_of_each_domain(origin for origin in healed if origin != target)[:MAX_CANDIDATES]
 
     async def close(self) -> None:
-        """No sweep is under way any more, and nothing is being read."""
+        """Cancel the sweep and everything that is being read, and wait for their end."""
         await self._sweeps.close()
         await self._by_merit.close()
 
@@ -135,7 +136,7 @@ class RelayPeers:
         return True
 
     def _foreign_origin(self, url: str, target: str) -> str | None:
-        """The origin of the server at *url*, None if it is ourselves, the target or nonsense."""
+        """Return the origin of the server at *url*, or None if it is this node, the target or no valid URL."""
         try:
             origin = canonical_origin(url)
         except UrlError:

@@ -15,13 +15,14 @@ from workers.clock import Clock, SystemClock
 
 MAX_RANKED: Final = 50
 MAX_AGE: Final = timedelta(days=7)
-"""An older ranking says little of today."""
+"""An older ranking says little about today."""
 TTL: Final = timedelta(minutes=1)
 
 
 class RelayRanking:
-    """Callable: the peers a delivery could go through, the best first; at most a minute old, and empty without
-    analytics of the last week.
+    """Callable: returns the peers that a delivery could go through, the best first.
+
+    The ranking is at most a minute old, and empty without analytics of the last week.
     """
 
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
@@ -33,7 +34,7 @@ class RelayRanking:
         return await self._ranking.get("")
 
     async def close(self) -> None:
-        """Nothing is being read any more."""
+        """Stop reading, and wait until nothing is being read any more."""
         await self._ranking.close()
 
     async def _load(self, _key: str) -> Sequence[str]:

@@ -19,9 +19,9 @@ from federation.protocol.urls import canonical_origin
 
 STAR = "*."
 ALL_LABELS = 127
-"""A host name has no more."""
+"""A host name has no more labels than this."""
 
-# What is canonical already, and easy to tell: a domain whose last label does not begin as a number does.
+# URLs that are easily recognised as canonical: the last label of their domain does not begin like a number.
 _PLAIN_ORIGIN = re.compile(r"(https?)://(?:[a-z0-9_-]{1,63}\.)*[a-z_-][a-z0-9_-]{0,62}(?::([1-9][0-9]{0,4}))?")
 _MAX_PLAIN_CHARACTERS = 253
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -29,10 +29,10 @@ _MAX_PORT = 65535
 
 
 def canonical_rule(text: str) -> str:
-    """The one spelling of the rule *text*: an origin, or `*.` and a domain.
+    """Return the one spelling of the rule *text*: an origin, or `*.` and a domain.
 
     Raises:
-        UrlError: no rule: no http(s) URL and no domain with a star, or a URL that goes on after the host.
+        UrlError: it is no rule: no http(s) URL and no domain with a star, or a URL that goes on after the host.
     """
     if text.startswith(STAR):
         return STAR + _canonical_domain(text[len(STAR) :])
@@ -44,7 +44,7 @@ def canonical_rule(text: str) -> str:
 
 
 def rules_covering(url: str, *, labels: int = ALL_LABELS) -> Iterator[str]:
-    """Every rule that would cover *url*, in canonical spelling; of domains those of up to *labels* labels."""
+    """Yield every rule that would cover *url*, in canonical spelling. Domains may have up to *labels* labels."""
     yield url
     try:
         origin = _canonical(url)
@@ -62,7 +62,10 @@ def rules_covering(url: str, *, labels: int = ALL_LABELS) -> Iterator[str]:
 
 
 class RuleSet:
-    """Rules and until when each is in force; a look-up costs a few dictionary accesses, however many there are."""
+    """Rules and until when each is in force.
+
+    A look-up costs a few dictionary accesses, however many rules there are.
+    """
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -72,9 +75,9 @@ class RuleSet:
         return len(self._until)
 
     def add(self, text: str, expires_at: datetime | None, *, known: RuleSet | None = None) -> None:
-        """The rule *text*, in any spelling, is in force until *expires_at* at least; None: for good.
+        """Add the rule *text*, in any spelling, to be in force until *expires_at* at least; None means for good.
 
-        What the rules *known* hold needs no parsing again, which is most of the work.
+        A rule that *known* holds need not be parsed again, which is most of the work.
         """
         rule = text if known is not None and text in known._until else _rule_or_text(text)
         until = math.inf if expires_at is None else expires_at.timestamp()
@@ -83,7 +86,7 @@ class RuleSet:
             self._labels = max(self._labels, rule.count("."))
 
     def covering(self, url: str, now: float) -> str | None:
-        """A rule in force at *now*, a POSIX timestamp, that covers *url*; None if there is none."""
+        """Return a rule in force at *now*, a POSIX timestamp, that covers *url*, or None if there is none."""
         until = self._until
         for rule in rules_covering(url, labels=self._labels):
             end = until.get(rule)

@@ -1,4 +1,4 @@
-"""Work that many ask for at once and that is done once."""
+"""Work that many callers ask for at once, and that is done once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 
 class SingleFlight(Generic[V]):
-    """Runs one piece of work per key at a time; who asks meanwhile shares its outcome.
+    """Runs one piece of work per key at a time; whoever asks for it meanwhile shares its outcome.
 
-    The work is a task of its own: cancelling one of those who wait for it does not fail the others. `close` ends what
-    nobody waited for any more.
+    The work is a task of its own: if one of its callers is cancelled, the others still get the outcome. `close` ends
+    work that nobody waits for any more.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class SingleFlight(Generic[V]):
         self._tasks: set[asyncio.Task[V]] = set()
 
     async def run(self, key: str, work: Callable[[], Coroutine[object, object, V]]) -> V:
-        """The outcome of `work`, or of the work under way for `key`."""
+        """Run `work`, unless work for `key` is under way, and return the outcome of either."""
         task = self._current.get(key)
         if task is None:
             task = self._current[key] = asyncio.create_task(work())
@@ -30,15 +30,15 @@ class SingleFlight(Generic[V]):
         return await asyncio.shield(task)
 
     def is_current(self, key: str) -> bool:
-        """Asked by the work itself: whether it was not forgotten meanwhile."""
+        """Tell the work that calls this whether it was not forgotten meanwhile."""
         return self._current.get(key) is asyncio.current_task()
 
     def forget(self, key: str) -> None:
-        """Who asks next starts anew; what is under way ends for those who wait for it."""
+        """Make the next caller start anew. Work under way still ends for those who wait for it."""
         self._current.pop(key, None)
 
     async def close(self) -> None:
-        """Nothing is under way any more."""
+        """Cancel all work, and wait for its end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -48,4 +48,4 @@ class SingleFlight(Generic[V]):
         if self._current.get(key) is task:
             del self._current[key]
         if not task.cancelled():
-            task.exception()  # seen, even if everybody who waited for it is gone
+            task.exception()  # retrieved, so that asyncio does not complain if nobody waits for it any more

@@ -1,1 +1,1 @@
-"""What the `bench_*.py` beside it measure with, and how they show it."""
+"""What the `bench_*.py` beside this package measure with, and how they show results."""

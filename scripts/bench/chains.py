@@ -1,4 +1,4 @@
-"""What chains cost beside as many plain jobs."""
+"""What chains cost, compared with as many plain jobs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class _Took:
 
 
 async def chains(kind: str, concurrency: int, links: int, jobs: int) -> dict[str, float]:
-    """Links of chains and plain jobs per second, enqueued and processed, and processed alone; and how they compare.
+    """Measure links of chains and plain jobs per second, enqueued and processed, and only processed; and compare them.
 
-    Both enqueue in batches of the same size: of a chain its first link, which is what is made a job for whoever starts
-    it, of the plain jobs each. No record is kept. `times_as_long` compares all that a user pays for: the whole.
+    Both are enqueued in batches of the same size: of a chain only its first link, which is what starting a chain
+    enqueues, and every plain job. No record is kept. `times_as_long` compares the whole, which is what a user pays for.
     """
     starts = max(1, jobs // links)
     plain = await _measure(kind, concurrency, starts * links, 1)
@@ -43,7 +43,7 @@ async def chains(kind: str, concurrency: int, links: int, jobs: int) -> dict[str
 
 
 async def _measure(kind: str, concurrency: int, starts: int, links: int) -> _Took:
-    """A plain job is a chain of one link."""
+    """Measure `starts` chains of `links` links. A plain job is a chain of one link."""
 
     async def handle(job: Job) -> object:
         return continue_with("wanted", PAYLOAD) if job.chain_index + 1 < links else None

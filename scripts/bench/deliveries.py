@@ -1,4 +1,4 @@
-"""A fresh node that owes deliveries to peers, for whatever measures how it delivers them."""
+"""A fresh node that owes deliveries to peers, for benchmarks of how it delivers them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENQUEUE_BATCH: Final = 500
 
 @contextlib.contextmanager
 def node_environment(queue: str) -> Iterator[dict[str, str]]:
-    """Settings for a fresh node, and the servers it needs."""
+    """Yield settings for a fresh node, and run the servers that it needs."""
     with fresh_places(queue) as places:
         yield {
             "PATH": os.environ.get("PATH", ""),
@@ -38,7 +38,7 @@ def node_environment(queue: str) -> Iterator[dict[str, str]]:
 
 
 def own_keys(environment: Mapping[str, str]) -> OwnKeys:
-    """The node's, as its settings have them."""
+    """Return the node's keys from its settings."""
     return OwnKeys.from_base64(
         signing_public=environment["FEDERATION_PUBLIC_KEY"],
         signing_secret=environment["FEDERATION_PRIVATE_KEY"],
@@ -48,7 +48,7 @@ def own_keys(environment: Mapping[str, str]) -> OwnKeys:
 
 
 async def register(federation: Federation, peers: Sequence[Mapping[str, str]]) -> None:
-    """The node knows every peer, and somebody here follows somebody there."""
+    """Register every peer with the node, with a follow of somebody there by somebody here."""
     for peer in peers:
         await federation.registry.register(
             url=peer["url"], public_key=peer["public"], encryption_public_key=peer["encryption"]
@@ -66,9 +66,9 @@ async def register(federation: Federation, peers: Sequence[Mapping[str, str]]) -
 
 
 async def enqueue(federation: Federation, urls: Sequence[str], deliveries: int, *, follows: bool = True) -> None:
-    """So many are owed to these servers in turn, of about 1.5 KB each: half of them follows, half posts.
+    """Owe `deliveries` to these servers in turn, of about 1.5 KB each: half of them follows, half posts.
 
-    Without `follows` all are posts, as a server that is not known cannot be followed on.
+    Without `follows` all are posts, as nobody on an unknown server can be followed.
     """
     now = datetime.now(UTC)
     assert federation.own_url is not None
@@ -100,7 +100,7 @@ async def enqueue(federation: Federation, urls: Sequence[str], deliveries: int, 
 
 @contextlib.asynccontextmanager
 async def redis_of(federation: Federation) -> AsyncIterator[Redis | None]:
-    """A connection of its own to the node's Redis, if it has one."""
+    """Open a new connection to the node's Redis, if it has one."""
     url = federation.settings.redis_url
     if url is None:
         yield None
@@ -110,6 +110,6 @@ async def redis_of(federation: Federation) -> AsyncIterator[Redis | None]:
 
 
 def cpu_seconds() -> float:
-    """Of this process."""
+    """Return the CPU time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

@@ -1,4 +1,4 @@
-"""How long claims take while a great many finished records expire at one moment and a reaper removes them."""
+"""How long claims take while very many finished records expire at one moment and a reaper removes them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _LEASE: Final = timedelta(minutes=1)
 _PAYLOAD: Final = b"x" * 100
 _RESULT: Final = b"y" * 100
 _REHEARSED: Final = 10
-"""Batches that tell how long the others will take."""
+"""How many batches are timed to predict how long the others will take."""
 _SLACK: Final = 1.2
 _ROUNDED_UP: Final = 0.002
-"""By so many seconds a retention may be longer in a storage."""
+"""By how many seconds a storage may lengthen a retention."""
 _AT_LEAST: Final = timedelta(milliseconds=1)
-"""Retention of a result that comes after the moment after all."""
+"""The retention of a result that is written too late for the common moment."""
 
 
 def records_of(kind: str, wanted: int) -> int:
-    """How many results are measured on this storage; 0 on BullMQ, which has no sweep: it removes when jobs finish.
+    """Return how many results are measured on this storage; 0 on BullMQ, which has no sweep.
 
-    A file's queue is in memory in every process and compacted as a whole, which a million results make a matter of
-    seconds: it is no storage for that many.
+    BullMQ removes when jobs finish. A file's queue is held in memory by every process, and compacted as a whole, which
+    takes seconds with a million results: it is no storage for that many.
     """
     return {"bullmq": 0, "file": min(wanted, MOST_IN_A_FILE)}.get(kind, wanted)
 
 
 async def expiry(kind: str, records: int) -> dict[str, float]:
-    """Milliseconds of claims before and while `records` results are removed, and seconds until all are gone.
+    """Measure claims, in ms, before and while `records` results are removed, and the seconds until all are gone.
 
-    The results end at one moment, set for after the filling by how long a first few took; nobody sweeps before. A
-    claim's time runs from the moment when it was to be made, so that one that holds up others counts for all of them.
+    All results end at one moment after the filling, which is predicted from a first few; nobody sweeps before. A
+    claim's time counts from the moment at which it was due, so that a claim which delays others counts for all of them.
     """
     async with open_storage(kind) as storage:
         end = await _keep_until_one_moment(storage, records)
@@ -71,7 +71,7 @@ async def expiry(kind: str, records: int) -> dict[str, float]:
 
 
 async def _keep_until_one_moment(storage: Storage, records: int) -> float:
-    """The storage holds so many results that end at the moment, by `perf_counter`, that is returned."""
+    """Store `records` results that all end at one moment, and return that moment, by `perf_counter`."""
     started = time.perf_counter()
     await _finish(storage, _REHEARSED * BATCH, None)
     filling = (time.perf_counter() - started) / _REHEARSED * records / BATCH
@@ -82,9 +82,9 @@ async def _keep_until_one_moment(storage: Storage, records: int) -> float:
 
 
 async def _finish(storage: Storage, count: int, end: float | None) -> float:
-    """Jobs were enqueued, claimed and completed, and are kept until about `end`; by what is returned, all have ended.
+    """Enqueue, claim and complete jobs, whose results are kept until about `end`.
 
-    None keeps nothing.
+    Return a moment by which all have ended. None keeps nothing.
     """
     latest = 0.0
     for start in range(0, count, BATCH):
@@ -132,5 +132,5 @@ class _Claims:
 
 
 def _quantile(samples: Sequence[float], part: float) -> float:
-    """The least sample that so large a part of all does not exceed."""
+    """Return the least sample that so large a part of all does not exceed."""
     return sorted(samples)[math.ceil(part * len(samples)) - 1]

@@ -1,4 +1,4 @@
-"""What one post to a great many servers costs on BullMQ: time until its jobs are in, and memory they take there."""
+"""What one post to very many servers costs on BullMQ: the time until its jobs are queued, and their memory there."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ MB: Final = 1_000_000
 
 
 def fan_out(environment: Mapping[str, str], recipients: int, *, down: int = 0) -> dict[str, float]:
-    """Seconds to owe a post of 2.4 KB to that many servers, `down` of which are, from its transaction's begin until the
-    last job is in the queue, CPU seconds of it here, and what Redis needs for it.
+    """Measure what it takes to owe a post of 2.4 KB to that many servers, `down` of which are down.
+
+    That is the seconds from the transaction's begin until the last job is in the queue, the CPU seconds of it in this
+    process, and the memory that Redis needs.
     """
     configure_logging("warning")
     settings = Settings.from_values(environment)
@@ -45,7 +47,7 @@ async def _measure(settings: Settings, recipients: int, down: int) -> dict[str, 
         async with redis_of(federation) as redis:
             if away:
                 await take_down(federation, away)
-            await _owe(federation, ["https://first.example"], payload)  # scripts are loaded, connections open
+            await _owe(federation, ["https://first.example"], payload)  # loads scripts, opens connections
             before = await _used(redis)
             started, cpu = time.perf_counter(), time.process_time()
             await _owe(federation, servers, payload)
@@ -77,7 +79,7 @@ async def _used(redis: Redis | None) -> int:
 
 
 def payload_of(own_url: str) -> str:
-    """A post of 2.4 KB."""
+    """Return a post of 2.4 KB."""
 
     def activity(text: str) -> str:
         return post_activity(

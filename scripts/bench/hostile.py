@@ -1,4 +1,4 @@
-"""Requests that a node has to refuse, and a process that floods one with them from many loopback addresses."""
+"""Requests that a node has to refuse, and a process that floods it with them from many loopback addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONGEST_ANSWER: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hostile:
-    """One kind of request; a `chunked` body is announced nowhere."""
+    """One kind of request. The length of a `chunked` body is not announced."""
 
     path: str
     body: bytes
@@ -45,13 +45,13 @@ class Hostile:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def pieces(self) -> list[bytes]:
-        """The body as it is written, in its framing."""
+        """Return the body in the pieces in which it is written, with its framing."""
         cut = [self.body[start : start + 65536] for start in range(0, len(self.body), 65536)]
         return [*(b"%x\r\n%s\r\n" % (len(each), each) for each in cut), b"0\r\n\r\n"] if self.chunked else cut
 
 
 def delivery(text: str, method: str, sender: OwnKeys, recipient: bytes) -> bytes:
-    """The body of a delivery that *sender* signs."""
+    """Return the body of a delivery that *sender* signs."""
     return DeliveryRequest(
         method=ActivityMethod(method),
         payload=seal(text, recipient),
@@ -71,7 +71,10 @@ def follow(url: str, follower: str, followed: str) -> str:
 
 
 def hostile_requests(*, victim: str, recipient: bytes, followed: str) -> dict[str, Hostile]:
-    """Each kind by its name, those over 64 KiB as `large ...`; *victim* is a registered server, *recipient* our key."""
+    """Return each kind by its name; those over 64 KiB are called `large ...`.
+
+    *victim* is a registered server, *recipient* our key.
+    """
     forger = generate_own_keys()
     signed = delivery(follow(STRANGER, "somebody", followed), "FEDERATE", forger, recipient)
     forged = delivery(follow(victim, "somebody", followed), "FEDERATE", forger, recipient)
@@ -110,7 +113,10 @@ def _relay(keys: OwnKeys) -> bytes:
 
 
 async def send(request: Hostile, port: int, *, address: str = "127.0.0.1") -> int | None:
-    """The status of the answer, which may come before the body is sent; None if there is none."""
+    """Send the request, and return the status of the answer, or None if there is none.
+
+    The answer may come before the body is sent.
+    """
     try:
         async with asyncio.timeout(LONGEST_ANSWER):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
@@ -137,9 +143,9 @@ async def _exchange(request: Hostile, host: str, reader: asyncio.StreamReader, w
 async def flood(
     requests: Mapping[str, Hostile], port: int, *, rate: float, seconds: float
 ) -> dict[str, dict[str, int]]:
-    """So many a second of *requests* in turn, from 50 addresses, on time however slow the answers: statuses by kind.
+    """Send *rate* of the *requests* a second in turn, from 50 addresses, and return the statuses by kind.
 
-    Three of four are small.
+    They are sent on time, however slow the answers are. Three of four are small.
     """
     small = [name for name in requests if not name.startswith("large")]
     large = [name for name in requests if name.startswith("large")]

@@ -1,4 +1,4 @@
-"""A fresh node to measure, and the machine that it is measured on."""
+"""A fresh node to measure, and the machine on which it is measured."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterator
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """Describe the machine on which the numbers were measured."""
     return {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
 
 
 def unwind_when_terminated() -> None:
-    """SIGTERM ends this process as Ctrl-C does: what it started has ended, and what it wrote is gone."""
+    """Make SIGTERM end this process like Ctrl-C, so that what it started is stopped, and what it wrote is removed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @contextlib.contextmanager
 def fresh_places(kind: str) -> Iterator[dict[str, str]]:
-    """Variables that say where a fresh node's rows and queues are. `bullmq` has its rows on PostgreSQL."""
+    """Yield variables that say where a fresh node's rows and queues are. `bullmq` has its rows on PostgreSQL."""
     if kind == "sqlite":
         with tempfile.TemporaryDirectory(prefix="fd-bench-") as directory:
             yield {"DATABASE_URL": f"sqlite:///{directory}/node.sqlite3"}
         return
-    from tests.servers import postgres, valkey  # here, because SQLite needs neither
+    from tests.servers import postgres, valkey  # imported here, because SQLite needs neither
 
     with contextlib.ExitStack() as stack:
         values = {"DATABASE_URL": stack.enter_context(postgres())}

@@ -23,7 +23,7 @@ MEMORY_JOBS: Final = 20_000
 
 
 async def throughput(kind: str, concurrency: int, backlog: int, jobs: int) -> dict[str, float]:
-    """Jobs enqueued per second in batches, processed per second with `backlog` others behind, and idle latency."""
+    """Measure jobs enqueued per second in batches, processed per second with `backlog` behind, and idle latency."""
     async with open_storage(kind) as storage:
         started = time.perf_counter()
         await fill(storage, jobs)
@@ -42,7 +42,7 @@ async def throughput(kind: str, concurrency: int, backlog: int, jobs: int) -> di
 
 
 async def _processing_rate(storage: Storage, concurrency: int, count: int) -> tuple[float, float]:
-    """Jobs per second, and CPU microseconds of this process per job."""
+    """Return jobs per second, and CPU microseconds of this process per job."""
 
     async def handle(_: Job) -> None:
         pass
@@ -53,7 +53,7 @@ async def _processing_rate(storage: Storage, concurrency: int, count: int) -> tu
 
 
 async def process(storage: Storage, concurrency: int, count: int, answer: Callable[[Job], Awaitable[object]]) -> None:
-    """A worker has run `answer` for so many jobs, settled them and ended."""
+    """Run a worker until `answer` was run for `count` jobs, and they are settled."""
     done = 0
 
     async def handle(job: Job) -> object:
@@ -68,7 +68,7 @@ async def process(storage: Storage, concurrency: int, count: int, answer: Callab
 
 
 async def _idle_latencies(storage: Storage) -> list[float]:
-    """Milliseconds from an enqueue to the start of its handler, with nothing else to do."""
+    """Measure the milliseconds from an enqueue to the start of its handler, with nothing else to do."""
     started_at: asyncio.Queue[float] = asyncio.Queue()
 
     async def handle(_: Job) -> None:
@@ -87,7 +87,7 @@ async def _idle_latencies(storage: Storage) -> list[float]:
 
 
 async def waiting(kind: str) -> dict[str, float]:
-    """Calls of `enqueue_and_wait` answered per second, by 1, 10 and 100 waiters, and how long ten wait each."""
+    """Measure calls of `enqueue_and_wait` answered per second, by 1, 10 and 100 waiters, and how long ten wait each."""
 
     async def answer(job: Job) -> int:
         return 1
@@ -116,7 +116,7 @@ async def _wait(queue: Queue, count: int, waits: list[float]) -> None:
 
 
 async def memory() -> dict[str, float]:
-    """What a waiting job takes in Valkey, by its `used_memory` before and after 20 000 of them."""
+    """Measure what a waiting job takes in Valkey, by its `used_memory` before and after 20 000 of them."""
     with server("redis") as url:
         storage, client = RedisStorage(url, "bench"), Redis.from_url(url)
         await storage.connect()
@@ -129,7 +129,7 @@ async def memory() -> dict[str, float]:
 
 
 def cpu_seconds() -> float:
-    """Of this process so far."""
+    """Return the CPU time of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,10 +1,10 @@
-"""Measures one other queue: run by `peers.py` with an interpreter that has it, needs nothing else.
+"""Measures one other queue. `peers.py` runs this with an interpreter that has it; it needs nothing else.
 
     python peer_process.py installed
     python peer_process.py run PEER URL CONCURRENCY JOBS
 
-The same for all: jobs of 1 KiB enqueued up front in the fastest documented way, a handler that does nothing, time from
-the start of the worker to the last handler, nothing kept of completed jobs, no logging, the standard event loop.
+All are measured alike: jobs of 1 KiB enqueued up front in the fastest documented way, a handler that does nothing, time
+from the start of the worker to the last handler, nothing kept of completed jobs, no logging, the standard event loop.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Watch:
         self._cpu = self._cpu_at_end = 0.0
 
     def batches(self) -> Iterator[int]:
-        """Sizes of the batches to enqueue."""
+        """Yield the sizes of the batches to enqueue."""
         self._began = time.perf_counter()
         for start in range(0, self.jobs, BATCH):
             yield min(BATCH, self.jobs - start)
         self._enqueued = time.perf_counter()
 
     def start(self) -> None:
-        """The worker is about to start."""
+        """Note that the worker is about to start."""
         self._cpu, self._started = time.process_time(), time.perf_counter()
 
     def tick(self) -> None:
-        """One more handler was run."""
+        """Count one more handler."""
         self.done += 1
         if self.done == self.jobs:
             self._ended, self._cpu_at_end = time.perf_counter(), time.process_time()
@@ -71,7 +71,10 @@ class Watch:
 
 
 async def arq(url: str, concurrency: int, watch: Watch) -> None:
-    """`max_jobs` is its concurrency; a poll delay of 10 ms, because at its 500 it would mostly sleep; no results."""
+    """Measure arq with `max_jobs` as concurrency, and without results.
+
+    The poll delay is 10 ms, because with its 500 it would mostly sleep.
+    """
     from arq.connections import RedisSettings, create_pool
     from arq.worker import Worker, func
 
@@ -95,7 +98,7 @@ async def arq(url: str, concurrency: int, watch: Watch) -> None:
 
 
 async def saq(url: str, concurrency: int, watch: Watch) -> None:
-    """`concurrency`; blocking dequeue, its default; a ttl of -1 keeps no result."""
+    """Measure saq with `concurrency`, and blocking dequeue, which is its default; a ttl of -1 keeps no result."""
     from saq import Queue, Worker
 
     async def handle(_: object, *, payload: str) -> None:
@@ -112,7 +115,7 @@ async def saq(url: str, concurrency: int, watch: Watch) -> None:
 
 
 async def stock_bullmq(url: str, concurrency: int, watch: Watch) -> None:
-    """`concurrency`; `addBulk`; `removeOnComplete`."""
+    """Measure BullMQ with `concurrency`, `addBulk`, and `removeOnComplete`."""
     from bullmq import Queue, Worker
 
     async def handle(job: object, token: str) -> None:
@@ -128,7 +131,10 @@ async def stock_bullmq(url: str, concurrency: int, watch: Watch) -> None:
 
 
 async def procrastinate(url: str, concurrency: int, watch: Watch) -> None:
-    """`concurrency`; its own pool's size; `wait=False` without LISTEN, as nothing more comes; done jobs deleted."""
+    """Measure procrastinate with `concurrency`, its own pool's size, and done jobs deleted.
+
+    It uses `wait=False` without LISTEN, as nothing more comes.
+    """
     from procrastinate import App, PsycopgConnector
 
     app = App(connector=PsycopgConnector(conninfo=_plain(url)))
@@ -152,12 +158,15 @@ async def procrastinate(url: str, concurrency: int, watch: Watch) -> None:
 
 
 async def pgqueuer(url: str, concurrency: int, watch: Watch) -> None:
-    """`max_concurrent_tasks` is the concurrency, the batch half of it, as it demands; asyncpg, its faster driver."""
+    """Measure pgqueuer with `max_concurrent_tasks` as concurrency, and asyncpg, its faster driver.
+
+    The batch is half the concurrency, as it demands.
+    """
     await _pgqueuer(url, watch, batch_size=concurrency // 2, max_concurrent_tasks=concurrency)
 
 
 async def pgqueuer_uncapped(url: str, concurrency: int, watch: Watch) -> None:
-    """Its default: batches as large as the concurrency, of which it works on any number at once."""
+    """Measure pgqueuer with its default: batches as large as the concurrency, any number of which run at once."""
     await _pgqueuer(url, watch, batch_size=concurrency, max_concurrent_tasks=None)
 
 

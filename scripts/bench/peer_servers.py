@@ -1,9 +1,11 @@
-"""Other servers, in one process of their own on loopback: each answers `/discover`, and every delivery with a canned,
-validly signed acknowledgment. Some may hang for ever, and all may go away and come back.
+"""Other servers, in one process of their own on loopback.
 
-Theory of operation. The process reads one JSON object a line and answers each with one. The first says how many
+Each answers `/discover`, and every delivery with a canned, validly signed acknowledgment. Some may hang for ever, and
+all may go away and come back.
+
+Theory of operation. The process reads one JSON object per line and answers each with one. The first says how many
 servers there are; later ones let them go away (`down`: connections are refused), come back on the same ports (`up`), or
-tell how many deliveries they took (`taken`). It ends when its input does.
+ask how many deliveries they accepted (`taken`). The process ends when its input does.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from federation.protocol.keys import OwnKeys, decode_key, generate_own_keys
 FOLLOWER: Final = "bench-follower"
 FOLLOWED: Final = "bench-followed"
 OWN_URL: Final = "http://127.0.0.1:9"
-"""Of the node that is measured; nobody listens there."""
+"""The URL of the measured node; nobody listens there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,13 @@ class Peers:
         return [server["url"] for server in self.servers]
 
     def tell(self, command: str) -> Any:
-        """What the process answers to a command, once it has done it."""
+        """Return what the process answers to a command, once it has done it."""
         return _ask(self.process, {"do": command})
 
 
 @contextlib.contextmanager
 def peer_process(servers: int, keys: OwnKeys, *, hanging: int = 0) -> Iterator[Peers]:
-    """So many servers for the node with these keys, the last `hanging` of which accept connections and never answer."""
+    """Run `servers` servers for the node with these keys. The last `hanging` accept connections and never answer."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.peer_servers"],
         stdin=subprocess.PIPE,
@@ -72,7 +74,7 @@ def _ask(process: subprocess.Popen[str], request: dict[str, object]) -> Any:
 
 @dataclass(slots=True)
 class _Server:
-    """One server, its answers by what is asked, and how many deliveries it took."""
+    """One server, its answers by what is asked, and how many deliveries it accepted."""
 
     recipient: bytes
     hangs: bool
@@ -85,14 +87,14 @@ class _Server:
     _connections: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def up(self) -> None:
-        """It listens, on the port that it had before."""
+        """Listen, on the port that it had before."""
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._listener.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._answers = self._answers or self._canned()
 
     async def down(self) -> None:
-        """Nobody listens, and every connection is closed."""
+        """Stop listening, and close every connection."""
         assert self._listener is not None
         self._listener.close()
         for connection in self._connections:
@@ -118,7 +120,7 @@ class _Server:
             "publicKey": self.keys.signing.public_text,
             "encryptionPublicKey": self.keys.encryption.public_text,
         }
-        asides = {b"/discover": discover, b"/proxy": {}}  # who pings it learns nothing of its keys
+        asides = {b"/discover": discover, b"/proxy": {}}  # a ping learns nothing about its keys
         return {path: _http(json.dumps(body).encode()) for path, body in {**acks, **asides}.items()}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

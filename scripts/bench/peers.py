@@ -1,4 +1,4 @@
-"""Other queues, each measured in a process of its own, on the same kind of server as the storage it stands next to."""
+"""Other queues, each measured in a process of its own, on the same kind of server as the storage beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final
 from bench.storages import server
 
 NODE_PEERS: Final = {"node-bull": "1.1.3", "node-bull-1.0": "1.0.0"}
-"""Versions of npm `bull`, run by Node."""
+"""The versions of npm's `bull`, run by Node."""
 
 PEERS: Final = {
     "arq": "redis",
@@ -26,7 +26,7 @@ PEERS: Final = {
     "pgqueuer-uncapped": "postgres",
     **dict.fromkeys(NODE_PEERS, "bull"),
 }
-"""Which of our storages each stands next to."""
+"""The storage of ours with which each is compared."""
 
 INSTALL: Final = (
     "python -m venv .peers && .peers/bin/pip install -e '.[bench]', then --peers-python .peers/bin/python; "
@@ -40,7 +40,7 @@ _NODE_MODULES: Final = Path(__file__).resolve().parents[2] / "tests" / "interop"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another queue, and the command that measures it, but for server, concurrency and number of jobs."""
+    """Another queue, and the command that measures it, without server, concurrency and number of jobs."""
 
     name: str
     version: str
@@ -48,11 +48,11 @@ class Peer:
 
     @property
     def storage(self) -> str:
-        """Which of ours it stands next to."""
+        """The storage of ours with which it is compared."""
         return PEERS[self.name]
 
     async def throughput(self, concurrency: int, jobs: int) -> dict[str, float]:
-        """As for our own storages, but for the idle latency."""
+        """Measure the same as for our own storages, without the idle latency."""
         with server(self.storage) as url:
             command = [*self.command, url, str(concurrency), str(jobs)]
             process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -64,7 +64,7 @@ class Peer:
 
 
 def installed(wanted: list[str], python: str | None) -> list[Peer]:
-    """The wanted peers that this interpreter or our own has, or Node; those missing are named on stderr."""
+    """Return the wanted peers that this interpreter or our own has, or Node. Missing ones are named on stderr."""
     found = {peer.name: peer for peer in _in_node()}
     for interpreter in filter(None, (python, sys.executable)):
         question = [interpreter, str(_PROCESS), "installed"]

@@ -20,7 +20,7 @@ class Row:
     labels: Mapping[str, object]
     measure: Callable[[], Awaitable[Run]]
     baseline: Row | None = None
-    """The row that this one's speed is compared to."""
+    """The row with whose speed this one's is compared."""
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def cells(self) -> dict[str, object]:
-        """Everything the row shows, by column."""
+        """Everything that the row shows, by column."""
         cells = {**self.labels, **self.medians}
         if self.baseline is not None:
             cells["times slower"] = self.baseline.medians["processed_per_s"] / self.medians["processed_per_s"]
@@ -37,7 +37,7 @@ class Row:
 
 
 def by_table(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
-    """The cells of every row of every table."""
+    """Return the cells of every row of every table."""
     tables: dict[str, list[dict[str, object]]] = {}
     for row in rows:
         tables.setdefault(row.table, []).append(row.cells)
@@ -45,7 +45,7 @@ def by_table(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Every table under its name."""
+    """Return every table under its name."""
     return "\n\n".join(f"{name}:\n\n" + "\n".join(_lines(table)) for name, table in by_table(rows).items())
 
 
@@ -69,7 +69,7 @@ def _title(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """Numbers to three digits, with thousands set apart."""
+    """Format numbers with three digits, and thousands set apart."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     rounded = float(f"{value:.3g}")

@@ -1,10 +1,10 @@
-"""Other servers, in one process of their own on loopback, whom a node asks to take its new keys.
+"""Other servers, in one process of their own on loopback, which a node asks to accept its new keys.
 
     python -m bench.rotating_servers SERVERS PUBLIC_KEY ENCRYPTION_KEY
 
-They know the node by these keys, and do all that the protocol asks of them, kept in memory: they pose challenges, and
-check all four proofs. Each line on the input is answered with one of JSON: first the servers, then how many of them
-know the node by each key. The process ends when its input does.
+They know the node by these keys, and do all that the protocol asks of them, in memory: they send challenges, and check
+all four proofs. Each line of input is answered with a line of JSON: first the servers, then how many of them know the
+node by each key. The process ends when its input does.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class RotatingServers:
     process: subprocess.Popen[str]
 
     def known_keys(self) -> dict[str, int]:
-        """By how many servers the node is known by each of its public signing keys."""
+        """Count the servers that know the node by each of its public signing keys."""
         known: dict[str, int] = _ask(self.process)
         return known
 
 
 @contextlib.contextmanager
 def rotating_servers(servers: int, keys: OwnKeys) -> Iterator[RotatingServers]:
-    """So many servers that know the node with these keys."""
+    """Run `servers` servers that know the node by these keys."""
     command = (sys.executable, "-m", "bench.rotating_servers", str(servers))
     process = subprocess.Popen(
         [*command, keys.signing.public_text, keys.encryption.public_text],
@@ -68,7 +68,7 @@ def _ask(process: subprocess.Popen[str]) -> Any:
 
 @dataclass(slots=True)
 class _Server:
-    """One server, the keys that it knows the node by, and the rotation that is pending."""
+    """One server, the keys by which it knows the node, and the rotation that is pending."""
 
     known: tuple[str, str]
     keys: OwnKeys = field(default_factory=generate_own_keys)

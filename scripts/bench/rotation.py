@@ -1,4 +1,4 @@
-"""A node that brings new keys to all servers that it knows: the shipped command, as a process of its own."""
+"""A node that brings new keys to all servers it knows: the shipped command, as a process of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ BAR: Final = timedelta(minutes=3)
 
 
 def measure(place: str, *, servers: int, kill_after: timedelta | None, profile: Path | None = None) -> Figure:
-    """`kill -9` takes the command each time *kill_after* has passed, and it is run again until it ends by itself."""
+    """Measure a rotation.
+
+    With *kill_after* the command is killed by `kill -9` each time, and run again until it ends by itself.
+    """
     keys = generate_own_keys()
     with (
         fresh_places(place) as places,
@@ -42,7 +45,7 @@ def measure(place: str, *, servers: int, kill_after: timedelta | None, profile: 
         upgrade(settings)
         asyncio.run(_register(settings, others))
         seconds, runs = _rotate(Path(directory), kill_after, profile)
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the command: the servers have not ended
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # only of the command, as the servers have not ended
         known = others.known_keys()
         newest = _newest(Path(directory))
     if known != {newest: servers}:
@@ -64,7 +67,7 @@ async def _register(settings: Settings, others: RotatingServers) -> None:
 
 
 def _rotate(directory: Path, kill_after: timedelta | None, profile: Path | None) -> tuple[float, int]:
-    """How long it took altogether, and in how many runs."""
+    """Rotate, and return how long it took altogether, and in how many runs."""
     measured = ["-m", "cProfile", "-o", str(profile.absolute())] if profile else []
     command = [sys.executable, *measured, "-m", "federation", "keys", "rotate", "--json"]
     started = time.monotonic()
@@ -77,7 +80,7 @@ def _rotate(directory: Path, kill_after: timedelta | None, profile: Path | None)
             stderr=subprocess.PIPE,
             text=True,
         )
-        # Each run a little longer than the one before, or a machine in trouble would never get anywhere.
+        # Each run gets a little longer than the one before, otherwise a busy machine would never get anywhere.
         patience = None if kill_after is None else kill_after.total_seconds() * (1 + runs / 10)
         try:
             said, complained = process.communicate(timeout=patience)

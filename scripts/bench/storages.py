@@ -26,14 +26,14 @@ _VERSIONS_OF: Final = {
 
 
 def versions(storages: list[str]) -> dict[str, str]:
-    """Of the packages that these storages and their servers come from."""
+    """Return the versions of the packages that these storages and their servers come from."""
     packages = sorted({package for storage in storages for package in _VERSIONS_OF.get(storage, [])})
     return {package: importlib.metadata.version(package) for package in packages}
 
 
 @contextlib.contextmanager
 def server(kind: str) -> Iterator[str]:
-    """The URL of a fresh server (postgres, redis, bullmq, bull) or of a fresh directory (file, sqlite)."""
+    """Yield the URL of a fresh server (postgres, redis, bullmq, bull) or of a fresh directory (file, sqlite)."""
     if kind == "postgres":
         with postgres() as url:
             yield url
@@ -47,7 +47,7 @@ def server(kind: str) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def open_storage(kind: str) -> AsyncIterator[Storage]:
-    """A fresh storage of that kind, connected."""
+    """Yield a fresh storage of that kind, connected."""
     with server(kind) as place:
         storage = await _storage(kind, place)
         await storage.connect()
@@ -58,7 +58,7 @@ async def open_storage(kind: str) -> AsyncIterator[Storage]:
 
 
 async def _storage(kind: str, place: str) -> Storage:
-    # Imported here: who measures one storage needs the extras of no other.
+    # Imported here, so that measuring one storage needs the extras of no other.
     if kind == "memory":
         from workers.storage.memory import MemoryStorage
 
@@ -87,7 +87,7 @@ async def _storage(kind: str, place: str) -> Storage:
 
 
 async def fill(storage: Storage, count: int) -> None:
-    """`count` more jobs wait."""
+    """Enqueue `count` more jobs."""
     payload = json.dumps(PAYLOAD).encode()
     for start in range(0, count, BATCH):
         size = min(BATCH, count - start)

@@ -1,4 +1,4 @@
-"""What strangers who flood a node cost those who have business with it: a real process on SQLite."""
+"""What strangers who flood a node cost those who use it properly: a real process on SQLite."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FOLLOWS_PER_SECOND: Final = 10
 PEERS: Final = 20
 ENQUEUED_EVERY: Final = 0.5
 CALM: Final = 2.0
-"""Seconds without anything, in which a process comes to rest."""
+"""Seconds without load, in which a process comes to rest."""
 
 
 @dataclass(slots=True)
 class Node:
-    """`federation run`, and what is needed to have business with it."""
+    """The process of `federation run`, and what is needed to use it properly."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -50,18 +50,18 @@ class Node:
     followers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
 
     def memory(self) -> float:
-        """MiB resident."""
+        """Return the resident memory in MiB."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
     def cpu(self) -> float:
-        """Seconds so far."""
+        """Return the seconds of CPU so far."""
         with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as stat:
             user, system = stat.read().rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def good_follow(self) -> Hostile:
-        """A new follow of a registered server: nothing is wrong with it."""
+        """Return a new, valid follow of a registered server."""
         text = follow(VICTIM, f"follower-{next(self.followers)}", FOLLOWED)
         body = delivery(text, "FEDERATE", self.friend, self.keys.encryption.public)
         return Hostile(path=FOLLOWS, body=body, claims=VICTIM)
@@ -72,7 +72,7 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def running_node() -> AsyncIterator[Node]:
-    """A node that knows some servers, one of which everybody else pretends to be."""
+    """Run a node that knows some servers, one of which everybody else pretends to be."""
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(node_environment("sqlite"))
         keys, port, friend = own_keys(environment), free_port(), generate_own_keys()
@@ -122,7 +122,7 @@ async def _until_serving(port: int) -> None:
 
 @dataclass(slots=True)
 class Business:
-    """What good servers saw in one stretch of time: how long their follows took, and which were not taken."""
+    """What good servers saw in one stretch of time: how long their follows took, and which were refused."""
 
     milliseconds: list[float] = field(default_factory=list)
     lost: int = 0
@@ -135,9 +135,12 @@ class Business:
 
 
 async def measure(*, rate: float, seconds: float, offered: float) -> list[Figure]:
-    """The figures of a flood of *rate* a second, against the same time without one; *offered* deliveries a second."""
+    """Measure a flood of *rate* requests a second against the same time without one.
+
+    *offered* deliveries a second are owed meanwhile.
+    """
     async with running_node() as node:
-        await _do_business(node, 3, offered)  # what is first done once is done
+        await _do_business(node, 3, offered)  # so that what is done only the first time is done
         await asyncio.sleep(CALM)
         calm = await _do_business(node, seconds, offered)
         before = node.memory()
@@ -217,7 +220,7 @@ async def _do_business(node: Node, seconds: float, offered: float) -> Business:
 
 
 async def _owe(node: Node, ends: float, offered: float) -> None:
-    """So many a second, or always some more than can be delivered if that is none."""
+    """Owe *offered* deliveries a second, half a second ahead."""
     began, owed = time.monotonic(), 0
     while time.monotonic() < ends:
         due = round(offered * (time.monotonic() - began + ENQUEUED_EVERY)) - owed
@@ -240,7 +243,7 @@ async def _follow(node: Node, business: Business) -> None:
 
 
 async def costs(*, requests: int) -> list[Figure]:
-    """CPU of the process for each refused request, one after the other, against that of a good follow."""
+    """Measure the process's CPU for each refused request, one after the other, against that of a good follow."""
     figures = []
     async with running_node() as node:
         await asyncio.sleep(CALM)
@@ -265,7 +268,7 @@ async def costs(*, requests: int) -> list[Figure]:
 
 
 async def _idle_cpu(node: Node) -> float:
-    """Seconds of CPU in a second."""
+    """Return the seconds of CPU per second while idle."""
     before = node.cpu()
     await asyncio.sleep(CALM)
     return (node.cpu() - before) / CALM

@@ -36,7 +36,7 @@ AT_LEAST_ONE = ("retried", "probes")
 
 
 def main() -> int:
-    """Run the demonstration; 0 if everything came out as promised."""
+    """Run the demonstration. Return 0 if everything came out as promised."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("--once", action="store_true", help="end by itself when everything has arrived")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object on stdout")
@@ -46,7 +46,7 @@ def main() -> int:
         "--bullmq", action="store_true", help="keep the sender's queues in BullMQ on an embedded Valkey"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that everything is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, so that everything is stopped
     try:
         return demonstrate(options)
     except DemoFailed as error:
@@ -82,7 +82,7 @@ def demonstrate(options: argparse.Namespace) -> int:
 
 
 def make_nodes(directory: Path, sender_settings: dict[str, str]) -> list[Node]:
-    """The sender and its two peers, with their users, not yet running."""
+    """Make the sender and its two peers, with their users, not yet running."""
     run = secrets.token_hex(4)
     roles = [
         ("sender", ["run"], sender_settings, [("alice", False)]),
@@ -98,7 +98,7 @@ def make_nodes(directory: Path, sender_settings: dict[str, str]) -> list[Node]:
 
 
 def deviations(tally: Tally) -> list[str]:
-    """What did not come out as promised."""
+    """Return what did not come out as promised."""
     numbers = asdict(tally)
     wrong = [f"{name} is {numbers[name]}, not {value}" for name, value in EXPECTED.items() if numbers[name] != value]
     return wrong + [f"{name} is 0, not at least 1" for name in AT_LEAST_ONE if not numbers[name]]

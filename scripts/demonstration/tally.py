@@ -1,4 +1,4 @@
-"""What has been delivered, counted where it can be seen: the sender's log of attempts, and the peers' own tables."""
+"""What has been delivered, counted where it can be seen: in the sender's log of attempts, and the peers' own tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodes import Node
 
 @dataclass(slots=True)
 class Owed:
-    """What the application asked for: the posts each peer shall have, and the follows (by peer and followed user)."""
+    """What the application asked for: the posts for each peer, and the follows (by peer and followed user)."""
 
     deliveries: set[str] = field(default_factory=set)
     posts: dict[str, set[str]] = field(default_factory=dict)  # by the peer's URL
@@ -21,10 +21,10 @@ class Owed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """The numbers of one moment.
+    """The numbers at one moment.
 
-    What is lost is neither at its peer nor known to the sender any more, unlike what is not yet delivered. Between two
-    of the queries an arrival may look like it, so `lost` and `duplicates` mean something at the end.
+    A lost delivery is neither at its peer nor known to the sender any more, unlike one that is not yet delivered.
+    Between two of the queries an arrival may look like that, so `lost` and `duplicates` mean something only at the end.
     """
 
     delivered: int
@@ -40,7 +40,7 @@ class Tally:
 
 
 def count(sender: Node, peers: Sequence[Node], owed: Owed) -> Tally:
-    """The numbers as they are now."""
+    """Return the numbers as they are now."""
     failed = set(_column(sender, "SELECT id FROM delivery_jobs WHERE settled_at IS NOT NULL"))
     lost = duplicates = 0
     for peer in peers:
@@ -70,7 +70,7 @@ def count(sender: Node, peers: Sequence[Node], owed: Owed) -> Tally:
 
 
 def delivered_to(sender: Node, peer: Node) -> int:
-    """How many deliveries the peer has acknowledged."""
+    """Count the deliveries that the peer has acknowledged."""
     return _number(
         sender,
         "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE outcome = 'delivered' AND server_url = ?",
@@ -79,7 +79,7 @@ def delivered_to(sender: Node, peer: Node) -> int:
 
 
 def health_of(sender: Node, peer: Node) -> str:
-    """How the sender sees the peer."""
+    """Return how the sender sees the peer."""
     rows = _rows(sender, "SELECT is_healthy, unhealthy_reason FROM server_registry WHERE url = ?", peer.url)
     if not rows:
         return "unknown"
@@ -88,12 +88,12 @@ def health_of(sender: Node, peer: Node) -> str:
 
 
 def waiting_for(sender: Node, peer: Node) -> int:
-    """How many deliveries to the peer are still owed."""
+    """Count the deliveries to the peer that are still owed."""
     return _number(sender, "SELECT count(*) FROM delivery_jobs WHERE settled_at IS NULL AND server_url = ?", peer.url)
 
 
 def _posts_with_rows(sender: Node, peer: Node) -> set[str]:
-    """The posts for the peer that the sender still knows of: to be sent, held until the peer is back, or given up."""
+    """Return the posts for the peer that the sender still knows: to be sent, held until it is back, or given up."""
     query = (
         "SELECT json_extract(coalesce(texts.payload, jobs.payload), '$.post.id') FROM delivery_jobs AS jobs "
         "LEFT JOIN delivery_payloads AS texts ON texts.id = jobs.payload_id "

@@ -1,1 +1,1 @@
-"""What comes in and goes out: the application's tables, exports, results on disk, and what is published of them."""
+"""What comes in and goes out: the application's tables, exports, results on disk, and their publication."""

@@ -1,7 +1,7 @@
 """Rows of a database as Arrow record batches.
 
-SQLite keeps any kind of value in any column: one that is not of its column's kind becomes null, and the checks of the
-transforms set its row aside.
+SQLite keeps any kind of value in any column. A value that is not of its column's kind becomes null, and the checks of
+the transforms set its row aside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INTEGERS: Final = {"integer": pyarrow.int32(), "long": pyarrow.int64()}
 
 
 def to_batch(rows: Sequence[Sequence[object]], fields: Sequence[StructField]) -> pyarrow.RecordBatch:
-    """`rows`, which are not empty, with one column per field."""
+    """Convert `rows`, which are not empty, to a batch with one column per field."""
     by_column = zip(zip(*rows, strict=True), fields, strict=True)
     columns = [_column(values, field.dataType.typeName()) for values, field in by_column]
     return pyarrow.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
@@ -48,9 +48,9 @@ def _or_null(values: Sequence[object], kind: pyarrow.DataType, fits: Callable[[o
 
 
 def _times(values: Sequence[object]) -> pyarrow.Array:
-    """Without a zone they are UTC; texts are read as ISO 8601."""
+    """Convert times to UTC, which times without a zone are in already. Texts are read as ISO 8601."""
     try:
-        # PostgreSQL's driver hands over datetimes, SQLite's texts.
+        # PostgreSQL's driver returns datetimes, SQLite's returns texts.
         if any(isinstance(value, str) for value in values):
             return pyarrow.array(values, pyarrow.string()).cast(_UNZONED).cast(_ZONED)
         return pyarrow.array(values, _UNZONED).cast(_ZONED)

@@ -1,4 +1,4 @@
-"""The application's database as it is asked outside Spark: does it answer, and how far back do its attempts go?"""
+"""Questions to the application's database outside Spark: does it answer, and how far back do its attempts go?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from federation.analytics.data.tables import TABLES
 from federation.analytics.errors import DatabaseUnavailable
 
 FIRST_DAY: Final = date(2000, 1, 1)
-"""A time before it is nobody's attempt."""
+"""No attempt was made before this day."""
 
 _UNDEFINED_TABLE: Final = "42P01"
 _WHAT_TO_CHECK: Final = "is DATABASE_URL, or --database, right, and the server up?"
@@ -27,10 +27,12 @@ _PATIENCE: Final = timedelta(seconds=4)
 
 
 def check_database(url: str) -> None:
-    """The database answers and has the tables that are read. Asked before Spark is started, which takes seconds.
+    """Check that the database answers and has the tables that are read.
+
+    Call it before starting Spark, which takes seconds.
 
     Raises:
-        DatabaseUnavailable: it does not, within 10 s.
+        DatabaseUnavailable: it does not answer within 10 s, or lacks them.
         DatabaseUrlError: `url` names no database.
     """
     with _connected(url) as connection:
@@ -40,7 +42,7 @@ def check_database(url: str) -> None:
 
 
 def oldest_attempt(url: str) -> date | None:
-    """The UTC day of the first attempt that is still logged, None where there is none.
+    """Return the UTC day of the first attempt that is still logged, or None if there is none.
 
     Raises:
         DatabaseUnavailable: as `check_database`.
@@ -56,7 +58,7 @@ def oldest_attempt(url: str) -> date | None:
 
 
 def has_attempts(url: str, since: date | None, until: date | None) -> bool:
-    """Whether there are attempts from `since` on and before `until`; None is no bound.
+    """Tell whether there are attempts from `since` on and before `until`; None is no bound.
 
     Raises:
         DatabaseUnavailable: as `check_database`.
@@ -77,7 +79,7 @@ def _dated(connection: Connection, since: date | None, until: date | None) -> li
 def _connected(url: str) -> Iterator[Connection]:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
-        # SQLite would make an empty one.
+        # SQLite would create an empty database.
         raise DatabaseUnavailable(f"there is no database {parsed.database}; {_WHAT_TO_CHECK}")
     engine = reading_engine(parsed, connect_timeout=_PATIENCE)
     milliseconds = int(_PATIENCE.total_seconds() * 1000)
@@ -95,11 +97,11 @@ def _connected(url: str) -> Iterator[Connection]:
 
 
 def _told(url: URL, error: SQLAlchemyError) -> str:
-    """One line, with what names the database in it and no password."""
+    """Describe the error in one line, which names the database and has no password in it."""
     shown = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
     cause = error.orig if isinstance(error, DBAPIError) else error
     if getattr(cause, "sqlstate", None) == _UNDEFINED_TABLE or "no such table" in str(cause):
         return f"the database {shown} lacks tables of ours; `federation upgrade` makes them"
-    # The driver's second line on is advice; its first names host and user, never the password.
+    # From its second line on, the driver gives advice; the first line names host and user, never the password.
     first_line = " ".join(str(cause).partition("\n")[0].split())
     return f"the database {shown} cannot be read ({first_line}); {_WHAT_TO_CHECK}"

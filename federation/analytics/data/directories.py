@@ -1,7 +1,8 @@
-"""Directories and files that are replaced whole: readers find the old or the fresh one, and never a part of either.
+"""Directories and files that are replaced whole: readers find the old one or the fresh one, never a part of either.
 
-Work goes on in `.staging` inside the directory it is for, a name no reader looks at. A lock on the directory, which
-ends with its process, keeps a second writer out, so what lies in `.staging` when a writer begins is a dead one's.
+Work goes on in `.staging` inside the target directory, a name that no reader looks at. A lock on the directory, which
+ends with its process, keeps a second writer out. So what lies in `.staging` when a writer begins was left by a dead
+one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _RENAME_EXCHANGE: Final = 2
 
 @contextlib.contextmanager
 def staging_in(directory: Path) -> Iterator[Path]:
-    """An empty directory to work in, gone afterwards, while nobody else works in `directory`, which is made if need be.
+    """Yield an empty directory to work in, which is removed afterwards. Nobody else works in `directory` meanwhile.
+
+    If `directory` does not exist, it is made.
 
     Raises:
         DirectoryUnusable: another process works there, or it cannot be written to.
@@ -54,10 +57,10 @@ def staging_in(directory: Path) -> Iterator[Path]:
 
 
 def replace_directory(fresh: Path, place: Path) -> None:
-    """`place` is what `fresh` was, in one step where the system can exchange two directories (Linux, local disks).
+    """Replace `place` by `fresh`, in one step where the system can exchange two directories (Linux, local disks).
 
-    Elsewhere in two: a process that dies in between leaves none, and the next `staging_in` puts the old one back.
-    `fresh` lies as deep in `.staging` as `place` does in the directory that is worked for.
+    Elsewhere this takes two steps: if a process dies in between, there is none, and the next `staging_in` puts the old
+    one back. `fresh` must lie as deep in `.staging` as `place` does in the target directory.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     for file in fresh.rglob("*"):
@@ -72,7 +75,7 @@ def replace_directory(fresh: Path, place: Path) -> None:
 
 
 def replace_file(fresh: Path, place: Path) -> None:
-    """`place` is what `fresh` was, in one step."""
+    """Replace `place` by `fresh`, in one step."""
     place.parent.mkdir(parents=True, exist_ok=True)
     _sync(fresh)
     fresh.replace(place)
@@ -80,7 +83,7 @@ def replace_file(fresh: Path, place: Path) -> None:
 
 
 def write_file(text: str, place: Path) -> Path:
-    """`place` holds `text`, whole or not at all; readers of the old one are not disturbed."""
+    """Write `text` to `place`, whole or not at all. Readers of the old file are not disturbed."""
     beside = place.with_name(f".{place.name}")
     beside.write_text(text, encoding="utf-8")
     return beside.replace(place)
@@ -98,7 +101,7 @@ def _clear(staging: Path, directory: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """The two have changed places at once; False where the system has no such call for them."""
+    """Exchange the two directories at once. Return False if the system has no such call for them."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -111,7 +114,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """It survives a power cut."""
+    """Make sure that the file survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

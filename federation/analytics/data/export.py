@@ -1,13 +1,13 @@
-"""The application's tables as Parquet: attempts once, by UTC day; the others as they stand, whole.
+"""The application's tables as Parquet: attempts once, by UTC day; the other tables as they are, whole.
 
     DIR/attempts/day=2025-01-31/*.parquet          replaced whole by every export that covers the day
-    DIR/attempts/day=__HIVE_DEFAULT_PARTITION__/   attempts whose time is no time of ours, read with every window
+    DIR/attempts/day=__HIVE_DEFAULT_PARTITION__/   attempts with an impossible time, read with every window
     DIR/servers/, DIR/blacklist/, DIR/health_events/, DIR/links/
     DIR/earlier_servers/                           the registry as the last export of an earlier day found it
 
-A run that fails or is killed leaves every day whole, the old one or the fresh one; days are put in place oldest first,
-so an export that goes on from the latest day leaves no gap. A day never shrinks: fewer attempts in the database than
-were exported means that it has purged them, and the export is kept.
+A run that fails or is killed leaves every day whole, the old one or the fresh one. Days are put in place oldest first,
+so an export that goes on from the latest day leaves no gap. A day never shrinks: if the database has fewer attempts
+than were exported, it has purged them, and the export is kept.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ EARLIER_SERVERS: Final = "earlier_servers"
 UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
 
 AGAIN: Final = timedelta(days=1)
-"""How far before the latest exported day an export begins when it is not told: that day was not over perhaps, and
-attempts that began on the day before were logged after it."""
+"""How far before the latest exported day an export begins by default: that day was perhaps not over, and attempts that
+began on the day before were logged after it."""
 
 _FUTURE: Final = timedelta(days=1)
-"""An attempt is dated by the clock of a machine of ours; from here on after the window's end its time is wrong."""
+"""Attempts are dated by our own clocks; if one lies this far after the window's end, its time is wrong."""
 
 _EXPORTED_ON: Final = "_exported_on"
 
@@ -61,22 +61,22 @@ class Tables(Protocol):
     def url(self) -> str: ...
 
     def read(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
-        """A frame of the table's schema in `frames`: its rows from `since` up to, not including, `until`."""
+        """Return the rows from `since` up to, not including, `until`, as a frame of the table's schema in `frames`."""
         ...
 
     def snapshot(self, table: str, target: Path) -> None:
-        """`target` is a directory of Parquet files that hold the whole table, one of those that stay small."""
+        """Write the whole table, one of those that stay small, as Parquet files to the directory `target`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What lies in the directory after an export; `attempts` by day, of those days of `window` that have some."""
+    """What lies in the directory after an export; `attempts` counts them by day, for days in `window` with any."""
 
     window: Window
     attempts: dict[date, int]
     kept: tuple[date, ...]
-    """Days whose export was kept, because the database holds fewer attempts of them."""
+    """Days whose export was kept, because the database has fewer attempts of them."""
     undated: int
     snapshots: dict[str, int]
 
@@ -90,10 +90,10 @@ def export(
     now: datetime | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Export:
-    """The exports in `directory` hold what the database held when this began, for the UTC days `since` to `until`.
+    """Export what the database holds now, for the UTC days `since` to `until`, to `directory`.
 
     `since` is by default the day before the latest exported one, or the first with attempts; `until`, which is not
-    included, tomorrow. Repeating it changes nothing unless the database changed.
+    included, is tomorrow by default. Repeating it changes nothing unless the database changed.
 
     Raises:
         AnalyticsError: the database or the directory failed; every day is whole.
@@ -117,7 +117,7 @@ def export(
 
 
 def exported_days(directory: Path) -> list[date]:
-    """The days that have been exported, in order."""
+    """Return the days that have been exported, in order."""
     days = []
     for path in (directory / ATTEMPTS).glob("day=????-??-??"):
         try:
@@ -138,7 +138,7 @@ def _window(url: str, directory: Path, since: date | None, until: date | None, t
 
 
 def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) -> Path:
-    """All days in one pass, each in a directory of its own."""
+    """Write all days in one pass, each to a directory of its own."""
     impossible = max(window.until, today + timedelta(days=1)) + _FUTURE
     ranges = ((window.since, window.until), (None, FIRST_DAY), (impossible, None))
     frames = [_dated(tables, since, until) for since, until in ranges if has_attempts(tables.url, since, until)]
@@ -148,15 +148,16 @@ def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) 
 
 
 def _dated(tables: Tables, since: date | None, until: date | None) -> DataFrame:
-    """With the `day` of each; none where the time is impossible."""
+    """Return the attempts with the `day` of each, which is null where the time is impossible."""
     frame = tables.read("delivery_attempts", since=_midnight(since), until=_midnight(until))
     return frame.withColumn("day", utc_day("started_at") if since and until else F.lit(None).cast("date"))
 
 
 def _rotate_servers(directory: Path, staging: Path, today: date) -> None:
-    """What was exported on an earlier day becomes the earlier registry; a second export of a day changes it no more.
+    """Keep the registry that was exported on an earlier day as the earlier one.
 
-    The copy is in place before the registry is replaced, so a run killed in between rotates the same one again.
+    A second export on one day does not change it. The copy is in place before the registry is replaced, so a run killed
+    in between rotates the same one again.
     """
     (staging / "servers" / _EXPORTED_ON).write_text(today.isoformat())
     current = directory / "servers"
@@ -192,7 +193,10 @@ def _place_attempts(fresh: Path, directory: Path, window: Window) -> Export:
 
 
 def count_rows(directory: Path) -> int:
-    """As its files' footers say; a file without one, which a killed run of somebody else left, counts as empty."""
+    """Count the rows by the files' footers.
+
+    A file without one, which somebody else's killed run left, counts as empty.
+    """
     total = 0
     for file in sorted(directory.glob("*.parquet")):
         try:

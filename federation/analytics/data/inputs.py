@@ -1,4 +1,4 @@
-"""The inputs of a run, from exports; each file is looked at before Spark reads it."""
+"""The inputs of a run, from exports; each file is checked before Spark reads it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_at
 
 
 def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs:
-    """The attempts of the days of `window`, those without a day, and the registry, blacklist, health events and links.
+    """Read the attempts of the days of `window`, those without a day, and registry, blacklist, health events and links.
 
-    What is not there is empty, as long as anything is: an empty database exports no attempts.
+    Missing inputs are empty, as long as there are any: an empty database exports no attempts.
 
     Raises:
         DirectoryUnusable: there are no exports in `directory`.
-        DamagedExport: a file is cut short or is not of the schema; the message names it.
+        DamagedExport: a file is cut short or does not fit the schema; the message names it.
     """
     require_exports(directory)
     root = directory / ATTEMPTS
@@ -48,7 +48,7 @@ def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs
 
 
 def require_exports(directory: Path) -> None:
-    """There are exports in `directory`.
+    """Check that there are exports in `directory`.
 
     Raises:
         DirectoryUnusable: there are none.
@@ -68,7 +68,7 @@ def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFr
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """Those that Spark would read: it passes over names of a write under way, `_temporary` and `.part-…`."""
+    """Return the files that Spark would read. It skips the names of a write under way, `_temporary` and `.part-…`."""
     if (directory / "_temporary").exists():
         raise DamagedExport(
             f"{directory / '_temporary'} was left by a run that did not end; remove {directory} and export it again"
@@ -93,7 +93,7 @@ def _check(file: Path, expected: pyarrow.Schema) -> None:
 
 
 def _fits(found: pyarrow.DataType, expected: pyarrow.DataType) -> bool:
-    """Whether Spark reads the one as the other."""
+    """Tell whether Spark can read the one type as the other."""
     kinds = pyarrow.types
     if kinds.is_signed_integer(expected):
         return bool(kinds.is_signed_integer(found) and found.bit_width <= expected.bit_width)

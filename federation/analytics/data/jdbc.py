@@ -1,4 +1,4 @@
-"""The same tables through JDBC, where the operator has the database's driver: `--jdbc path/to/driver.jar`."""
+"""The same tables through JDBC, if the operator has the database's driver: `--jdbc path/to/driver.jar`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JdbcTables:
     url: str
 
     def read(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
-        """As `read_table`: the table's schema in `frames`.
+        """Read the table as `read_table` does: with the table's schema in `frames`.
 
         Raises:
             DriverNotFound: Spark has no driver for the database.
@@ -55,7 +55,7 @@ class JdbcTables:
 def jdbc_options(
     url: str, table: str, *, since: datetime | None = None, until: datetime | None = None
 ) -> dict[str, str]:
-    """What Spark's JDBC source is told. A bounded table with a time is read in parts of it, others whole.
+    """Return the options of Spark's JDBC source. A bounded table with a time is read in parts of it, others whole.
 
     Times come as text or without a zone, and are cast in the session's UTC: the driver would take them for local ones.
     """
@@ -110,7 +110,7 @@ def _text(moment: datetime) -> str:
 
 
 def _translated(error: Py4JJavaError, driver: str) -> DriverNotFound | DatabaseUnavailable:
-    """One line. The driver's own message is not in it: what it quotes is not ours to know."""
+    """Describe the error in one line. The driver's own message is left out, as it may quote anything."""
     kind = error.java_exception.getClass().getName()
     if kind.endswith("ClassNotFoundException"):
         return DriverNotFound(

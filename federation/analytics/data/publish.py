@@ -1,13 +1,15 @@
-"""Publishing what was computed into the application's database: the scorecards, and the relay ranking.
+"""Publishing results to the application's database: the scorecards, and the relay ranking.
 
 Theory of operation. The rows come from the results on disk, through the driver, in transactions of a few thousand rows
-in the order of their keys. Not from the executors: SQLite is one file on one machine with one writer, PostgreSQL gains
-little (a row per server, not per attempt), and the database's password would travel in every task. The driver holds one
-range of rows at a time, however many there are, and a node that shares an SQLite file waits for one short transaction.
+in the order of their keys. The executors do not write them: SQLite is one file on one machine with one writer,
+PostgreSQL gains little (there is a row per server, not per attempt), and the database's password would travel in every
+task. The driver holds one range of rows at a time, however many there are, and a node that shares an SQLite file waits
+for one short transaction.
 
-Every publication has a number, one more than any the table has seen; each row carries that of the publication which
-wrote it last. After the last transaction rows with smaller numbers are of servers that have vanished, and are deleted.
-A publication that dies half-way leaves old and new rows, each true as of its `as_of`; the next one is whole.
+Every publication has a number, one more than any that the table has seen; each row carries the number of the
+publication which wrote it last. After the last transaction, rows with smaller numbers belong to servers that have
+vanished, and are deleted. A publication that dies half-way leaves old and new rows, each true as of its `as_of`; the
+next one is whole.
 """
 
 from __future__ import annotations
@@ -42,19 +44,19 @@ ROWS_AT_ONCE: Final = 2000
 """Rows per transaction."""
 
 _ROWS_PER_RANGE: Final = 20_000
-"""Rows that the driver asks the executors for at once."""
+"""How many rows the driver asks the executors for at once."""
 
 _SCORECARDS: Final = FederationTable.metadata.tables[str(ServerScorecard.__tablename__)]
 _RELAYS: Final = FederationTable.metadata.tables[str(RelayCandidate.__tablename__)]
 
 
 class NotPublishable(AnalyticsError):
-    """The database cannot take the results; the message says what to do."""
+    """The database cannot accept the results; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """How many rows were written and how many of vanished servers removed.
+    """How many rows were written, and how many of vanished servers were removed.
 
     `newer` is None, or the later day whose results are in the database already: then nothing was written.
     """
@@ -66,7 +68,7 @@ class Published:
 
 
 def require_publishable(database_url: str) -> None:
-    """The database answers and has the tables; ask before hours of computing.
+    """Check that the database answers and has the tables. Call it before hours of computing.
 
     Raises:
         NotPublishable: it lacks the tables.
@@ -76,10 +78,10 @@ def require_publishable(database_url: str) -> None:
 
 
 def publish(spark: SparkSession, out: Path, as_of: date, *, database_url: str) -> Published:
-    """The database's scorecards and relay ranking are what `out` holds as of `as_of`; publishing again changes nothing.
+    """Write what `out` holds as of `as_of` to the database's scorecards and relay ranking.
 
-    Unless the database holds those of a later day: recomputing the past does not undo the present. Readers see rows
-    change while this goes on, never a row half-written.
+    Repeating it changes nothing. If the database holds those of a later day, nothing is written: recomputing the past
+    does not undo the present. Readers see rows change while this goes on, but never a row half-written.
 
     Raises:
         FileNotFoundError: `out` holds no results of that day; the database is as it was.
@@ -109,7 +111,7 @@ async def _with_database(url: str, work: Callable[[Database], Awaitable[T]]) -> 
 
 
 async def _newest(database: Database) -> date | None:
-    """The latest day whose results the database holds."""
+    """Return the latest day whose results the database holds."""
     async with database.read() as session:
         await (await session.connection()).run_sync(_require_tables)
         days = [await session.scalar(select(func.max(table.c.as_of))) for table in (_SCORECARDS, _RELAYS)]
@@ -123,7 +125,7 @@ def _require_tables(connection: Connection) -> None:
 
 
 async def _replace(database: Database, table: Table, frame: DataFrame) -> tuple[int, int]:
-    """How many rows were written, and how many that this publication did not write were deleted."""
+    """Write the rows, and delete those that this publication did not write. Return how many of each."""
     async with database.read() as session:
         generation = 1 + (await session.scalar(select(func.max(table.c.generation))) or 0)
     written = 0
@@ -146,10 +148,13 @@ def _upsert(table: Table, dialect: str) -> Insert:
 
 
 def _batches(frame: DataFrame, table: Table) -> Iterator[list[Values]]:
-    """The rows in the order of the table's key; two publications at once then never wait for each other in a circle."""
+    """Yield the rows in the order of the table's key.
+
+    So two publications at once never wait for each other in a circle.
+    """
     keys = [column.name for column in table.primary_key]
     times = {field.name for field in frame.schema if isinstance(field.dataType, TimestampType)}
-    # As a Python `datetime` an instant would become local time of whatever zone this process runs in.
+    # As a Python `datetime`, an instant would become local time in the zone of this process.
     plain = frame.withColumns({name: sf.unix_micros(sf.col(name)) for name in times})
     ranges = max(1, math.ceil(frame.count() / _ROWS_PER_RANGE))
     ordered = plain.repartitionByRange(ranges, *keys).sortWithinPartitions(*keys)
@@ -168,7 +173,7 @@ def _storable(value: object, *, is_time: bool) -> object:
         case float() if not math.isfinite(value):
             return None
         case str():
-            return value.replace("\x00", "\ufffd")  # PostgreSQL's text cannot hold it
+            return value.replace("\x00", "\ufffd")  # PostgreSQL's text cannot hold a NUL
         case list():
             return [_storable(each, is_time=False) for each in value]
         case _:

@@ -1,7 +1,7 @@
 """Spark's filters as conditions of a query.
 
 On PostgreSQL (`typed`) a condition holds exactly where Spark's filter does. SQLite compares whatever lies in a column,
-and times as texts: there a condition holds wherever the filter does, and perhaps for some rows more.
+and times as texts: there a condition holds wherever the filter does, and perhaps for a few more rows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 def can_push(asked: Filter, schema: StructType) -> bool:
-    """Whether `condition` can say it.
+    """Tell whether `condition` can express the filter.
 
-    Texts are compared for equality alone: their order is the database's collation, not Spark's. Times are not compared
+    Texts are only compared for equality: their order is the database's collation, not Spark's. Times are not compared
     for equality, as SQLite has several spellings of one.
     """
     match asked:
@@ -53,7 +53,7 @@ def can_push(asked: Filter, schema: StructType) -> bool:
 
 
 def condition(asked: Filter, *, typed: bool) -> ColumnElement[bool]:
-    """Where `can_push`: what the database is asked for."""
+    """Return the filter as a condition for the database. `can_push` must hold."""
     match asked:
         case IsNull(attribute=(name,)):
             return column(name).is_(None)
@@ -74,7 +74,10 @@ def condition(asked: Filter, *, typed: bool) -> ColumnElement[bool]:
 
 
 def between(name: str, low: Bound | None, high: Bound | None, *, typed: bool) -> list[ColumnElement[bool]]:
-    """The column is at least `low` and below `high`, where given: times in UTC, and on SQLite in whole seconds."""
+    """Return conditions for the column to be at least `low` and below `high`, if given.
+
+    Times are in UTC, and on SQLite in whole seconds.
+    """
     bounds = []
     if low is not None:
         bounds.append(_compared(name, low, typed=typed) >= _bound(low, typed=typed))
@@ -118,7 +121,7 @@ def _bound(value: Bound, *, typed: bool) -> ColumnElement[object]:
 
 
 def _text(moment: datetime) -> str:
-    """As short as it goes: it is then a prefix of the moment's every spelling, and not after any."""
+    """Return the shortest text of the moment: it is a prefix of all its spellings, and sorts after none of them."""
     return moment.replace(microsecond=0).isoformat(sep=" ")
 
 
@@ -127,5 +130,5 @@ def _kind(schema: StructType, name: str) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """PostgreSQL refuses a text with a NUL."""
+    """Tell whether the value is fit for a query: PostgreSQL refuses a text with a NUL."""
     return isinstance(value, int) or (isinstance(value, str) and "\0" not in value)

@@ -1,7 +1,7 @@
-"""What Spark's Python workers do between two tasks, made quick.
+"""Speeds up what Spark's Python workers do between two tasks.
 
-Before each task they read the directory of every archive on their path again, after each they collect garbage among all
-that was ever imported: for reading a small table, nine tenths of their time (Python 3.11, Spark 4.1).
+Before each task they read the directory of every archive on their path again, and after each they collect garbage among
+all that was ever imported. For reading a small table, that is nine tenths of their time (Python 3.11, Spark 4.1).
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from zipimport import zipimporter
 
 
 def spare_worker() -> None:
-    """The archives are forgotten until something is imported from them; what is imported now is never garbage."""
+    """Forget the archives until something is imported from them.
+
+    What is imported now is exempt from garbage collection.
+    """
     for place, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[place]
@@ -21,7 +24,7 @@ def spare_worker() -> None:
 
 
 class SparesWorker:
-    """Spares the worker that it arrives in."""
+    """A base class that speeds up the worker in which it is unpickled."""
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

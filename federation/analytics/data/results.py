@@ -1,8 +1,8 @@
 """Where results lie on disk, and reading them back.
 
-`OUT/<name>/<day or as_of>=YYYY-MM-DD/data.parquet`: one file per partition, because replacing one file is the only
-step that POSIX makes atomic whole; a directory can only be emptied and filled again. Each file is sorted, so the same
-results are the same rows in the same order. Driver and executors must see OUT under the same path (a disk or a mount).
+`OUT/<name>/<day or as_of>=YYYY-MM-DD/data.parquet`: one file per partition, because replacing one file is the only step
+that POSIX makes atomic; a directory can only be emptied and filled again. Each file is sorted, so the same results are
+the same rows in the same order. Driver and executors must see OUT under the same path (a disk or a mount).
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ DATED: Final = (SERVER_SCORECARD, KEY_ANOMALIES, RELAY_CANDIDATES, QUARANTINE)
 
 
 def local(path: Path) -> str:
-    """The path as Spark shall read it, also where its default file system is another one."""
+    """Return the path as Spark has to read it, even if its default file system is another one."""
     return f"file://{path.absolute()}"
 
 
 def read_days(spark: SparkSession, out: Path, result: Result, days: Iterable[date]) -> DataFrame:
-    """The rows of those `days` that are stored; of the others nothing."""
+    """Read the rows of those `days` that are stored, and nothing of the others."""
     files = [local(file) for day in days if (file := result.file(out, day)).exists()]
     if not files:
         return frames.no_rows(spark, result.schema)
@@ -77,7 +77,7 @@ def read_days(spark: SparkSession, out: Path, result: Result, days: Iterable[dat
 
 
 def read_dated(spark: SparkSession, out: Path, result: Result, as_of: date) -> DataFrame:
-    """The rows dated `as_of`.
+    """Read the rows dated `as_of`.
 
     Raises:
         FileNotFoundError: no run has written results of that day to `out`.

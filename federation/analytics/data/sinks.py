@@ -2,9 +2,9 @@
 
 Theory of operation. All six frames are first computed into `OUT/.staging`, a name that no reader looks at; only then is
 one file after the other renamed over its predecessor. A run that fails or is killed before the renames leaves OUT as it
-was; one killed between two renames leaves some days old and some replaced, each of them whole, and running it again
+was. A run killed between two renames leaves some days old and some replaced, each of them whole, and running it again
 replaces the rest. A lock on OUT, which ends with its process, keeps a second run out, so whatever lies in `.staging`
-when a run begins is a dead one's and is removed.
+when a run begins was left by a dead one, and is removed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 def write_outputs(
     outputs: Outputs, directory: Path, window: Window, *, told: Callable[[str], None] = lambda _: None
 ) -> None:
-    """The days of `window` and what is dated its `as_of` hold exactly the rows of `outputs`; other days are untouched.
+    """Write the rows of `outputs` to the days of `window`, and to what is dated its `as_of`. Other days are untouched.
 
-    Rows of days outside the window are not written. A day without rows gets an empty file: it was looked at. `told`
-    hears what is being computed.
+    Rows of days outside the window are not written. A day without rows gets an empty file, to show that it was
+    computed. `told` is called with what is being computed.
 
-    `server_daily` and `server_scorecard` are kept in memory (on disk where that is short) until all is written, because
-    other frames are computed from them, and then released. They hold a row per server and day or window, never one per
-    attempt; nothing that grows with the attempts is kept.
+    `server_daily` and `server_scorecard` are kept in memory (on disk if that is short) until all is written, because
+    other frames are computed from them, and are then released. They hold a row per server and day or window, never one
+    per attempt; nothing that grows with the attempts is kept.
 
     Raises:
         DirectoryUnusable: another run is writing to `directory`, or it cannot be written to; nothing has changed.
@@ -76,7 +76,7 @@ def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) 
 
 def _stage_dated(frame: DataFrame, result: Result, staging: Path) -> Path:
     target = staging / result.name
-    # Not coalesce(1), which would have one task compute all that comes before.
+    # Not coalesce(1), which would make one task compute everything before it.
     whole = frame.to(result.schema).drop(result.partition).repartition(1).sortWithinPartitions(*result.order)
     whole.write.parquet(local(target))
     return _only_file(target)
@@ -99,7 +99,7 @@ def _only_file(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _kept(*frames: DataFrame) -> Iterator[None]:
-    """These frames are computed once, even where others are made of them."""
+    """Compute these frames only once, even if others are made of them."""
     for frame in frames:
         frame.persist(StorageLevel.MEMORY_AND_DISK)
     try:

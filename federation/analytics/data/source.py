@@ -1,11 +1,11 @@
 """The application's tables as the Spark data source `federation`, read in parallel through SQLAlchemy.
 
-Options: `url` and `table`, which are needed; `since` and `until` (ISO days or times, UTC, the end not included) for
-tables with a time; `partitions`, how many tasks share the read at most. Spark asks a Python source for all columns of
-its schema: name fewer with `.schema(...)`, and only those are selected.
+Options: `url` and `table`, which are required; `since` and `until` (ISO days or times, UTC, the end not included) for
+tables with a time; `partitions`, the greatest number of tasks that share the read. Spark asks a Python source for all
+columns of its schema: name fewer with `.schema(...)`, and only those are selected.
 
-What this module needs of our code travels to the executors with it; they need sqlalchemy, pyarrow and, for PostgreSQL,
-psycopg installed. Spark shows neither the option `url` nor a partition's read in its plans.
+The modules of ours that this one needs travel to the executors with it; these need sqlalchemy, pyarrow and, for
+PostgreSQL, psycopg installed. Spark shows neither the option `url` nor a partition's read in its plans.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REGISTERED: Final = "spark.federation.source.registered"
 
 
 class FederationSource(SparesWorker, DataSource):
-    """One table of the application's database. It is made in Python workers only."""
+    """One table of the application's database. Only Python workers make it."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -57,10 +57,10 @@ class FederationSource(SparesWorker, DataSource):
         return table_of(self.options).schema
 
     def reader(self, schema: StructType) -> TableReader:
-        """Of the columns of `schema` alone.
+        """Return a reader of the columns of `schema` only.
 
         Raises:
-            ValueError: an option or a column is not what this source knows.
+            ValueError: this source does not know an option or a column.
         """
         return TableReader(self.options, schema)
 
@@ -73,12 +73,12 @@ class SourceTables:
     url: str
 
     def read(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
-        """As `read_table`."""
+        """Read the table as `read_table` does."""
         register(self.spark)
         return read_table(self.spark, self.url, table, since=since, until=until)
 
     def snapshot(self, table: str, target: Path) -> None:
-        """Written by this process, a batch at a time: Spark would take longer to ask than this takes."""
+        """Write the table in this process, a batch at a time: Spark would take longer to start than this takes."""
         schema = TABLES[table].schema
         reader = TableReader({"url": self.url, "table": table}, schema)
         target.mkdir(parents=True)
@@ -88,7 +88,7 @@ class SourceTables:
 
 
 def register(spark: SparkSession) -> None:
-    """`spark.read.format("federation")` works in this session."""
+    """Make `spark.read.format("federation")` work in this session."""
     if spark.conf.get(_REGISTERED, "") == "true":
         return
     for name in _SHIPPED:
@@ -108,7 +108,10 @@ def read_table(
     until: datetime | None = None,
     partitions: int = DEFAULT_PARTITIONS,
 ) -> DataFrame:
-    """The table as a frame of its schema in `frames`, or of `columns` of it; rows from `since` to `until` (aware)."""
+    """Read the rows of the table from `since` to `until` (aware), as a frame.
+
+    It has the table's schema in `frames`, or the given `columns` of it.
+    """
     schema = TABLES[table].schema
     if columns is not None:
         schema = StructType([schema[name] for name in columns])

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from sqlalchemy import ColumnElement, Connection, Select, case, column, func, label, type_coerce
 from sqlalchemy.types import NullType
 
-# By name, not by module: what is named travels to the executors, a module would have to be there.
+# Imported by name, not by module: names travel to the executors, a module would have to be there.
 from db.engines import reading_engine
 from db.url import parse_url
 from federation.analytics.data.arrow_columns import to_batch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
 BATCH_ROWS: Final = 20_000
-"""Rows of one Arrow batch, and the least a task is made for: what a task holds in memory at a time."""
+"""Rows of one Arrow batch, which a task holds in memory at a time, and the fewest rows for a task of its own."""
 
 DEFAULT_PARTITIONS: Final = 8
 
@@ -40,7 +40,7 @@ _LATEST: Final = datetime(9999, 12, 31)  # noqa: DTZ001 - as above
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table that can be read: its columns, and what divides it into parts that are read apart."""
+    """A table that can be read: its columns, and what divides it into parts that are read separately."""
 
     schema: StructType
     time: str | None = None
@@ -57,7 +57,7 @@ TABLES: Final = {
 
 
 def table_of(options: dict[str, str]) -> Table:
-    """The one that the option `table` names.
+    """Return the table that the option `table` names.
 
     Raises:
         ValueError: it names none that can be read.
@@ -80,7 +80,7 @@ class TablePart(InputPartition):
 class TableReader(SparesWorker, DataSourceReader):
     """Reads parts of a table, each in one transaction, in batches as the database yields them.
 
-    Parts see different moments; rows that are only ever added, as attempts are, are still read once each.
+    Parts see different moments. Rows that are only ever added, such as attempts, are still read once each.
     """
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
@@ -100,9 +100,10 @@ class TableReader(SparesWorker, DataSourceReader):
         self._filters: list[Filter] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """The database drops what it can; what Spark has to look at again is given back.
+        """Take the filters that the database can apply, and yield those that Spark has to apply again.
 
-        That is everything on SQLite, whose columns hold what they like: there the database is asked for no less.
+        With SQLite, whose columns may hold anything, that is all of them; the database applies what it can all the
+        same.
         """
         for each in filters:
             pushed = can_push(each, self._schema)
@@ -145,7 +146,7 @@ class TableReader(SparesWorker, DataSourceReader):
         return query.where(*(condition(each, typed=self._is_typed) for each in self._filters))
 
     def _raw(self, name: str) -> ColumnElement[object]:
-        """The value as the driver hands it over; a time of PostgreSQL that no datetime can hold is null."""
+        """Return the column as the driver returns it; a time of PostgreSQL that no datetime can hold is null."""
         raw: ColumnElement[object] = type_coerce(column(name), NullType())
         if self._is_typed and self._table.schema[name].dataType.typeName() == "timestamp":
             held = column(name, sqlalchemy.DateTime()).between(_EARLIEST, _LATEST)
@@ -158,7 +159,7 @@ class TableReader(SparesWorker, DataSourceReader):
         if low is None:
             return [TablePart()]
         step = max(BATCH_ROWS, -(-(high + 1 - low) // self._partitions))
-        # The ends are open: what is added meanwhile may be read or not, what has an odd id is.
+        # The ends are open: a row that is added meanwhile may be read or not, a row with an odd id is read.
         starts = range(low, high + 1, step)
         return _parts("id", [None, *starts[1:], None])
 
@@ -173,7 +174,7 @@ class TableReader(SparesWorker, DataSourceReader):
             try:
                 first, last = connection.execute(ends).one()
             except (ValueError, sqlalchemy.exc.DataError):
-                first = last = None  # no time a datetime can hold: few rows, in one part
+                first = last = None  # no time that a datetime can hold: few rows, in one part
             if first is None:
                 return [TablePart(column=time, low=since, high=until)]
             low, high = since or first, until or last
@@ -186,7 +187,7 @@ class TableReader(SparesWorker, DataSourceReader):
 
 
 def _moment(options: dict[str, str], name: str) -> datetime | None:
-    """In UTC, without saying so: as the database has it."""
+    """Return the time in UTC, without a zone, as the database has it."""
     text = options.get(name)
     if text is None:
         return None

@@ -1,1 +1,1 @@
-"""What is computed: frames from frames, by Spark's own functions; no file is opened here, and no database asked."""
+"""The computations: frames from frames, by Spark's own functions. No file is opened here, and no database asked."""

@@ -1,7 +1,7 @@
 """What an operator is advised to do about a server, and why.
 
-Every finding of a scorecard names an action; the gravest one is advised, and all findings are its reasons, the gravest
-first. Each row's advice rests on that row's window: the 30 days are what to act on, the 7 days an early warning.
+Every finding of a scorecard names an action. The gravest one is advised, and all findings are its reasons, the gravest
+first. Each row's advice is based on that row's window: act on the 30 days, and take the 7 days as an early warning.
 
 | action | when |
 |---|---|
@@ -48,7 +48,7 @@ _URGENCY: Final = tuple(Action)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceRule:
-    """What `texts`, an array, say of a server where `holds` is true (null: false), and what is to be done about it."""
+    """What `texts`, an array, say of a server if `holds` is true (null counts as false), and what to do about it."""
 
     action: Action
     holds: Column
@@ -56,7 +56,7 @@ class AdviceRule:
 
 
 def advise(figures: DataFrame, *, until: datetime) -> DataFrame:
-    """`figures` with `action` and `reasons`, as of `until`."""
+    """Return `figures` with `action` and `reasons`, as of `until`."""
     findings = sorted(_findings(until), key=lambda finding: -_URGENCY.index(finding.action))
     is_refused = F.col("state") == BLACKLISTED
     gravest = F.coalesce(*(F.when(finding.holds, F.lit(finding.action.value)) for finding in findings))
@@ -91,7 +91,7 @@ def _key_findings() -> Iterator[AdviceRule]:
 
 
 def _down_findings(until: datetime) -> Iterator[AdviceRule]:
-    """One text, whatever follows from it: reasons are distinct."""
+    """Yield the findings about a server that is down. All have one text, as reasons are distinct."""
     down = F.col("state") == ServerHealth.UNHEALTHY.value
     seconds = seconds_between(F.col("state_since"), F.lit(until))
     error = F.coalesce("unhealthy_reason", "top_error")
@@ -154,7 +154,7 @@ def _percent(part: str, whole: str) -> Column:
 
 
 def _duration(seconds: Column) -> Column:
-    """In words, rounded down: `18 days`, `5 hours`, `12 minutes`; null for null."""
+    """Return the duration in words, rounded down: `18 days`, `5 hours`, `12 minutes`; null for null."""
     text = _in_units(seconds, "minute", 60.0)
     for unit, length in (("hour", 3_600.0), ("day", DAY.total_seconds())):
         text = F.when(seconds >= length, _in_units(seconds, unit, length)).otherwise(text)

@@ -1,4 +1,4 @@
-"""Input rows judged: every row is good, or it is in quarantine under the first reason that holds."""
+"""Checks of input rows: every row is good, or it is in quarantine for the first reason that holds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ URL: Final = (
     r"(?:\[[0-9a-f:.]{2,45}\]|(?=.{1,253}(?:[:/]|\z))[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?)"
     r"(?::[0-9]{1,5})?(?:/[!-~]*)?"
 )
-"""An http or https URL with a host, in ASCII, without user name or white space: whatever may name a server."""
+"""An http or https URL with a host, in ASCII, without user name or white space: what may name a server."""
 
 COUNTED: Final = (
     "id",
@@ -43,16 +43,16 @@ COUNTED: Final = (
     "request_bytes",
     "response_bytes",
 )
-"""The columns of an attempt that are judged or counted; the others are read for quarantined rows alone."""
+"""The columns of an attempt that are judged or counted; the others are only read for quarantined rows."""
 
 _OTHERS: Final = tuple(name for name in ATTEMPTS.fieldNames() if name not in COUNTED)
 
 
 def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> Checked:
-    """Every attempt of the window is in `good`, once and with its UTC `day`, or in `bad`.
+    """Put every attempt of the window in `good`, once and with its UTC `day`, or in `bad`.
 
-    Attempts of other times are in neither, nobody asked for them; those without a time, or with one in the future,
-    belong to no window and are in `bad`. Of good rows that share an id on one day the smallest stays.
+    Attempts of other times are in neither, as nobody asked for them. Those without a time, or with one in the future,
+    belong to no window and are in `bad`. Of good rows that share an id on one day, the smallest stays.
     """
     rows = attempts.select(*ATTEMPTS.fieldNames()).withColumn("day", utc_day("started_at"))
     rows_asked_for = rows.where(is_within("started_at", window))
@@ -72,9 +72,9 @@ def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> Che
 
 
 def check_servers(servers: DataFrame, *, now: datetime) -> Checked:
-    """Every registry row is in `good`, with a URL of its own, or in `bad`. Its keys are judged elsewhere.
+    """Put every registry row in `good`, with a URL of its own, or in `bad`. Its keys are judged elsewhere.
 
-    Of rows that share a URL the one written last stays.
+    Of rows that share a URL, the one written last stays.
     """
     faults = (
         Fault(reason=Reason.MALFORMED_URL, holds=_malformed("url")),
@@ -88,13 +88,13 @@ def check_servers(servers: DataFrame, *, now: datetime) -> Checked:
 
 
 def check_blacklist(blacklist: DataFrame) -> Checked:
-    """Every decision is in `good` or in `bad`. One without a time holds all the same: only the URL is judged."""
+    """Put every decision in `good` or in `bad`. One without a time counts all the same: only the URL is judged."""
     reason = first_reason([Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url"))])
     return _checked("blacklist", blacklist, BLACKLIST, reason=reason, time="created_at")
 
 
 def check_health_events(events: DataFrame, *, now: datetime) -> Checked:
-    """Every event is in `good`, once, or in `bad`. One that repeats a change under an id of its own is good."""
+    """Put every event in `good`, once, or in `bad`. One that repeats a change under an id of its own is good."""
     states = [state.value for state in ServerHealth]
     faults = (
         Fault(reason=Reason.NO_ID, holds=F.col("id").isNull()),
@@ -144,7 +144,7 @@ def _code_faults() -> Iterator[Fault]:
 
 
 def _code_agrees(names_status: Column) -> Column:
-    """A delivered attempt has no code, every other one of its outcome's."""
+    """Tell whether the code fits the outcome: a delivered attempt has none, any other attempt one of its outcome's."""
     outcome, code = F.col("outcome"), F.col("error_code")
     agrees = (outcome == AttemptOutcome.DELIVERED.value) & code.isNull()
     for each, codes in ERROR_CODES.items():
@@ -164,7 +164,7 @@ def _is_future(column: str, now: datetime) -> Column:
 
 
 def _malformed(column: str) -> Column:
-    # The length first: a regular expression takes its time over megabytes.
+    # The length comes first: a regular expression takes long over megabytes.
     sound = (F.length(column) <= MAX_URL_CHARACTERS) & F.col(column).rlike(rf"^(?:{URL})\z")
     return ~F.coalesce(sound, F.lit(False))
 

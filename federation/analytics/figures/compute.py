@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> Outputs:
-    """Every output, lazily: Spark works when they are written. `now`, by default this moment, tells future times.
+    """Compute every output, lazily: Spark works when they are written.
 
-    `server_daily` holds the days of `window` that the attempts cover. Scorecards and relay candidates look back 30 days
-    from the window's end: at the days computed, and at `inputs.server_daily` for those before. A day among both is
-    taken from the attempts. Several outputs read daily rows and scorecards: `write_outputs` computes these once.
+    `now`, by default this moment, tells future times. `server_daily` holds the days of `window` that the attempts
+    cover. Scorecards and relay candidates look back 30 days from the window's end: at the days computed, and at
+    `inputs.server_daily` for those before. A day in both is taken from the attempts. Several outputs read daily rows
+    and scorecards: `write_outputs` computes these once.
     """
     now = now or datetime.now(UTC)
     until = end_of(window, now=now)

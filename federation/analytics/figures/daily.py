@@ -1,4 +1,4 @@
-"""A server's day: what was attempted, what came of it, how long it took."""
+"""A server's day: what was attempted, how it ended, how long it took."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 PERCENTILE_ACCURACY: Final = 1_000
-"""Of `percentile_approx`: the percentile found has a rank at most 1/1000 of the group away from the one asked for.
+"""The accuracy of `percentile_approx`: the rank of its result is at most 1/1000 of the group away from the right one.
 
 A p95 lies between p94.9 and p95.1; groups of a few hundred are exact.
 """
@@ -22,16 +22,16 @@ _PERCENTILES: Final = (0.5, 0.95, 0.99)
 
 
 def server_daily(attempts: DataFrame) -> DataFrame:
-    """One row per server and UTC day with good attempts; see `SERVER_DAILY`.
+    """Compute one row per server and UTC day with good attempts; see `SERVER_DAILY`.
 
     - attempts = delivered + retryable + permanent; what was parked was not attempted.
     - availability = delivered / attempts.
-    - relayed share = relayed deliveries / delivered: how much of what arrived did not go there directly.
-    - p50, p95, p99 are of delivered attempts: how long a failure takes says what our deadline is. See
+    - relayed share = relayed deliveries / delivered: the part of what arrived that did not go there directly.
+    - p50, p95, p99 are of delivered attempts: how long a failure takes only reflects our deadline. See
       `PERCENTILE_ACCURACY`.
 
-    Two aggregations: by result first, whose partial results are all that is shuffled, so half of all traffic going to
-    one server is no task's own work; then over the few results of a day.
+    There are two aggregations. The first is by result, and only its partial results are shuffled, so that if half of
+    all traffic goes to one server, no single task does all that work. The second runs over the few results of a day.
     """
     by_result = attempts.groupBy("server_url", "day", "outcome", "error_code").agg(
         F.count("*").alias("rows"),
@@ -49,7 +49,7 @@ def server_daily(attempts: DataFrame) -> DataFrame:
         F.sum(F.when(_is(AttemptOutcome.DELIVERED), F.col("relayed"))).alias("relayed"),
         F.coalesce(F.sum("request_bytes"), F.lit(0)).alias("request_bytes"),
         F.coalesce(F.sum("response_bytes"), F.lit(0)).alias("response_bytes"),
-        F.first("ms", ignorenulls=True).alias("ms"),  # only one result of a day has any: delivered
+        F.first("ms", ignorenulls=True).alias("ms"),  # only one result of a day has percentiles: delivered
     )
     return by_day.select(
         "*",
@@ -60,13 +60,13 @@ def server_daily(attempts: DataFrame) -> DataFrame:
 
 
 def latency_percentiles() -> Column:
-    """p50, p95 and p99 of the delivered attempts' durations as an array, null without any."""
+    """Return p50, p95 and p99 of the delivered attempts' durations as an array, or null if there are none."""
     duration = F.when(_is(AttemptOutcome.DELIVERED), F.col("duration_ms"))
     return F.percentile_approx(duration, list(_PERCENTILES), PERCENTILE_ACCURACY)
 
 
 def share(part: str, whole: str) -> Column:
-    """`part` / `whole`, null where there is nothing to have a share of."""
+    """Return `part` / `whole`, or null if `whole` is nothing."""
     return F.when(F.col(whole) > 0, F.col(part) / F.col(whole))
 
 

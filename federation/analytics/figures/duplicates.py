@@ -1,11 +1,11 @@
-"""Rows that share an id: found without shuffling the rows, told apart only where there are some.
+"""Rows that share an id: found without shuffling the rows, and told apart only where there are some.
 
 Theory of operation. Ids come from a sequence, so those of a day lie densely. Per day and block of 64 ids, a count and a
-bitmap say whether an id occurs twice: an aggregation of two numbers, begun on the map side, so that what is shuffled is
-a 64th of the rows where ids are dense, and one small row per id where they are not. The blocks with duplicates are
-hashed into a fixed number of slots, which every task is told: a row outside them is alone and passes; a row inside
-meets its neighbours in a shuffle of its own, so a clean input has none. However many duplicates there are, the driver
-holds no more than the slots.
+bitmap say whether an id occurs twice. That is an aggregation of two numbers, begun on the map side, so that what is
+shuffled is a 64th of the rows where ids are dense, and one small row per id where they are not. The blocks with
+duplicates are hashed into a fixed number of slots, which every task is given. A row outside these slots is alone and
+passes; a row inside meets its neighbours in a separate shuffle, which a clean input does not have. However many
+duplicates there are, the driver holds no more than the slots.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Duplicates:
     slots: DataFrame
 
     def first_copies(self, rows: DataFrame, *, order: Sequence[str]) -> DataFrame:
-        """`rows` with one row per `day` and `id`: the smallest in `order`."""
+        """Return `rows` with one row per `day` and `id`: the smallest in `order`."""
         alone = _with_slot(rows).join(F.broadcast(self.slots), "_slot", "left_anti").drop("_slot")
         return alone.unionByName(self._numbered(rows, order).where(F.col("_copy") == 1).drop("_copy"))
 
     def other_copies(self, rows: DataFrame, *, order: Sequence[str]) -> DataFrame:
-        """Those of `rows` that `first_copies` leaves out."""
+        """Return those of `rows` that `first_copies` leaves out."""
         return self._numbered(rows, order).where(F.col("_copy") > 1).drop("_copy")
 
     def _numbered(self, rows: DataFrame, order: Sequence[str]) -> DataFrame:
@@ -46,9 +46,9 @@ class Duplicates:
 
 
 def find_duplicates(rows: DataFrame) -> Duplicates:
-    """Where `rows` with `id` and `day` hold an id twice on one day.
+    """Find where `rows` with `id` and `day` hold an id twice on one day.
 
-    On one day: days are exported and recomputed one by one, and what another day holds must not change a day's figures.
+    Only within one day: days are exported and recomputed one by one, and another day must not change a day's figures.
     """
     bit = F.expr(f"shiftleft(1L, cast(id & {(1 << _BLOCK_BITS) - 1} as int))")
     blocks = rows.groupBy("day", _block().alias("_block")).agg(

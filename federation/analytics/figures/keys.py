@@ -1,14 +1,14 @@
 """Suspicious keys in the registry.
 
 - malformed: a key that is not the strict base64 of 32 bytes.
-- shared: a key that more than one server has, in either kind, or that one server has as both kinds: a key pair is of
-  one server and for one use.
-- changed: a key that is another than in the earlier registry, other than by a rotation. A rotation proves both old
-  keys, replaces both, and keeps the row. So it is an anomaly when one key of a row changed alone, when another row
-  (another id) took a URL with other keys, and when a key went from one URL to another that did not have it.
+- shared: a key that more than one server has, as either kind, or that one server has as both kinds. A key pair belongs
+  to one server, and has one use.
+- changed: a key that differs from the earlier registry, other than by a rotation. A rotation proves both old keys,
+  replaces both, and keeps the row. So it is an anomaly if only one key of a row changed, if another row (another id)
+  took a URL with other keys, or if a key went from one URL to another that did not have it.
 - mismatched: the server itself shows another signing key than the registered one, and deliveries to it are held.
 
-Malformed keys are nobody's: they are not compared.
+Malformed keys belong to nobody: they are not compared.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _KINDS: Final = {SIGNING: "public_key", ENCRYPTION: "encryption_public_key"}
 def key_anomalies(
     servers: DataFrame, *, earlier: DataFrame | None, window: Window, links: DataFrame | None = None
 ) -> DataFrame:
-    """One row per key that is malformed, shared, changed outside a rotation or not shown; see `KEY_ANOMALIES`.
+    """Find every key that is malformed, shared, changed outside a rotation or not shown; see `KEY_ANOMALIES`.
 
-    `earlier` is the registry as an earlier run saw it: without it no change can be told, without `links` no mismatch.
+    `earlier` is the registry as an earlier run saw it. Without it no change can be found, without `links` no mismatch.
     """
     keys = _keys(servers)
     found = _malformed(keys).unionByName(_shared(_sound(keys)))
@@ -50,7 +50,7 @@ def key_anomalies(
 
 
 def _keys(servers: DataFrame) -> DataFrame:
-    """One row per server and kind of key."""
+    """Return one row per server and kind of key."""
     both = F.array(
         *(F.struct(F.lit(kind).alias("key_kind"), F.col(name).alias("key")) for kind, name in _KINDS.items())
     )
@@ -98,7 +98,7 @@ def _changed(servers: DataFrame, earlier: DataFrame) -> DataFrame:
 
 
 def _moved(keys: DataFrame, earlier: DataFrame) -> DataFrame:
-    """Keys that a URL has now and had not, while another had them and has not now."""
+    """Find keys that a URL has now and did not have, while another had them and does not have them now."""
     has, had = _sound(keys).select("key", "url").distinct(), _sound(earlier).select("key", "url").distinct()
     gained, lost = has.join(had, ["key", "url"], "left_anti"), had.join(has, ["key", "url"], "left_anti")
     moves = gained.join(lost.withColumnRenamed("url", "from_url"), "key").join(
@@ -125,7 +125,7 @@ def _anomaly(
         F.lit(kind.value).alias("kind"),
         "key_kind",
         (_fingerprint("key") if fingerprint is None else fingerprint).alias("fingerprint"),
-        F.array_compact(urls).alias("server_urls"),  # which says in the type that none is null
+        F.array_compact(urls).alias("server_urls"),  # so that the type says that none is null
         detail.alias("detail"),
     )
 

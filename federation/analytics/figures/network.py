@@ -22,13 +22,16 @@ _COUNTS: Final = ("servers_known", "servers_new", "servers_lost", "attempts", "d
 def network_summary(
     attempts: DataFrame, daily: DataFrame, *, servers: DataFrame, outages: DataFrame, window: Window
 ) -> DataFrame:
-    """One row per UTC day of the window, also of days without attempts; see `NETWORK_SUMMARY`. At a day's end:
+    """Compute one row per UTC day of the window, even for days without attempts; see `NETWORK_SUMMARY`.
+
+    At a day's end:
 
     - known: in the registry (it keeps no trace of servers that were removed); new: since that day;
     - healthy: known and not down; lost: went down that day and were still down at its end.
 
     Over a day: success rate = delivered / attempts; the share of attempts that went to the 10 servers with the most;
-    p50 and p95 of all deliveries (see `PERCENTILE_ACCURACY`), from `attempts`: null for a day only `daily` has.
+    p50 and p95 of all deliveries (see `PERCENTILE_ACCURACY`), from `attempts`, and null for a day that only `daily`
+    has.
     """
     inside = daily.where(F.col("day").between(F.lit(window.since), F.lit(window.as_of)))
     parts = (
@@ -63,7 +66,7 @@ def _days(window: Window, session: SparkSession) -> DataFrame:
 
 
 def _each_day(begin: Column, end: Column) -> Column:
-    """Every day from `begin` to `end`; no row where that is none. `sequence` alone would count backwards."""
+    """Return every day from `begin` to `end`, and no row if there is none. `sequence` alone would count backwards."""
     return F.explode(F.when(begin <= end, F.sequence(begin, end)))
 
 
@@ -78,7 +81,7 @@ def _known(servers: DataFrame, window: Window) -> DataFrame:
 
 
 def _down(outages: DataFrame, window: Window) -> DataFrame:
-    """How many servers were down at the end of each day."""
+    """Count the servers that were down at the end of each day."""
     began = utc_day("began_at")
     first = F.greatest(F.coalesce(began, F.lit(window.since)), F.lit(window.since))
     last = F.coalesce(F.least(F.date_sub(utc_day("ended_at"), 1), F.lit(window.as_of)), F.lit(window.as_of))

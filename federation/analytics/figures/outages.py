@@ -1,8 +1,8 @@
 """Outages: what the events of a server's health say about when it was down.
 
-A server's events are taken in the order of their ids: they are written one at a time per server, so ids tell what came
-after what even where a clock was set back. An outage begins with the first event to `unhealthy` and ends with the next
-one to `healthy`; repeats change nothing.
+A server's events are taken in the order of their ids: they are written one at a time per server, so ids give the right
+order even if a clock was set back. An outage begins with the first event to `unhealthy` and ends with the next one to
+`healthy`; repeats change nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> DataFrame:
-    """Every outage of a known server that began before `until`: `server_url`, `began_at`, `ended_at`.
+    """Find every outage of a known server that began before `until`: `server_url`, `began_at`, `ended_at`.
 
-    `began_at` is null where that is not on record, `ended_at` where the outage was not over at `until`; none ends
-    before it began. The registry has the last word: where it knows a server to be healthy, an outage the events leave
-    open ended when the server was last seen; where it knows one to be down and no event says so, it has been since its
-    row was last written, at the latest. Events after `until` matter only to this.
+    `began_at` is null if that is not on record, `ended_at` if the outage was not over at `until`; none ends before it
+    began. The registry has the last word. If it knows a server to be healthy, an outage that the events leave open
+    ended when the server was last seen. If it knows one to be down and no event says so, it has been down since its row
+    was last written, at the latest. Events after `until` matter only for this.
     """
     recorded = _recorded(events)
     marked_at = F.coalesce("updated_at", "last_seen").alias("marked_at")
@@ -36,7 +36,7 @@ def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> D
     of_known = recorded.join(known, "server_url").select(
         "server_url",
         "began_at",
-        # `greatest` passes over nulls, but an outage without an end must stay without one.
+        # `greatest` ignores nulls, but an outage without an end must stay without one.
         F.when(ended.isNotNull(), F.greatest(ended, F.col("began_at"))).alias("ended_at"),
     )
     unrecorded = (
@@ -49,7 +49,7 @@ def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> D
 
 
 def _recorded(events: DataFrame) -> DataFrame:
-    """Outages as the events alone tell them, one per change to `unhealthy`."""
+    """Return the outages according to the events alone, one per change to `unhealthy`."""
     in_order = Over.partitionBy("server_url").orderBy("id")
     state_before = F.coalesce(F.lag("to_state").over(in_order), F.col("from_state"))
     first = F.row_number().over(in_order) == 1
@@ -60,7 +60,7 @@ def _recorded(events: DataFrame) -> DataFrame:
     )
     following = F.lead("at").over(in_order)
     down = F.col("to_state") == ServerHealth.UNHEALTHY.value
-    # A record that begins with a recovery tells of an outage before it.
+    # A record that begins with a recovery implies an outage before it.
     spans = changes.select(
         "server_url",
         F.when(down, F.struct(F.col("at").alias("began_at"), following.alias("ended_at")))
@@ -71,13 +71,14 @@ def _recorded(events: DataFrame) -> DataFrame:
 
 
 def outage_figures(windows: DataFrame, outages: DataFrame) -> DataFrame:
-    """Per server and window what its outages come to. `windows` has `server_url`, `window_days`, `begins_at`,
-    `ends_at`.
+    """Compute the figures of each server's outages per window.
+
+    `windows` has `server_url`, `window_days`, `begins_at`, `ends_at`.
 
     - `failures`: outages that began in the window.
     - `mttf_s`, mean time to failure: time up in the window / failures; null without a failure.
-    - `mttr_s`, mean time to repair: mean length of the outages that ended in the window, from where they began, be it
-      before the window; null without one. One whose beginning is not on record has no length and is left out.
+    - `mttr_s`, mean time to repair: mean length of the outages that ended in the window, from where they began, even
+      before the window; null without one. An outage whose beginning is not on record has no length and is left out.
     - `longest_outage_s`: of the outages that touch the window, from where it began to where it ended or, at most, to
       the window's end; one that began unrecorded counts from the window's begin. 0 without an outage.
     - `uptime`: the share of the window in which the server was up; null for a window without length.

@@ -1,4 +1,4 @@
-"""How rows are set aside: with the first reason that holds, and never silently."""
+"""Setting rows aside: with the first reason that holds, and never silently."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ class Fault:
 
 
 def first_reason(faults: Iterable[Fault]) -> Column:
-    """The reason of the first fault that holds, null for a good row."""
+    """Return the reason of the first fault that holds, or null for a good row."""
     return F.coalesce(*(F.when(fault.holds, F.lit(fault.reason.value)) for fault in faults))
 
 
 def without_copies(reason: Column, *, key: str, order: Sequence[str | Column], copy: Reason) -> Column:
-    """`reason`, and `copy` for good rows that share `key` with a good one before them in `order`."""
+    """Return `reason`, or `copy` for good rows that share `key` with a good row before them in `order`."""
     number = F.row_number().over(Over.partitionBy(reason.isNull(), key).orderBy(*order))
     return F.coalesce(reason, F.when(number > 1, F.lit(copy.value)))
 
 
 def set_aside(source: str, rows: DataFrame, schema: StructType, *, reason: str | Column, time: str) -> DataFrame:
-    """`rows` as they are kept in quarantine; `time` names the column their day is taken from."""
-    # A Python date ends with the year 9999, and so does what a directory can be named after.
+    """Return `rows` in the form of the quarantine; `time` names the column that their day is taken from."""
+    # A Python date ends with the year 9999, and so do the days that a directory can be named after.
     is_a_date = F.col(time).between(F.lit(_FIRST_TIME), F.lit(_LAST_TIME))
     whole = F.to_json(F.struct(*schema.fieldNames()), {"timeZone": "UTC", "ignoreNullFields": "false"})
     return rows.select(

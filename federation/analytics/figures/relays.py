@@ -1,14 +1,14 @@
 """Peers that a delivery could go through, the best first.
 
-A candidate is healthy, not on the blacklist and not to be reviewed for it, and took direct deliveries in the last 7
-days: what reached it through others says nothing of the way there. By definition:
+A candidate is healthy, not on the blacklist and not to be reviewed for it, and accepted direct deliveries in the last 7
+days: what reached it through others says nothing about the way there. By definition:
 
 - score = availability · latency · recency, each between 0 and 1;
 - availability = (direct deliveries + 1) / (attempts not failed through our own fault + 2): one success out of one
   counts for less than 99 of 100. The column `availability` has the plain quotient;
 - latency = 1 / (1 + p95 in seconds), with the p95 of a typical day;
-- recency halves every 3 days since the last day on which the server took a delivery. That the registry has seen it
-  since counts for nothing: introducing oneself costs a stranger nothing.
+- recency halves every 3 days since the last day on which the server accepted a delivery. That the registry has seen it
+  since does not count: introducing itself costs a stranger nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HALF_LIFE: Final = timedelta(days=3)
 
 
 def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFrame, window: Window) -> DataFrame:
-    """One row per candidate, ranked from 1 by score, by URL where scores are equal; see `RELAY_CANDIDATES`."""
+    """Compute one row per candidate, ranked from 1 by score, or by URL if scores are equal; see `RELAY_CANDIDATES`."""
     fit = (F.col("state") == ServerHealth.HEALTHY.value) & (F.col("action") != Action.REVIEW.value)
     trusted = scorecard.where((F.col("window_days") == WEEK) & fit).select("server_url", "state")
     seen = servers.select(F.col("url").alias("server_url"), F.col("last_seen").alias("registry_seen"))
@@ -48,8 +48,8 @@ def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFra
         )
         .withColumn("score", _score(window))
     )
-    # All are in one state, so this is one partition, which Spark warns of where none is named: candidates are no more
-    # than servers.
+    # All are in one state, so this is one partition; without a named one, Spark would warn. There are no more
+    # candidates than servers.
     rank = F.row_number().over(Over.partitionBy("state").orderBy(F.desc("score"), "server_url"))
     return rows.withColumn("rank", rank).to(RELAY_CANDIDATES)
 

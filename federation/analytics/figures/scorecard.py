@@ -7,10 +7,10 @@ By definition, over the days of a window, with `blamed` for the attempts whose f
 - latency = 1 up to a p95 of 1 s, falling in proportion to 0 at 15 s, which is a delivery's deadline;
 - score = 100 · (0.6 · reliability + 0.3 · uptime + 0.1 · latency). What is unknown (no attempts, nothing delivered) is
   left out and the other weights grow in proportion;
-- p95 = the median of the daily p95s, each weighted by that day's deliveries: a typical day's, which one bad day does
-  not move. Percentiles of days cannot be merged into that of the window;
+- p95 = the median of the daily p95s, each weighted by that day's deliveries: that of a typical day, which one bad day
+  does not change. Percentiles of days cannot be merged into that of the window;
 - trend = reliability of the window's later half (the last 3 of 7 days, the last 15 of 30) minus that of the days
-  before; less than 5 points up or down is stable, and fewer than 10 blamed attempts on either side tell nothing.
+  before; less than 5 points up or down is stable, and fewer than 10 blamed attempts on either side say nothing.
 
 `availability` is delivered / attempts, our own faults included, as in the daily rows.
 """
@@ -53,10 +53,10 @@ def server_scorecard(
     window: Window,
     until: datetime,
 ) -> DataFrame:
-    """One row per server known before `until` and per `WINDOW_DAYS`; see `SERVER_SCORECARD`.
+    """Compute one row per server known before `until` and per `WINDOW_DAYS`; see `SERVER_SCORECARD`.
 
-    `daily` holds every day of the longest of them, stored or fresh; days without a row are days without attempts.
-    `until` is when the window ends, or the present where that is earlier.
+    `daily` holds every day of the longest window, stored or fresh; days without a row are days without attempts.
+    `until` is when the window ends, or the present if that is earlier.
     """
     known = servers.where(F.col("created_at") < F.lit(until)).withColumnRenamed("url", "server_url")
     windows = known.select("server_url", "created_at", _each_of(WINDOW_DAYS).alias("window_days")).select(
@@ -82,7 +82,10 @@ def server_scorecard(
 
 
 def daily_in_windows(daily: DataFrame, window: Window, lengths: Iterable[int] = WINDOW_DAYS) -> DataFrame:
-    """Each daily row once for every window, so many days long up to and including `as_of`, that it lies in."""
+    """Return each daily row once for every window that it lies in.
+
+    A window lasts one of `lengths` in days, up to and including `as_of`.
+    """
     age = F.datediff(F.lit(window.as_of), F.col("day"))
     rows = daily.withColumn("_age", age).where(F.col("_age") >= 0)
     return rows.withColumn("window_days", _each_of(lengths)).where(F.col("_age") < F.col("window_days"))
@@ -93,18 +96,18 @@ def _each_of(numbers: Iterable[int]) -> Column:
 
 
 def blamed() -> Column:
-    """How many of a daily row's attempts did not fail through our own fault."""
+    """Return how many of a daily row's attempts did not fail through our own fault."""
     return F.col("attempts") - _rows_with(OWN_FAULTS)
 
 
 def relayed() -> Column:
-    """How many of a daily row's deliveries went through relays."""
+    """Return how many of a daily row's deliveries went through relays."""
     return F.round(F.col("delivered") * F.coalesce("relayed_share", F.lit(0.0)))
 
 
 def typical_p95() -> Column:
-    """The median of daily p95s, weighted by deliveries."""
-    # Only days with deliveries have one, and a weight of 0 is refused.
+    """Return the median of daily p95s, weighted by deliveries."""
+    # Only days with deliveries have a p95, and a weight of 0 is refused.
     weight = F.when(F.col("p95_ms").isNotNull(), F.col("delivered")).otherwise(1)
     return F.round(F.percentile("p95_ms", 0.5, weight)).cast("int")
 
@@ -128,7 +131,7 @@ def _traffic(in_windows: DataFrame) -> DataFrame:
 
 
 def _top_errors(in_windows: DataFrame) -> DataFrame:
-    """The commonest error code; of equally common ones the last by name."""
+    """Return the most frequent error code; of equally frequent ones, the last by name."""
     counts = in_windows.select("server_url", "window_days", F.explode("errors").alias("code", "rows"))
     by_code = counts.groupBy("server_url", "window_days", "code").agg(F.sum("rows").alias("rows"))
     return by_code.groupBy("server_url", "window_days").agg(
@@ -137,7 +140,7 @@ def _top_errors(in_windows: DataFrame) -> DataFrame:
 
 
 def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> DataFrame:
-    """Per server its state, since when, and what the registry says of it."""
+    """Return, per server, its state, since when, and what the registry says about it."""
     refused = blacklist.groupBy("server_url").agg(
         F.min("created_at").alias("blacklisted_at"),
         F.max_by("reason", "created_at").alias("blacklist_reason"),
@@ -169,7 +172,7 @@ def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> Dat
 
 
 def _key_findings(anomalies: DataFrame) -> DataFrame:
-    """Per server what is said of its keys: `suspicious_keys`, and `malformed_keys`."""
+    """Return, per server, what was found about its keys: `suspicious_keys`, and `malformed_keys`."""
     malformed = F.col("kind") == AnomalyKind.MALFORMED.value
     return (
         anomalies.select("kind", "detail", F.explode("server_urls").alias("server_url"))
@@ -188,12 +191,12 @@ def _rows_with(codes: Iterable[str]) -> Column:
 
 def _latency() -> Column:
     p95, span = F.col("p95_ms"), SLOWEST_MS - FAST_MS
-    # `least` and `greatest` pass over nulls, but an unknown latency is not a good one.
+    # `least` and `greatest` ignore nulls, but an unknown latency is not a good one.
     return F.when(p95.isNotNull(), F.greatest(F.least((SLOWEST_MS - p95) / span, F.lit(1.0)), F.lit(0.0)))
 
 
 def score() -> Column:
-    """0 to 100 from `reliability`, `uptime` and `latency`, null where none is known."""
+    """Return the score, 0 to 100, from `reliability`, `uptime` and `latency`, or null if none is known."""
     reached, possible = F.lit(0.0), F.lit(0.0)
     for name, weight in WEIGHTS.items():
         reached += F.coalesce(F.col(name) * weight, F.lit(0.0))

@@ -1,1 +1,1 @@
-"""What the results say to their readers: a page, and a summary for programs."""
+"""The results for their readers: a page, and a summary for programs."""

@@ -1,4 +1,4 @@
-"""What an operator can do about a server: in words, and as a command to paste where one helps.
+"""What an operator can do about a server: in words, and as a command to paste if one helps.
 
 A server's URL is a stranger's text. It gets into a command only if it is an origin of plain characters, and quoted.
 """
@@ -31,7 +31,7 @@ class Look(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What an error code tells of a server. `ours`: it tells of this node instead."""
+    """What an error code says about a server; with `ours`, about this node instead."""
 
     text: str
     look: Look = Look.DISCOVER
@@ -92,19 +92,19 @@ _INSTRUCTIONS: Final[Mapping[Action, str]] = {
 
 
 def meaning(code: str) -> Meaning:
-    """What a code of `delivery_attempts` tells."""
+    """Return what a code of `delivery_attempts` means."""
     if code.startswith("HTTP_") and code not in _MEANINGS:
         return _HTTP.get(code[5:6], _UNKNOWN)
     return _MEANINGS.get(code, _UNKNOWN)
 
 
 def instruction(action: Action) -> str:
-    """What to do about servers with this advice."""
+    """Return what to do about servers with this advice."""
     return _INSTRUCTIONS[action]
 
 
 def command(action: Action, url: str, top_error: str | None) -> str | None:
-    """What to paste first, where attempts mostly fail with `top_error`; None if nothing is safe to paste."""
+    """Return what to paste first if attempts mostly fail with `top_error`, or None if nothing is safe to paste."""
     if action is Action.REVIEW:
         return _command(Look.ATTEMPTS, url)
     return _command(meaning(top_error).look if top_error else Look.DISCOVER, url)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from federation.analytics.report.findings import Findings, Server, Since
 
 URGENT: Final = (Action.REVIEW, Action.PARK, Action.WATCH, Action.PRUNE)
-"""In the order of what to look at first."""
+"""The actions, in the order in which to look at them."""
 
 NAMES: Final = {
     Action.REVIEW: "review for blacklist",
@@ -31,7 +31,7 @@ _CARDS: Final = 4
 
 
 def attention(findings: Findings) -> Iterator[Markup]:
-    """A group per advice: its first servers in full, the next ones a line each."""
+    """Yield a group per advice: its first servers in full, the next ones in a line each."""
     if not findings.attention:
         yield tag("p", "No server does.", class_="intro")
         return
@@ -102,7 +102,7 @@ def _since(since: Since, findings: Findings) -> str:
 
 
 def _on_and_off(server: Server) -> str:
-    """How often a server was sick that is not, or not known to be, sick without a break until now."""
+    """Say how often a server was unhealthy, if it is not, or not known to be, unhealthy without a break until now."""
     known = [ratio for ratio in server.daily if ratio is not None]
     bad = sum(ratio < BAD_DAY for ratio in known)
     return f"on {bad} of {wording.plural(len(known), 'day')}" if bad else wording.NOTHING

@@ -1,6 +1,6 @@
 """Charts as plain SVG: no scripts, colours from the page's style sheet, each with a title that says what it shows.
 
-Sizes are in the pixels a chart takes on a wide page, so that text in it is as large as the text around it.
+Sizes are in the pixels that a chart takes on a wide page, so that text in it is as large as the text around it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STRIP_HEIGHT: Final = 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSeries:
-    """One line or one layer of bars; `style` is its class in the style sheet, None a day without a value."""
+    """One line or one layer of bars. `style` is its class in the style sheet; a value of None is a day without one."""
 
     name: str
     values: Sequence[float | None]
@@ -36,7 +36,7 @@ class ChartSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Where a chart draws: days from left to right, values from `low` at the bottom to `high` at the top."""
+    """The area that a chart draws in: days from left to right, values from `low` at the bottom to `high` at the top."""
 
     width: int
     height: int
@@ -46,7 +46,7 @@ class Frame:
     high: float
 
     def x(self, place: float) -> float:
-        """The middle of a day's column."""
+        """Return the middle of a day's column."""
         return _LEFT + (place + 0.5) * self.step
 
     def y(self, value: float) -> float:
@@ -74,9 +74,9 @@ def lines(
     width: int = 520,
     height: int = 170,
 ) -> Markup:
-    """Lines over days, named and valued at their right end. `low` or `high` None: as the values need it.
+    """Draw lines over days, named and valued at their right end. A `low` or `high` of None depends on the values.
 
-    `write` words the values, `scale` those of the grid (None: the same).
+    `write` formats the values, `scale` those of the grid; for None it is the same as `write`.
     """
     ticks = _ticks([value for each in series for value in each.values if value is not None], low, high)
     ends = [f"{each.name} {write(value)}" for each in series for value in each.values if value is not None]
@@ -96,7 +96,7 @@ def bars(
     width: int = 520,
     height: int = 170,
 ) -> Markup:
-    """A column per day, the layers on top of each other from zero. `high` makes several charts comparable."""
+    """Draw a column per day, with the layers on top of each other from zero. `high` makes several charts comparable."""
     totals = [sum(layer.values[place] or 0 for layer in layers) for place in range(len(days))]
     ticks = _ticks(list(totals), 0, high)
     frame = Frame(width=width, height=height, right=20, days=days, low=0, high=ticks[-1])
@@ -105,7 +105,7 @@ def bars(
 
 
 def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write: Callable[[float], str]) -> Markup:
-    """A bar per group, from left to right, its number at its end."""
+    """Draw a bar per group, from left to right, with its number at its end."""
     row, left, width = 24, 130, 520
     longest = max([*counts, 1])
     rows = []
@@ -121,7 +121,7 @@ def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write
 
 
 def strip(title: str, ratios: Sequence[float | None]) -> Markup:
-    """A column per day: what got through from below, what did not from above, a dot where nothing was tried."""
+    """Draw a column per day: deliveries from below, failures from above, and a dot if nothing was tried."""
     columns: list[Markup] = []
     for place, ratio in enumerate(ratios):
         x, width = place * _STRIP_STEP, _STRIP_STEP - 1
@@ -136,7 +136,7 @@ def strip(title: str, ratios: Sequence[float | None]) -> Markup:
 
 
 def strip_title(ratios: Sequence[float | None]) -> str:
-    """What a strip shows, for those who do not see it."""
+    """Describe what a strip shows, for those who do not see it."""
     known = [ratio for ratio in ratios if ratio is not None]
     if not known:
         return "nothing was attempted"
@@ -163,7 +163,7 @@ def _grid(frame: Frame, ticks: Sequence[float], write: Callable[[float], str]) -
 
 
 def _path(frame: Frame, values: Sequence[float | None]) -> str:
-    """A line through the values, broken where there are none; a lonely value is a short dash."""
+    """Return a line through the values, broken where there are none. A single value becomes a short dash."""
     commands: list[str] = []
     for place, value in enumerate(values):
         if value is None:
@@ -207,7 +207,7 @@ def _column(frame: Frame, layers: Sequence[ChartSeries], place: int) -> Markup:
 
 
 def _ticks(values: Sequence[float], low: float | None, high: float | None) -> list[float]:
-    """Two to five round numbers that the values lie between."""
+    """Return two to five round numbers that the values lie between."""
     bottom = low if low is not None else min(values, default=0)
     top = high if high is not None else max(values, default=bottom)
     if top <= bottom:

@@ -1,4 +1,4 @@
-"""The last days against those before them."""
+"""The last days compared with those before them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ class Comparison:
 
     @property
     def change(self) -> float | None:
-        """Of the success rate."""
+        """The change of the success rate."""
         if self.before is None or self.now.success_rate is None or self.before.success_rate is None:
             return None
         return self.now.success_rate - self.before.success_rate
 
 
 def compare(days: Sequence[Day]) -> Comparison:
-    """The days are the oldest first; percentiles cannot be added up, so a stretch has the median of its days' p95."""
+    """Compare the last days with those before. The oldest comes first in `days`.
+
+    Percentiles cannot be added up, so a stretch has the median of its days' p95.
+    """
     length = min(WEEK, len(days) // 2)
     if length == 0:
         return Comparison(now=_stretch(days), before=None)

@@ -64,5 +64,5 @@ _DEFINITIONS: Final = (
 
 
 def definitions() -> Markup:
-    """A list of terms."""
+    """Return the definitions as a list of terms."""
     return tag("dl", *(join(tag("dt", term), tag("dd", text)) for term, text in _DEFINITIONS), class_="defined")

@@ -1,6 +1,6 @@
-"""The findings, read from what a run wrote: a report can be made again at any time.
+"""The findings, read from what a run wrote, so that a report can be made again at any time.
 
-Nothing here grows with the number of attempts or servers: Spark counts and ranks, and what reaches the driver is days,
+Nothing here grows with the number of attempts or servers: Spark counts and ranks, and the driver receives only days,
 error codes, and the first few of each list.
 """
 
@@ -60,7 +60,7 @@ _URGENCY: Final = tuple(Action)
 
 
 def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
-    """What the results in `out` say as of `as_of`.
+    """Return what the results in `out` say as of `as_of`.
 
     Raises:
         FileNotFoundError: no run has written results of that day.
@@ -100,7 +100,7 @@ def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
 
 
 def _error_totals(network: Sequence[Row]) -> dict[str, int]:
-    """Failures by code, the most frequent first."""
+    """Count failures by code, the most frequent first."""
     totals: Counter[str] = Counter()
     for row in network:
         totals.update(row["errors"] or {})
@@ -115,9 +115,9 @@ def _errors(network: Sequence[Row], codes: Sequence[str], totals: Mapping[str, i
 
 
 def _verdicts(scorecards: DataFrame) -> DataFrame:
-    """One row per server: both its windows, the more urgent action, and why."""
+    """Return one row per server: both its windows, the more urgent action, and why."""
     urgency = sf.array_position(sf.array(*(sf.lit(action.value) for action in _URGENCY)), sf.col("action"))
-    # Of two windows that ask for the same, the shorter one says why.
+    # If both windows ask for the same action, the shorter one says why.
     weight = urgency * 1000 - sf.col("window_days")
     reasons = sf.transform(sf.slice("reasons", 1, 5), lambda reason: sf.substring(reason, 1, 300))
     return scorecards.groupBy("server_url").agg(
@@ -136,7 +136,7 @@ def _of_window(days: int, name: str) -> Column:
 
 
 def _ranked(verdicts: DataFrame) -> tuple[list[Row], list[Row], list[Row]]:
-    """Those that need attention, the worst and the best, each list cut short."""
+    """Return those that need attention, the worst and the best, each list cut short."""
     failed = sf.coalesce(sf.col("week.attempts") - sf.col("week.delivered"), sf.lit(0))
     place = sf.row_number().over(Over.partitionBy("urgency").orderBy(failed.desc(), "server_url"))
     urgent = verdicts.where(sf.col("urgency") > 1).withColumn("place", place).where(sf.col("place") <= MOST_PER_ACTION)
@@ -179,7 +179,10 @@ def _server(row: Row, days: Sequence[Day], daily: tuple[float | None, ...]) -> S
 
 
 def _first_bad_day(days: Sequence[Day], daily: Sequence[float | None]) -> Since | None:
-    """Where the bad days begin that last until now, days without attempts left out; None if the last one was good."""
+    """Return where the bad days begin that last until now, or None if the last day was good.
+
+    Days without attempts are ignored.
+    """
     bad: date | None = None
     for each, availability in zip(reversed(days), reversed(daily), strict=True):
         if availability is None:
@@ -204,7 +207,7 @@ def _actions(verdicts: DataFrame) -> dict[Action, int]:
 
 
 def _spread(verdicts: DataFrame, value: str, above: Sequence[Column]) -> tuple[int, ...]:
-    """How many servers lie between two bounds, by how many of them they are `above`."""
+    """Count the servers between two bounds, by how many of the bounds they are `above`."""
     bucket = sum((sf.when(each, 1).otherwise(0) for each in above), start=sf.lit(0))
     rows = verdicts.where(sf.col(value).isNotNull()).groupBy(bucket.alias("bucket")).count().collect()
     counts = {row["bucket"]: row["count"] for row in rows}

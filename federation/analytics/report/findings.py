@@ -1,4 +1,4 @@
-"""What the results say, in as few rows as a reader can take in: all that the report and the summary are made of."""
+"""What the results say, in as few rows as a reader can take in: the report and the summary are made of nothing else."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST_ANOMALIES: Final = 20
 MOST_URLS: Final = 4
 MOST_QUARANTINE: Final = 30
 FEWEST_ATTEMPTS: Final = 20
-"""A server with fewer in 30 days is neither among the best nor among the worst."""
+"""A server with fewer attempts in 30 days is neither among the best nor among the worst."""
 
 BAD_DAY: Final = 0.9
-"""A day on which a smaller share of the attempts at a server got through is a bad one."""
+"""A day is a bad one if a smaller share of the attempts at a server got through."""
 
 LATENCY_BOUNDS_MS: Final = (100, 250, 500, 1000, 2500, 5000, 10_000)
 SCORE_BOUNDS: Final = (50, 80, 90, 95, 99)
@@ -69,7 +69,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """When something began; `at_least`: perhaps earlier, that is as far back as the days go."""
+    """When something began; `at_least` says that it may be earlier, but the days go no further back."""
 
     at: datetime
     at_least: bool = False

@@ -1,7 +1,7 @@
-"""HTML and SVG from Python calls: what is not made by `tag` is text and is escaped, so nothing has to remember to.
+"""HTML and SVG from Python calls: everything that is not made by `tag` is text and is escaped automatically.
 
-Server URLs, error codes and reasons come from the network: they may hold tags, quotes, control characters and marks
-that turn the direction of writing.
+Server URLs, error codes and reasons come from the network: they may hold tags, quotes, control characters and
+characters that turn the direction of writing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ Content = Markup | str | None
 
 
 def tag(name: str, /, *children: Content, **attributes: str | float | None) -> Markup:
-    """One element. An attribute's `_` is written `-` and a trailing one is dropped (`class_`); None leaves it out."""
+    """Return one element.
+
+    An attribute's `_` becomes `-`, and a trailing one is dropped (`class_`); None leaves it out.
+    """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_escaped(_number(value))}"'
         for key, value in attributes.items()
@@ -42,14 +45,14 @@ def tag(name: str, /, *children: Content, **attributes: str | float | None) -> M
 
 
 def join(*children: Content) -> Markup:
-    """One after the other; None is nothing."""
+    """Join the children, leaving out None."""
     return Markup(
         "".join(each if isinstance(each, Markup) else _escaped(each) for each in children if each is not None)
     )
 
 
 def short(text: str, limit: int = 90) -> str:
-    """The text, cut where it is longer than anybody reads."""
+    """Return the text, cut if it is longer than anybody reads."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -63,7 +66,7 @@ class Column(Generic[R]):
 
 
 def table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R]) -> Markup:
-    """A table that scrolls by itself where the page is too narrow for it."""
+    """Return a table that scrolls by itself if the page is too narrow for it."""
     heads = [tag("th", each.heading, scope="col", class_=_style(each)) for each in columns]
     body = [tag("tr", *(tag("td", each.cell(row), class_=_style(each)) for each in columns)) for row in rows]
     inner = (tag("caption", caption) if caption else None, tag("thead", tag("tr", *heads)), tag("tbody", *body))

@@ -84,7 +84,7 @@ def network(findings: Findings) -> Markup:
 
 
 def errors(findings: Findings) -> Markup:
-    """One small chart per code, all on one scale, the most frequent first."""
+    """Return one small chart per code, all on one scale, the most frequent first."""
     if not findings.errors:
         return tag("p", "No attempt failed.", class_="intro")
     dates = [each.day for each in findings.days]
@@ -115,7 +115,7 @@ def errors(findings: Findings) -> Markup:
 
 
 def spread(findings: Findings) -> Markup:
-    """How many servers are quick, and how many reliable."""
+    """Return charts of how many servers are quick, and how many reliable."""
     bounds = [wording.milliseconds(bound) for bound in LATENCY_BOUNDS_MS]
     latencies = [*(f"up to {bound}" for bound in bounds), f"over {bounds[-1]}"]
     highest = f"{SCORE_BOUNDS[-1]} to 100"
@@ -169,7 +169,7 @@ def _whole(value: float | None) -> str:
 
 
 def _compact(value: float | None) -> str:
-    """Short enough for an axis."""
+    """Format a value for an axis."""
     if value is None:
         return wording.NOTHING
     for size, unit in ((1_000_000, "M"), (1000, "k")):

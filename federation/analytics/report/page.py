@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, no network, no scripts, and says first who is sick."""
+"""The report: one HTML file that needs nothing else, no network, no scripts, and lists unhealthy servers first."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 REPORT_FILE: Final = "report.html"
 
-# Should a stranger's text ever get past the escaping, a browser still runs and fetches nothing.
+# If a stranger's text ever got past the escaping, a browser would still run and fetch nothing.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def write_page(page: str, out: Path) -> Path:
-    """`out`/report.html is `page`, whole or not at all."""
+    """Write `page` to `out`/report.html, whole or not at all."""
     return write_file(page, out / REPORT_FILE)
 
 
 def render(findings: Findings, *, made_at: datetime) -> str:
-    """The page."""
+    """Render the page."""
     style = files("federation.analytics.report").joinpath("report.css").read_text(encoding="utf-8")
     title = f"Federation health as of {day_and_year(findings.as_of)}"
     head = tag(

@@ -1,4 +1,4 @@
-"""The parts of the report, in the order an operator asks: who is sick, how is the whole, what of the rest."""
+"""The parts of the report, in the order in which an operator asks: who is unhealthy, how is the whole, what else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _section(id_: str, title: str, *content: Markup | None) -> Markup:
 
 
 def _lede(findings: Findings) -> Markup:
-    """What matters, in a sentence or two."""
+    """Return what matters, in a sentence or two."""
     known = sum(findings.actions.values())
     if not known:
         return tag("p", "No servers are known yet, so there is nothing to judge.", class_="lede")
@@ -115,7 +115,7 @@ def _health(findings: Findings) -> Markup:
 
 
 def _alerts(findings: Findings) -> Iterator[Markup]:
-    """What is wrong on this side, which no list of servers would show."""
+    """Yield what is wrong on this side, which no list of servers would show."""
     ours = {code: number for code, number in findings.error_totals.items() if meaning(code).ours}
     if sum(ours.values()) >= _OWN_SHARE * max(sum(findings.error_totals.values()), 1):
         told = "; ".join(f"{code} ({wording.count(number)}): {meaning(code).text}" for code, number in ours.items())

@@ -22,12 +22,12 @@ _DIGITS: Final = 6
 
 
 def write_summary(summary: dict[str, object], out: Path) -> Path:
-    """`out`/summary.json is the summary, whole or not at all."""
+    """Write the summary to `out`/summary.json, whole or not at all."""
     return write_file(f"{json.dumps(summary, indent=2, allow_nan=False)}\n", out / SUMMARY_FILE)
 
 
 def summary_of(findings: Findings) -> dict[str, object]:
-    """What they say, in values JSON has."""
+    """Return what the findings say, in values that JSON has."""
     comparison = compare(findings.days)
     return {
         "as_of": findings.as_of.isoformat(),

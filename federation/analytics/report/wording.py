@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. None is a dash: nothing was measured."""
+"""Numbers and times as people read them. None becomes a dash: nothing was measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def count(number: int | None) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """With one decimal, and never rounded up to 100 or down to 0."""
+    """Format a ratio with one decimal; it is never rounded up to 100 or down to 0."""
     if ratio is None:
         return NOTHING
     if 0 < ratio < 1:
@@ -25,7 +25,7 @@ def percent(ratio: float | None) -> str:
 
 
 def points(change: float | None) -> str:
-    """The difference of two ratios."""
+    """Format the difference of two ratios."""
     if change is None:
         return NOTHING
     rounded = round(change * 100, 1)
@@ -33,7 +33,7 @@ def points(change: float | None) -> str:
 
 
 def growth(now: int, before: int) -> str:
-    """How much more it is than it was."""
+    """Say how much more it is than it was."""
     if before == 0:
         return "none before" if now else NOTHING
     if now >= 3 * before:
@@ -69,7 +69,7 @@ def moment(value: datetime) -> str:
 
 
 def duration(value: timedelta) -> str:
-    """In its two largest units; less than a minute is `0 min`."""
+    """Format a duration in its two largest units; less than a minute is `0 min`."""
     parts = []
     for step, unit in _STEPS:
         whole, value = divmod(max(value, timedelta()), step)
@@ -80,7 +80,7 @@ def duration(value: timedelta) -> str:
 
 
 def server(url: str) -> str:
-    """The URL without the scheme that nearly all have."""
+    """Return the URL without the scheme that nearly all have."""
     return url.removeprefix("https://")
 
 

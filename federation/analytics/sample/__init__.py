@@ -1,1 +1,1 @@
-"""A made-up history, for whoever has no database to look at."""
+"""A made-up history, for those who have no database to look at."""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 ROWS_PER_TASK: Final = 500_000
 
 _BUSIEST: Final = 0.6
-"""When the day's traffic is at its height, 2.6 times that of its quietest moment, as a share of the day: 14:24 UTC."""
+"""When the day's traffic peaks, at 2.6 times that of its quietest moment, as a share of the day: 14:24 UTC."""
 
 
 def make_attempts(spark: SparkSession, history: History, servers: DataFrame) -> DataFrame:
-    """ATTEMPTS and the `day` of each."""
+    """Make ATTEMPTS and the `day` of each."""
     tasks = max(spark.sparkContext.defaultParallelism, -(-history.attempts // ROWS_PER_TASK))
     rows = spark.range(1, history.attempts + 1, 1, tasks)
     chosen = rows.select("id", _moment_us(history).alias("us"), _server(history).alias("server"))
@@ -34,13 +34,13 @@ def make_attempts(spark: SparkSession, history: History, servers: DataFrame) -> 
     known = known.withColumn("error_code", _error_code())
     relayed = F.col("relay") < F.when(F.col("down") == "DNS_BLOCKED", 0.6).otherwise(0.02)
     known = known.withColumn("relayed", relayed & ~F.col("blacklisted") & (F.col("luck") >= 0.002))
-    # A relay gets through where we do not.
+    # A relay gets through even if we do not.
     known = known.withColumn("error_code", F.when(~F.col("relayed") | F.col("down").isNull(), F.col("error_code")))
     return known.select(*_columns(history))
 
 
 def _moment_us(history: History) -> Column:
-    """Rises with the number; dense where the cycles are at their height."""
+    """Return a time that rises with the number, and is denser where the cycles peak."""
     passed = (F.col("id") - 1 + history.chance("moment")) / history.attempts * history.days
     in_weeks = _cycle(passed / 7, 0.2, 0.35) * 7
     whole_ones, rest = divmod(history.days / 7, 1)
@@ -50,7 +50,7 @@ def _moment_us(history: History) -> Column:
 
 
 def _cycle(passed: Column, strength: float, height: float) -> Column:
-    """Maps each whole period onto itself, denser around `height` (a share of it)."""
+    """Map each whole period onto itself, denser around `height` (a share of it)."""
     phase = math.pi - 2 * math.pi * height
     return passed + strength / (2 * math.pi) * (F.sin(2 * math.pi * passed + phase) - math.sin(phase))
 
@@ -129,7 +129,7 @@ def _columns(history: History) -> list[Column]:
 
 
 def _duration_ms(history: History) -> Column:
-    """Log-normal around the server's own latency; what times out takes the whole deadline."""
+    """Return a duration that is log-normal around the server's own latency; a timeout takes the whole deadline."""
     normal = F.sqrt(-2 * F.log(1 - history.chance("normal"))) * F.cos(2 * math.pi * history.chance("angle"))
     answered = F.least(F.coalesce("latency_ms", F.lit(100.0)) * F.exp(0.45 * normal) + 2, F.lit(14_999))
     code = F.col("error_code")

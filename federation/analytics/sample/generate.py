@@ -1,9 +1,10 @@
-"""A made-up history in the form of exports: for benchmarks, and for a look at the report without a database.
+"""A made-up history in the form of exports: for benchmarks, and to look at the report without a database.
 
 Every value is a function of the seed and of a row's number, so the same arguments make the same rows on any number of
-cores. Attempts are numbered in the order of time. Traffic follows a daily and a weekly cycle; servers get theirs by
-Zipf's law, or one of them a share of all; some servers are flaky, some are down for hours or days, a few for good, and
-health events say so. About one attempt in 20 000 is malformed, and the registry has a few suspicious keys.
+cores. Attempts are numbered in the order of time. Traffic follows a daily and a weekly cycle. It is spread over the
+servers by Zipf's law, or one of them gets a share of all. Some servers are flaky, some are down for hours or days, a
+few for good, and health events say so. About one attempt in 20 000 is malformed, and the registry has a few suspicious
+keys.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def generate(
     spark: SparkSession, history: History, directory: Path, *, told: Callable[[str], None] = lambda _: None
 ) -> None:
-    """`directory` holds the exports of `history`, as an export of a database would have left them.
+    """Write the exports of `history` to `directory`, as an export of a database would have left them.
 
     Raises:
         DirectoryUnusable: there are exports already, which might be real.

@@ -17,12 +17,12 @@ DAY_US: Final = 86_400_000_000
 _CODES: Final = ("CONN_REFUSED", "TIMEOUT", "HTTP_503", "DNS_BLOCKED", "TLS_ERROR", "HTTP_502", "CONN_RESET")
 _MOST_OUTAGES: Final = 10
 _LONGEST: Final = {"sick": 0.45, "flaky": 0.05, "sound": 0.01}
-"""Of an outage, as a share of the time there is for each."""
+"""The longest outage, as a share of the time that there is for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What is made: `days` up to and including the day before `until`."""
+    """What to make: `days` up to and including the day before `until`."""
 
     attempts: int
     servers: int
@@ -38,7 +38,7 @@ class History:
 
     @property
     def begins_us(self) -> int:
-        """Microseconds since 1970, as all `_us`."""
+        """The beginning, in microseconds since 1970, like all `_us`."""
         first = datetime.combine(self.until - timedelta(days=self.days), time(), UTC)
         return int(first.timestamp()) * 1_000_000
 
@@ -47,7 +47,10 @@ class History:
         return self.begins_us + self.days * DAY_US
 
     def chance(self, salt: str, *keys: Column) -> Column:
-        """Uniform from 0 to 1 (excluded), of `keys` (by default the column `id`): another one for every salt."""
+        """Return a uniform value from 0 to 1 (excluded), computed from `keys`, by default the column `id`.
+
+        Each salt gives another value.
+        """
         bits = F.xxhash64(*(keys or (F.col("id"),)), F.lit(f"{self.seed} {salt}"))
         return F.shiftrightunsigned(bits, 11) / F.lit(float(2**53))
 
@@ -57,14 +60,14 @@ def url_of(number: Column) -> Column:
 
 
 def make_servers(spark: SparkSession, history: History) -> DataFrame:
-    """One row per server: `server` (its number), what it is like, and its `outages`, which do not overlap."""
+    """Make one row per server: `server` (its number), what it is like, and its `outages`, which do not overlap."""
     number = F.col("server")
 
     def chance(salt: str) -> Column:
         return history.chance(salt, number)
 
     kind = (
-        # The busiest are sound, but for one: a network is not half down, and somebody popular always is.
+        # The busiest are sound, except for one: a network is not half down, but some popular server always is.
         F.when(number == 2, "sick")
         .when(number < 6, "sound")
         .when(chance("kind") < 0.015, "dead")
@@ -92,7 +95,10 @@ def make_servers(spark: SparkSession, history: History) -> DataFrame:
 
 
 def _outage(history: History, place: Column) -> Column:
-    """The one in that place: the time is shared out evenly between a server's outages. A dead server's has no end."""
+    """Return the outage in that place: the time is divided evenly among a server's outages.
+
+    A dead server's has no end.
+    """
     keys = (F.col("server"), place)
     codes = F.array(*map(F.lit, _CODES))
     slot = F.lit(float(history.days * DAY_US)) / F.col("count")
@@ -109,7 +115,7 @@ def _outage(history: History, place: Column) -> Column:
 
 
 def make_health_events(servers: DataFrame, history: History) -> DataFrame:
-    """HEALTH_EVENTS: an outage is noticed within five minutes, and its end within ten."""
+    """Make HEALTH_EVENTS: an outage is noticed within five minutes, and its end within ten."""
     outages = servers.select("server", "url", F.posexplode("outages").alias("place", "outage")).select("*", "outage.*")
 
     def event(before: str, after: str, reason: Column, moment: Column) -> DataFrame:
@@ -128,7 +134,7 @@ def make_health_events(servers: DataFrame, history: History) -> DataFrame:
 
 
 def make_registry(servers: DataFrame, history: History, *, earlier: bool = False) -> DataFrame:
-    """SERVERS as they stand at the end, or as a run before saw them, when two had other keys."""
+    """Make SERVERS as they are at the end, or as an earlier run saw them, when two had other keys."""
     number = F.col("server")
     end = F.lit(history.ends_us)
     open_ones = F.filter("outages", lambda outage: (outage.start < end) & (outage.end >= end))
@@ -153,7 +159,10 @@ def make_registry(servers: DataFrame, history: History, *, earlier: bool = False
 
 
 def _key(history: History, kind: str, *, earlier: bool) -> Column:
-    """Base64 of 32 bytes, but for a few: 7 and 11 have the signing key of 3, 13 and 17 none that can be one."""
+    """Return base64 of 32 bytes, except for a few servers.
+
+    7 and 11 have the signing key of 3; 13 and 17 have malformed keys.
+    """
     number = F.col("server")
     owner = F.when(number.isin(7, 11) & F.lit(kind == "signing"), 3).otherwise(number)
     generation = F.when(number.isin(19, 23) & F.lit(earlier), "old ").otherwise("")
@@ -164,7 +173,7 @@ def _key(history: History, kind: str, *, earlier: bool) -> Column:
 
 
 def make_blacklist(servers: DataFrame, history: History) -> DataFrame:
-    """BLACKLIST: about one server in 200."""
+    """Make BLACKLIST, with about one server in 200."""
     at = F.lit(history.begins_us) - DAY_US * history.chance("listed", F.col("server"))
     return servers.where("blacklisted").select(
         F.md5(F.concat_ws(" ", F.lit(history.seed), F.lit("listed"), "server")).alias("id"),

@@ -1,1 +1,1 @@
-"""The figures that outages of other servers are measured by, each with its bar."""
+"""The figures by which outages of other servers are measured, each with its bar."""

@@ -1,5 +1,6 @@
-"""A node some of whose servers are away, as the shipped code leaves them: links that fell some time ago, with their
-next look where the schedule has it.
+"""A node some of whose servers are away, in the state in which the shipped code leaves them.
+
+Their links fell some time ago, and their next probe is due when the schedule says.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ HOUR = timedelta(hours=1)
 REASON = "CONN_REFUSED"
 POSTS_AT_ONCE = 100
 PATIENCE = timedelta(minutes=15)
-"""More than anything here takes."""
+"""Longer than anything here takes."""
 
 
 @contextlib.asynccontextmanager
 async def node(environment: Mapping[str, str]) -> AsyncIterator[Federation]:
-    """What a producer of the node has in hand."""
+    """Open what a producer of the node uses."""
     configure_logging("critical")
     settings = Settings.from_values(environment)
     await asyncio.to_thread(upgrade, settings)
@@ -47,9 +48,9 @@ async def node(environment: Mapping[str, str]) -> AsyncIterator[Federation]:
 async def take_down(
     federation: Federation, urls: Sequence[str], *, for_: timedelta = HOUR, next_look: timedelta | None = None
 ) -> None:
-    """The servers' links are down since `for_` ago, and everything was looked at in vain as planned since.
+    """Take the servers' links down since `for_` ago, as if all planned probes since then had failed.
 
-    The last look was just now, so that a return is noticed as late as it can be, or the next is due in `next_look`.
+    The last probe was just now, so that a return is noticed as late as possible, or the next is due in `next_look`.
     """
     now = datetime.now(UTC)
     link = _fallen(now, for_)
@@ -70,13 +71,13 @@ def _fallen(now: datetime, away: timedelta) -> Link:
     while link.next_probe_at is not None and link.next_probe_at <= now:
         looked = link.next_probe_at
         link = link_rules.after_failed_probe(link, looked)
-    shift = now - looked  # the last vain look was just now
+    shift = now - looked  # the last failed probe was just now
     assert link.next_probe_at is not None
     return replace(link, next_probe_at=link.next_probe_at + shift)
 
 
 async def owe_held(federation: Federation, urls: Sequence[str], count: int, payload: str) -> None:
-    """So many posts are held, by fan-outs to all the servers, whose links are down."""
+    """Owe `count` posts, by fan-outs to all the servers, whose links are down, so that they are held."""
     posts = count // len(urls)
     for start in range(0, posts, POSTS_AT_ONCE):
         async with federation.outbox.transaction() as session:
@@ -85,7 +86,7 @@ async def owe_held(federation: Federation, urls: Sequence[str], count: int, payl
 
 
 async def states(federation: Federation) -> dict[DeliveryState, int]:
-    """How many deliveries there are in each state."""
+    """Count the deliveries in each state."""
     query = select(col(DeliveryJob.state), func.count()).group_by(col(DeliveryJob.state))
     return {row[0]: row[1] for row in await federation.database.rows(query)}
 
@@ -96,10 +97,10 @@ async def is_up(federation: Federation, url: str) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], *, within: timedelta) -> float:
-    """How many seconds it took until it was so.
+    """Wait until the condition holds, and return how many seconds it took.
 
     Raises:
-        TimeoutError: it did not become so.
+        TimeoutError: it did not hold in time.
     """
     began = time.monotonic()
     async with asyncio.timeout(within.total_seconds()):

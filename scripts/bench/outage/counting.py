@@ -1,4 +1,4 @@
-"""What a node asks of its database and its queues: statements of a process, and commands of a Valkey."""
+"""Counts what a node asks of its database and its queues: statements of a process, and commands of a Valkey."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUEUE_TABLES = "workers_"
 
 @dataclass(slots=True)
 class Statements:
-    """`executions` counts each set of parameters of a statement for many; `of_queues` those on the queues' tables."""
+    """`executions` counts each set of parameters of a statement for many, `of_queues` those on the queues' tables."""
 
     statements: int = 0
     executions: int = 0
@@ -36,7 +36,7 @@ class Statements:
 
 @contextlib.contextmanager
 def counted_statements() -> Any:
-    """Those that this process sends to any database, in the block."""
+    """Count the statements that this process sends to any database in the block."""
     counted = Statements()
 
     def count(_c: object, _cursor: object, statement: str, parameters: Any, _context: object, many: bool) -> None:
@@ -53,13 +53,13 @@ def counted_statements() -> Any:
 
 
 class CountedWorker:
-    """A worker process of a node, as `federation workers run` is, that tells what it asked of its database."""
+    """A worker process of a node, like `federation workers run`, that reports what it asked of its database."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def statements(self) -> Statements:
-        """Since its start."""
+        """Return the statements since its start."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
@@ -68,7 +68,7 @@ class CountedWorker:
 
 @contextlib.asynccontextmanager
 async def counted_worker(environment: Mapping[str, str]) -> AsyncIterator[CountedWorker]:
-    """It runs, until the block ends."""
+    """Run such a worker until the block ends."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.outage.counting"),
         stdin=subprocess.PIPE,
@@ -83,7 +83,7 @@ async def counted_worker(environment: Mapping[str, str]) -> AsyncIterator[Counte
 
 
 async def commands(redis: Redis | None) -> dict[str, int]:
-    """How often each command was called since the server's start, but for the question itself."""
+    """Count how often each command was called since the server's start, except for this question itself."""
     if redis is None:
         return {}
     found = await redis.info("commandstats")
@@ -95,7 +95,7 @@ async def commands(redis: Redis | None) -> dict[str, int]:
 
 
 def since(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """The calls between two answers of `commands`."""
+    """Return the calls between two results of `commands`."""
     return {name: calls - before.get(name, 0) for name, calls in after.items() if calls != before.get(name, 0)}
 
 

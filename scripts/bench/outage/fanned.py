@@ -1,4 +1,4 @@
-"""One post to a great many servers, half of which are down."""
+"""One post to very many servers, half of which are down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from bench.outage.figure import Figure
 
 
 def measure(queue: str, *, recipients: int, repeat: int) -> Iterator[Figure]:
-    """That no held delivery has a job is made sure of; `redis_mb` stands next to a fan-out to the other half alone."""
+    """Measure a fan-out, and check that no held delivery has a job.
+
+    `redis_mb` is shown beside that of a fan-out to the other half only.
+    """
     runs, alone = [], []
     for _ in range(repeat):
         with node_environment(queue) as environment:
@@ -34,7 +37,7 @@ def measure(queue: str, *, recipients: int, repeat: int) -> Iterator[Figure]:
             name="queue memory of the half that is down, MB",
             labels=labels,
             value=max(used - half, 0),
-            bar=half / 100,  # what used_memory differs by from run to run
+            bar=half / 100,  # by this much used_memory differs from run to run
             has_to_be="at most",
             details={"redis_mb": used, "without_redis_mb": half},
         )

@@ -8,7 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """`value` has to be at least or at most `bar`; `labels` say of what it is, `details` what else was seen."""
+    """A value that has to be at least or at most `bar`.
+
+    `labels` say what it belongs to, `details` what else was seen.
+    """
 
     name: str
     labels: dict[str, object]

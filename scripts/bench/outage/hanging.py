@@ -1,8 +1,8 @@
-"""What servers that hang for ever cost those that do not.
+"""What servers that hang for ever cost the others.
 
-Both runs owe the same deliveries to the same servers. Speed is that of the deliveries to the nine tenths that are
-healthy in both, from the start of the workers until the last of these; `of_all_without` compares it with the speed of
-all deliveries of the run without hanging ones, which nine tenths can reach only if a hanging one costs nothing.
+Both runs owe the same deliveries to the same servers. Speed means the deliveries to the nine tenths that are healthy in
+both, from the start of the workers until the last of these. `of_all_without` compares it with the speed of all
+deliveries of the run without hanging servers, which nine tenths can reach only if a hanging one costs nothing.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from federation.node_workers import FederationWorkers
 from federation.process import set_aside_loaded
 
 HANGING_PART: Final = 10
-"""One of so many servers hangs."""
+"""One of this many servers hangs."""
 EACH: Final = 4
-"""Deliveries to each server."""
+"""How many deliveries go to each server."""
 LONGEST_RUN: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What one pair of runs has in common; `known`: the servers are in the registry, and not discovered first."""
+    """What one pair of runs has in common. `known` says that the servers are registered, and not discovered first."""
 
     queue: str
     concurrency: int
@@ -58,7 +58,10 @@ class World:
 
 
 def measure(worlds: list[World], *, repeat: int, profile: Path | None = None) -> Iterator[Figure]:
-    """Runs with and without hanging servers alternate, and so do the worlds; the figures are of the medians."""
+    """Measure with and without hanging servers, in each world; yield figures of the medians.
+
+    Runs with and without them alternate, and so do the worlds.
+    """
     runs: dict[tuple[World, bool], list[dict[str, float]]] = {}
     for _ in range(repeat):
         for world in worlds:
@@ -104,7 +107,7 @@ def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]:
-    """In a worker process of its own, killed as soon as the healthy servers have everything."""
+    """Run in a separate worker process, which is killed as soon as the healthy servers have everything."""
     hanging = _hanging(world.servers) if hangs else 0
     with (
         node_environment(world.queue) as environment,
@@ -133,13 +136,13 @@ def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]
 
 
 async def _deliver(peers: list[dict[str, str]], *, hanging: int, known: bool, profile: str | None) -> dict[str, float]:
-    """Start the workers on a full queue, and see what the healthy servers got of it until they had everything."""
+    """Start the workers on a full queue, and measure what the healthy servers get until they have everything."""
     settings = Settings.from_values(os.environ)
     await asyncio.to_thread(upgrade, settings)
     federation = Federation(settings)
     if known:
         await register(federation, peers)
-    # In a fixed, mixed order: the last peers hang, and deliveries to them are to be met all along.
+    # In a fixed, mixed order: the last peers hang, and deliveries to them should come up all the time.
     mixed = [peers[(number * 7919) % len(peers)]["url"] for number in range(len(peers))]
     urls = mixed if len(set(mixed)) == len(peers) else [peer["url"] for peer in peers]
     await enqueue(federation, urls, EACH * len(peers), follows=False)
@@ -155,11 +158,11 @@ async def _deliver(peers: list[dict[str, str]], *, hanging: int, known: bool, pr
 
 
 async def _until_done(federation: Federation, healthy: int, began: datetime) -> None:
-    """By a query that costs the same with hanging servers and without."""
+    """Wait until it is done, with a query that costs the same with hanging servers and without."""
     delivered = select(func.count()).where(col(DeliveryAttempt.outcome) == AttemptOutcome.DELIVERED)
     while (await federation.database.rows(delivered))[0][0] < healthy:
         if datetime.now(UTC) - began > LONGEST_RUN:
-            return  # the figures tell
+            return  # the figures show it
         await asyncio.sleep(0.25)
 
 
@@ -193,7 +196,7 @@ async def _seen(federation: Federation, sick: list[str], began: datetime) -> dic
 
 @contextlib.contextmanager
 def _profiled(path: str | None) -> Iterator[None]:
-    """The block is under cProfile, if a file for it is named."""
+    """Run the block under cProfile, if a file for it is named."""
     if path is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What held deliveries cost while nothing happens: operations of the queues in a minute, more than without any."""
+"""What held deliveries cost while nothing happens: operations of the queues in a minute, compared with none held."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from federation.app import Federation
 from federation.scheduler.leases import last_runs
 
 JITTER = 0.1
-"""Of the operations in a minute with nothing held: idle workers poll and reap at moments of their own."""
+"""The tolerated part of the operations in a minute with nothing held: idle workers poll and reap when they like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Minute:
-    """What was asked of the queues, and of the database."""
+    """What was asked of the queues and of the database in a minute."""
 
     commands: Mapping[str, int]
     of_queues: int
@@ -34,7 +34,7 @@ class _Minute:
 
 
 def measure(queue: str, *, held: int, servers: int, during: timedelta) -> Figure:
-    """One minute, or `during`, with nothing held, and one with so many held for servers that are down."""
+    """Measure one minute, or `during`, with nothing held, and one with `held` held for servers that are down."""
     with node_environment(queue) as environment, peer_process(servers, own_keys(environment)) as peers:
         peers.tell("down")
         idle, busy = asyncio.run(_measure(environment, peers.servers, held, during))
@@ -64,7 +64,7 @@ async def _measure(
         await register(federation, peers)
         async with counted_worker(environment) as worker:
             await until(partial(_has_swept, federation), within=PATIENCE)
-            await asyncio.sleep(during.total_seconds() / 10)  # the rest of its start
+            await asyncio.sleep(during.total_seconds() / 10)  # the rest of its start is not measured
             idle = await _minute(worker, redis, during)
             urls = [peer["url"] for peer in peers]
             await take_down(federation, urls)

@@ -1,4 +1,4 @@
-"""How many statements it takes to hold and to release a great many deliveries to one server."""
+"""How many statements it takes to hold and to release very many deliveries to one server."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from federation.app import Federation
 from federation.delivery.release import INTERVAL, Releaser
 
 BATCH = 1_000
-"""Released a second at the most, where the pace is not what is measured."""
+"""The greatest number released per second, where the pace is not measured."""
 OF_BATCH = 20
-"""Statements that a batch may take, whatever its size."""
+"""How many statements a batch may take, whatever its size."""
 RAMP = 11
-"""Batches of a release before it is at its rate; and room for what a worker asks at its start."""
+"""How many batches a release takes to reach its rate, and room for what a worker asks at its start."""
 
 
 def hold(queue: str, *, deliveries: int, concurrency: int) -> Figure:
-    """A worker meets a backlog of jobs to a server whose link is down by now: each is claimed, and its row held."""
+    """Measure a worker with a backlog of jobs to a server whose link is down: each is claimed, and its row held."""
     with node_environment(queue) as environment, peer_process(1, own_keys(environment)) as peers:
         environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(concurrency)
         asked, called = asyncio.run(_hold(environment, peers.servers, deliveries))
@@ -33,7 +33,7 @@ def hold(queue: str, *, deliveries: int, concurrency: int) -> Figure:
 
 
 def release(queue: str, *, deliveries: int) -> Figure:
-    """The releaser gives a server that is back what is held for it, up to a thousand at once."""
+    """Measure the releaser as it sends what is held for a server that is back, up to a thousand at once."""
     with node_environment(queue) as environment, peer_process(1, own_keys(environment)) as peers:
         asked, called = asyncio.run(_release(environment, peers.servers, deliveries))
     return _figure("releasing", queue, deliveries, asked, called, batch=BATCH)
@@ -48,7 +48,10 @@ def _figure(
     *,
     batch: int,
 ) -> Figure:
-    """A statement that is executed for many sets of parameters counts as often, but for the queues' own."""
+    """Make the figure.
+
+    A statement that is executed for many sets of parameters counts as often; the queues' own do not.
+    """
     return Figure(
         name=f"statements on the application's tables, {what}",
         labels={"queue": queue, "deliveries": deliveries, "batch": batch},

@@ -19,8 +19,10 @@ from federation.app import Federation
 
 
 def measure(queue: str, *, held: int, next_look: timedelta | None = None) -> Iterator[Figure]:
-    """Shipped settings and a real worker process. The server returns right after it was looked at in vain, the worst
-    moment, unless the next look is to be in `next_look`.
+    """Measure with shipped settings and a real worker process.
+
+    The server returns right after a failed probe, which is the worst moment, unless the next probe is due in
+    `next_look`.
     """
     with node_environment(queue) as environment, peer_process(1, own_keys(environment)) as peers:
         peers.tell("down")
@@ -57,7 +59,7 @@ async def _measure(
             stderr=subprocess.DEVNULL,
         )
         try:
-            await asyncio.sleep(5)  # it runs
+            await asyncio.sleep(5)  # until it runs
             await take_down(federation, [url], next_look=next_look)
             peers.tell("up")
             noticed = await until(partial(is_up, federation, url), within=PATIENCE)
