@@ -1,7 +1,7 @@
-"""What the nightly analytics found out about servers, for whoever chooses relays or looks after the node.
+"""What the nightly analytics found out about servers, for the choice of relays and for operators.
 
-Each table is replaced as a whole by the next publication: `generation` counts them, so that rows a publication did not
-write are told from those it did. The analytics define the values of `trend` and `action`; an unknown one is no error.
+Each publication replaces a table as a whole. `generation` counts the publications, which tells rows of an earlier
+one from those of the latest. The analytics define the values of `trend` and `action`; an unknown one is no error.
 """
 
 from datetime import date, datetime
@@ -20,6 +20,7 @@ class ServerScorecard(FederationTable, table=True):
 
     __tablename__ = "server_scorecards"
 
+    # Written by analytics/data/publish, all of it each time.
     server_url: str = Field(sa_type=Text, primary_key=True)
     window_days: int = Field(primary_key=True)
     as_of: date = Field(sa_type=Date)
@@ -48,6 +49,7 @@ class RelayCandidate(FederationTable, table=True):
     __tablename__ = "relay_candidates"
     __table_args__ = (Index("relay_candidates_rank_idx", "rank"),)
 
+    # Written by analytics/data/publish, all of it each time.
     server_url: str = Field(sa_type=Text, primary_key=True)
     rank: int
     as_of: date = Field(sa_type=Date)

@@ -46,7 +46,7 @@ def back_up(source: Path, file: Path) -> int:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """All pages in one step, inside a read transaction: with several steps each commit of others begins it anew."""
+    """Copy all pages in one step, inside a read transaction: between steps a commit of others would start it anew."""
     with closing(_connect(source)) as reader, closing(_connect(target)) as writer:
         reader.execute("PRAGMA query_only = ON")
         reader.execute("BEGIN")
@@ -69,7 +69,7 @@ def _connect(database: Path | str, *, uri: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def _temporary(file: Path) -> Iterator[Path]:
-    """An empty file beside `file`, readable by its owner alone, that is gone afterwards."""
+    """Make an empty file beside `file`, readable by its owner alone, and remove it afterwards."""
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     os.close(descriptor)
     try:

@@ -29,25 +29,25 @@ DbApiConnection: TypeAlias = "sqlite3.Connection | psycopg.Connection[Any]"
 
 
 class _Borrowed:
-    """What is left to the connection's owner."""
+    """Leaves transactions and closing to the connection's owner."""
 
     def do_begin(self, dbapi_connection: object) -> None:
-        """The owner has begun."""
+        """Do nothing: the owner has begun."""
 
     def do_commit(self, dbapi_connection: object) -> None:
-        """The owner commits."""
+        """Do nothing: the owner commits."""
 
     def do_rollback(self, dbapi_connection: object) -> None:
-        """The owner rolls back."""
+        """Do nothing: the owner rolls back."""
 
     def do_close(self, dbapi_connection: object) -> None:
-        """The owner closes."""
+        """Do nothing: the owner closes."""
 
     def do_terminate(self, dbapi_connection: object) -> None:
-        """The owner closes."""
+        """Do nothing: the owner closes."""
 
     def on_connect(self) -> Callable[[DBAPIConnection], None]:
-        """No functions of ours, no handlers for notices."""
+        """Install no functions and no handlers for notices."""
         return lambda _: None
 
 
@@ -74,13 +74,13 @@ _engines: Final[dict[URL, Engine]] = {}
 
 
 def is_dbapi_connection(value: object) -> TypeGuard[DbApiConnection]:
-    """Whether it is a connection of `sqlite3` or psycopg 3."""
+    """Tell whether it is a connection of `sqlite3` or psycopg 3."""
     psycopg = sys.modules.get("psycopg")
     return isinstance(value, sqlite3.Connection) or (psycopg is not None and isinstance(value, psycopg.Connection))
 
 
 def in_transaction(connection: DbApiConnection) -> bool:
-    """Whether what is written on it now can be rolled back: a transaction is open, or begins with the first write."""
+    """Tell whether a write can be rolled back: a transaction is open, or begins with the first write."""
     if isinstance(connection, sqlite3.Connection):
         return connection.in_transaction or connection.isolation_level is not None
     return not connection.autocommit or connection.info.transaction_status != 0
@@ -88,7 +88,7 @@ def in_transaction(connection: DbApiConnection) -> bool:
 
 @contextmanager
 def borrowed(lent: DbApiConnection) -> Iterator[Connection]:
-    """A connection for the block, in the transaction that `lent` is in."""
+    """Yield a connection in the transaction that `lent` is in."""
     engine = _engine(lent)
     token = _lent.set(lent)
     try:
@@ -114,7 +114,7 @@ def _engine(lent: DbApiConnection) -> Engine:
 
 
 def _url(lent: DbApiConnection) -> URL:
-    """What tells its database from others, and never a password."""
+    """Return what tells its database from others, and never a password."""
     if isinstance(lent, sqlite3.Connection):
         return URL.create("sqlite+borrowed", database=next(row[2] for row in lent.execute("PRAGMA database_list")))
     info = lent.info

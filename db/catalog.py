@@ -1,4 +1,4 @@
-"""What a database really has, compared with what the models declare: a version number alone may not be true."""
+"""Compare what a database really has with what the models declare: a version number alone may not be true."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS: Final = {
         "SELECT lower(t.name), lower(c.name) FROM sqlite_schema AS t JOIN pragma_table_xinfo(t.name) AS c"
         " WHERE t.type IN ('table', 'view') AND lower(t.name) IN :tables"
     ).bindparams(bindparam("tables", expanding=True)),
-    # Not information_schema, which shows what we may use: who may not read a table would hear that there is none.
+    # Not information_schema: it hides tables that we may not read, and they would be told as missing.
     "postgresql": text(
         "SELECT t.relname::text, c.attname::text FROM pg_catalog.pg_class AS t"
         " JOIN pg_catalog.pg_attribute AS c ON c.attrelid = t.oid AND c.attnum > 0 AND NOT c.attisdropped"

@@ -63,5 +63,5 @@ class TextEnum(TypeDecorator[E], Generic[E]):
 
 
 def new_id() -> str:
-    """A fresh UUIDv4 as text, the form every node uses for identifiers."""
+    """Return a fresh UUIDv4 as text, the form every node uses for identifiers."""
     return str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""All rows of an SQLite database into another database, SQLite or PostgreSQL, that has the tables and no rows."""
+"""Copy all rows of an SQLite database into another one, SQLite or PostgreSQL, that has the tables and no rows."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _require_schema(connection: Connection, which: str) -> None:
 
 
 def _host_tables(old: Connection, new: Connection) -> tuple[Sequence[Table], tuple[str, ...]]:
-    """Those to copy and those to leave: all or none, as they refer to each other."""
+    """Return those to copy and those to leave: all or none, because they refer to each other."""
     tables = HostTable.metadata.sorted_tables
     names = [table.name for table in tables]
     there = [table for table in tables if table.name in columns(old, names)]
@@ -117,7 +117,7 @@ def _require_empty(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _copy_rows(old: Connection, new: Connection, table: Table) -> int:
-    """By the columns' own types, so that times, booleans and JSON are on either database what they are there."""
+    """Copy by the columns' own types, so that times, booleans and JSON have each database's form."""
     count = 0
     found = old.execution_options(yield_per=BATCH).execute(select(table))
     try:
@@ -134,7 +134,7 @@ def _copy_rows(old: Connection, new: Connection, table: Table) -> int:
 
 
 def _restart_sequence(connection: Connection, table: Table) -> None:
-    """PostgreSQL's does not notice rows that come with their number; SQLite goes by the rows."""
+    """Set PostgreSQL's past the highest number: it does not notice rows that bring theirs. SQLite goes by the rows."""
     column = table.autoincrement_column
     if column is None or connection.dialect.name != "postgresql":
         return
@@ -147,10 +147,10 @@ def _restart_sequence(connection: Connection, table: Table) -> None:
 
 @contextmanager
 def _snapshot(engine: Engine) -> Iterator[Connection]:
-    """The source as of one moment.
+    """Yield the source as of one moment.
 
     Raises:
-        CopyError: at the end: somebody wrote to it meanwhile, who will go on doing so.
+        CopyError: at the end: somebody wrote to it meanwhile, and may go on doing so.
     """
     with engine.connect() as connection:
         before = _version(connection)
@@ -164,7 +164,7 @@ def _snapshot(engine: Engine) -> Iterator[Connection]:
 
 
 def _version(connection: Connection) -> object:
-    """Changes with every commit of another connection."""
+    """Return a number that changes with every commit of another connection."""
     return connection.exec_driver_sql("PRAGMA data_version").scalar_one()
 
 

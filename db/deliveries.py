@@ -14,9 +14,12 @@ class DeliveryPayload(FederationTable, table=True):
 
     __tablename__ = "delivery_payloads"
 
+    # Written by delivery/owing, once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     payload: str = Field(sa_type=Text, repr=False)
+    # Written by delivery/owing, delivery/payloads (rows that go).
     refs: int
+    # Written by delivery/owing, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
 
 
@@ -48,17 +51,29 @@ class HoldReason(StrEnum):
     """This node, which could not do its part."""
 
 
+class AttemptOutcome(StrEnum):
+    """How one attempt ended."""
+
+    DELIVERED = "delivered"
+    RETRYABLE = "retryable"
+    """It failed, and another attempt may succeed."""
+    PERMANENT = "permanent"
+    """It failed, and so would every other."""
+    PARKED = "parked"
+    """It was given back unattempted, because the server was busy enough."""
+
+
 def _partial(name: str, *columns: str, where: str) -> Index:
     return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 
 class DeliveryJob(FederationTable, table=True):
-    """A delivery that is owed, or that was given up and is kept for diagnosis; delivered ones are deleted.
+    """A delivery that is owed, or that was given up and is kept for diagnosis. Delivered ones are deleted.
 
-    Rows written by the original Node implementation leave every column from `job_name` on to its default, until their
-    job is first met. `job_id` names the one queue job that may act for the row: its series number `n` is the row's id,
-    then `<id>.<n>`. `error_code` and `last_error` are those of the last attempt that failed. `next_attempt_at` is when
-    a delivery held for `rest`, `busy` or `ours` is released. `sending` is the number of an attempt under way. With a
+    A row of the original Node implementation has the default in every column from `job_name` on, until its job is first
+    met. `job_id` names the one queue job that may act for the row: that of series `n` is called as the row's id, then
+    `<id>.<n>`. `error_code` and `last_error` are those of the last attempt that failed. `next_attempt_at` is when a
+    delivery held for `rest`, `busy` or `ours` is released. `sending` is the number of an attempt under way. With a
     `payload_id` the text is in `delivery_payloads`, and `payload` is empty.
     """
 
@@ -79,51 +94,66 @@ class DeliveryJob(FederationTable, table=True):
         _partial("delivery_jobs_payload_id_idx", "payload_id", where="payload_id IS NOT NULL"),
     )
 
+    # Who writes a column, by module of `federation`: delivery/owing makes the row, for producers. delivery/group counts
+    # and ends attempts, for workers. delivery/holding holds, expires and fails what is held. delivery/rows makes ready
+    # what was held. delivery/sweeper replaces lost jobs. delivery/release chooses canaries. admin/deliveries_bulk is
+    # `federation deliveries retry`.
+    # Written by delivery/owing, once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     target_url: str = Field(sa_type=Text)
     payload: str = Field(sa_type=Text, repr=False)
+    # Written by delivery/owing, delivery/group, admin/deliveries_bulk.
     attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    # Written by delivery/group, admin/deliveries_bulk.
     last_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries_bulk.
     next_attempt_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    # Written by delivery/owing, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
+    # Written by delivery/owing; delivery/group, where the first job of a Node producer's row is met.
     job_name: str | None = Field(default=None, sa_type=Text)
     server_url: str | None = Field(default=None, sa_type=Text)
+    # Written by delivery/owing, delivery/sweeper, delivery/rows, admin/deliveries_bulk.
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries_bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    outcome: str | None = Field(default=None, sa_type=Text)
+    # Written by delivery/group, delivery/holding, admin/deliveries_bulk.
+    outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
+    """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
+    # Written by delivery/owing, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
+    # Written by delivery/group, delivery/holding, admin/deliveries_bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
+    # Written by delivery/owing, delivery/group, delivery/holding, delivery/rows, admin/deliveries_bulk.
     state: DeliveryState = Field(
         default=DeliveryState.READY, sa_type=TextEnum(DeliveryState), sa_column_kwargs={"server_default": "ready"}
     )
     held_reason: HoldReason | None = Field(default=None, sa_type=TextEnum(HoldReason))
     held_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    # Written by delivery/owing, delivery/group, delivery/rows, delivery/sweeper, admin/deliveries_bulk.
     job_id: str | None = Field(default=None, sa_type=Text)
+    # Written by delivery/rows, delivery/sweeper, admin/deliveries_bulk.
     series: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    # Written by delivery/group, delivery/rows, delivery/sweeper, admin/deliveries_bulk.
     sending: int | None = None
     first_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When the present series of attempts began."""
+    # Written by delivery/group, delivery/rows, admin/deliveries_bulk.
     released_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was released last, until it is tried."""
+    # Written by delivery/release, admin/deliveries_bulk.
     canary_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was last sent ahead of the others, to see whether its server takes deliveries again."""
+    # Written by delivery/owing, once.
     ordering_key: str | None = Field(default=None, sa_type=Text)
     ordering_position: int | None = Field(default=None, sa_type=BigInteger)
+    # Written by delivery/group, admin/deliveries_bulk.
     holds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     """How often in a row it was held for a fault of ours: each wait is twice as long."""
     suspect: int | None = None
     """Set once it was under way in too many crashes: how many such deliveries may run together, below 1 that it ran
     alone, and how often in vain."""
-
-
-class AttemptOutcome(StrEnum):
-    """How one attempt ended; `parked` means given back unattempted, because the server was busy enough."""
-
-    DELIVERED = "delivered"
-    RETRYABLE = "retryable"
-    PERMANENT = "permanent"
-    PARKED = "parked"
 
 
 class DeliveryAttempt(FederationTable, table=True):
@@ -141,6 +171,7 @@ class DeliveryAttempt(FederationTable, table=True):
         Index("delivery_attempts_number_uidx", "delivery_id", "series", "attempt", unique=True),
     )
 
+    # Written by delivery/attempts, once.
     id: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
     delivery_id: str = Field(sa_type=Text)
     job_name: str = Field(sa_type=Text)

@@ -28,7 +28,7 @@ _POSTGRES_CONNECTIONS = 20
 
 
 def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[AsyncEngine, AsyncEngine]:
-    """A writer and a reader for `url`; the reader's transactions refuse to write.
+    """Return a writer and a reader for `url`; the reader's transactions refuse to write.
 
     SQLite admits one writer at a time, so its writer has one connection: tasks of this process queue for it in order
     instead of polling the file lock, and `busy_timeout` is left to the contention of other processes. PostgreSQL's
@@ -58,7 +58,7 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
 
 
 def sqlite_engines(url: URL) -> tuple[Engine, Engine]:
-    """A synchronous writer with one connection, and a reader, for `url`, an SQLite file; any thread may use them."""
+    """Return a synchronous writer with one connection, and a reader, for an SQLite file; any thread may use them."""
     reader = _threaded_sqlite(url, SQLITE_READERS)
     _prepare_reader(reader)
     return _sqlite_writer(url), reader
@@ -81,7 +81,7 @@ def _threaded_sqlite(url: URL, connections: int) -> Engine:
 
 
 def writing_engine(url: URL) -> Engine:
-    """A synchronous engine for transactions of plain code, in any thread; as `async_engines` has it for coroutines."""
+    """Return a synchronous engine for transactions of plain code, in any thread; as `async_engines` for coroutines."""
     if url.get_backend_name() == "sqlite":
         return _sqlite_writer(url)
     engine = create_engine(
@@ -98,7 +98,7 @@ def writing_engine(url: URL) -> Engine:
 
 
 def unwrapped(reader: AsyncEngine) -> AsyncEngine:
-    """The same reader, without a transaction around each of its queries: three round trips become one.
+    """Return the same reader without a transaction around each query: three round trips become one.
 
     On PostgreSQL a statement that writes is not refused then; SQLite begins none for a query in any case.
     """
@@ -106,7 +106,7 @@ def unwrapped(reader: AsyncEngine) -> AsyncEngine:
 
 
 def migration_engine(url: URL) -> Engine:
-    """A synchronous engine whose DDL is transactional on both databases, unlike the SQLite driver's default."""
+    """Return a synchronous engine whose DDL is transactional on both databases, unlike the SQLite driver's default."""
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, hide_parameters=True, connect_args=_sqlite_arguments())
         _prepare_writer(engine)
@@ -118,7 +118,7 @@ def migration_engine(url: URL) -> Engine:
 
 
 def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT) -> Engine:
-    """A synchronous engine whose connections refuse to write, for long reads outside the application's pools.
+    """Return a synchronous engine whose connections refuse to write, for long reads outside the application's pools.
 
     Each connection is opened when it is asked for and closed when it is given back. A PostgreSQL server that vanishes
     is noticed within a minute.
@@ -165,7 +165,7 @@ def _postgres_arguments() -> dict[str, object]:
 
 
 def _prepare_writer(engine: Engine) -> None:
-    """Transactions of this SQLite engine take the write lock before they read.
+    """Make transactions of this SQLite engine take the write lock before they read.
 
     A deferred transaction that reads and then writes fails at once, whatever the busy timeout, if another connection
     wrote in between.
@@ -181,10 +181,10 @@ _undoing: set[asyncio.Task[None]] = set()
 
 
 def _undo_when_cancelled(engine: Engine) -> None:
-    """A transaction of this asynchronous SQLite engine that is cancelled in a statement gives up the write lock.
+    """Make a transaction of this SQLite engine give up the write lock when it is cancelled in a statement.
 
-    SQLAlchemy closes its connection, but SQLite waits with that for the last cursor to be forgotten, and the exception
-    that ended the statement holds one for as long as anybody holds the exception.
+    SQLAlchemy closes the connection. SQLite waits with that until the last cursor is forgotten, and the exception that
+    ended the statement holds a cursor for as long as anybody holds the exception.
     """
 
     @event.listens_for(engine, "invalidate")
@@ -204,14 +204,14 @@ def _undo_when_cancelled(engine: Engine) -> None:
 
 
 def _prepare_reader(engine: Engine) -> None:
-    """Queries of this SQLite engine run outside transactions, each on what is committed by then, as on PostgreSQL."""
+    """Make queries of this SQLite engine run outside transactions, each on what is committed, as on PostgreSQL."""
     _set_pragmas(engine, "query_only = ON")
 
 
 def _enable_write_ahead_log(engine: Engine) -> None:
-    """The file is in WAL mode, and stays so for everyone who opens it later.
+    """Put the file into WAL mode, in which it stays for everyone who opens it later.
 
-    Of several processes that switch a fresh file at once SQLite turns all but one away without its busy timeout.
+    When several processes switch a fresh file at once, SQLite refuses all but one, whatever the busy timeout.
     """
 
     @event.listens_for(engine, "connect")
@@ -239,7 +239,7 @@ def _set_pragmas(engine: Engine, *pragmas: str) -> None:
 
 
 def _shorten_errors(engine: Engine) -> None:
-    """Errors of this PostgreSQL engine's statements say in one line what is wrong.
+    """Cut the errors of this PostgreSQL engine's statements down to one line that says what is wrong.
 
     The lines after it (DETAIL, CONTEXT) quote the row, and so a payload. They stay in the driver's `diag`.
     """
@@ -255,7 +255,7 @@ def _shorten_errors(engine: Engine) -> None:
 
 
 def _ping_idle_connections(engine: Engine) -> None:
-    """A connection that lay idle is tried before it is used, and replaced with all its elders if it is dead.
+    """Try a connection that lay idle before it is used; if it is dead, replace it and all that are older.
 
     The pool's own `pre_ping` does so at every checkout, which costs a busy worker a fifth of its throughput.
     """

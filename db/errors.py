@@ -1,4 +1,4 @@
-"""What an error of the database means, told by types and codes; no driver's wording is looked at."""
+"""Tell what an error of the database means, by types and codes; no driver's wording is looked at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 
 def is_outage(error: SQLAlchemyError) -> bool:
-    """Whether the database could not be asked, or had no room or time; else it understood and refused the statement.
+    """Tell whether the database could not be asked, or had no room or time. Otherwise it refused the statement.
 
     The sqlite3 module has one type for both. Of the two only a statement that does not fit the tables has the code
     SQLITE_ERROR, so a missing table or column is no outage on either database.
@@ -36,6 +36,6 @@ _LOCAL_CAUSES: Final = {
 
 
 def local_cause(error: SQLAlchemyError) -> str | None:
-    """Why an SQLite file cannot be worked with; None for what has other reasons, or another database."""
+    """Say why an SQLite file cannot be worked with; None for other reasons and other databases."""
     code = getattr(error.orig if isinstance(error, DBAPIError) else None, "sqlite_errorcode", None)
     return None if code is None else _LOCAL_CAUSES.get(code & 0xFF)  # the rest of an extended code is detail

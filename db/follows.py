@@ -33,15 +33,21 @@ class Follow(FederationTable, table=True):
         Index("follows_followingServerUrl_idx", "following_server_url"),
     )
 
+    # Written by delivery/produced (our users' follows), node/follows (others'), once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     follower_id: str = Field(sa_type=Text)
     following_id: str = Field(sa_type=Text)
+    # Written by node/follows; delivery/group, when the follow is acknowledged.
     accepted: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    # Written by delivery/produced, node/follows, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
     follower_server_url: str | None = Field(default=None, sa_type=Text)
     following_server_url: str | None = Field(default=None, sa_type=Text)
+    # Written by node/follows; delivery/group, when the follow is acknowledged.
     acknowledged: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    # Written by delivery/produced, once.
     requester_signature: str | None = Field(default=None, sa_type=Text)
+    # Written by the original Node implementation alone.
     responder_signature: str | None = Field(default=None, sa_type=Text)
 
 
@@ -58,6 +64,7 @@ class FollowNews(FederationTable, table=True):
         Index("follow_news_noted_at_idx", "noted_at"),
     )
 
+    # Written by servers/follow_news, for producers and for inbound follows.
     id: str = Field(sa_type=Text, primary_key=True)
     server_url: str = Field(sa_type=Text)
     follow_id: str = Field(sa_type=Text)

@@ -103,6 +103,6 @@ def missing_of_host(connection: Connection) -> tuple[str, ...]:
 
 
 def columns_of_host(connection: Connection, table: str) -> tuple[str, ...]:
-    """Name the columns of one of these tables that are not in its model: who has any is the host's own. Sorted."""
+    """Name the columns of one of these tables that are not in its model, sorted: a table with any is the host's."""
     ours = HostTable.metadata.tables[table].columns.keys()
     return tuple(sorted(columns(connection, [table]).get(table, set()) - set(ours)))

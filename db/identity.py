@@ -1,4 +1,4 @@
-"""Which database a connection of somebody else's is on, whatever name and address it was reached by."""
+"""Find out which database somebody else's connection is on, whatever name and address it was reached by."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ class OwnDatabase:
 
     @property
     def name(self) -> str:
-        """What messages call it; never a password."""
+        """Return what messages call it; never a password."""
         shown = URL.create(
             self._url.get_backend_name(), host=self._url.host, port=self._url.port, database=self._url.database
         )
         return shown.render_as_string()
 
     def trust(self, engine: Engine) -> None:
-        """Connections of the engine are on this database; they are not looked at."""
+        """Take connections of the engine to be on this database, without a look."""
         self._known.add(engine)
 
     def needs_a_look(self, engine: Engine) -> bool:
-        """Whether `check` would have to learn first, which is not for an event loop to wait for."""
+        """Tell whether `check` would have to learn first. An event loop should not wait for that."""
         return engine not in self._known and self._identity is None
 
     def learn(self) -> None:
-        """What it is compared by is known; on PostgreSQL that takes a connection of its own, the first time."""
+        """Find out what to compare by. On PostgreSQL that takes a connection of its own, the first time."""
         with self._lock:
             if self._identity is None:
                 self._identity = self._look()
 
     def check(self, connection: Connection) -> None:
-        """Nothing happens if the connection is on this database; a query of the caller's transaction may tell.
+        """Refuse a connection to another database. It may take a query in the caller's transaction.
 
         Raises:
             ForeignDatabase: it is not.
@@ -91,7 +91,7 @@ def _identity(connection: Connection) -> Identity:
 
 
 def _file(path: str) -> Identity:
-    """One spelling for each file; the inode would do without, but not for a file that was put in its place."""
+    """Return one spelling for each file. Its inode would not do: another file may be put in its place."""
     return ("file", str(Path(path).resolve()) if path else "")
 
 

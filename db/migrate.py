@@ -46,14 +46,14 @@ class SchemaVersion:
 
     @property
     def is_behind(self) -> bool:
-        """Whether tables or columns of this version are missing; a newer version's database has them all."""
+        """Tell whether tables or columns of this version are missing; a newer version's database has them all."""
         return self.current is None or self.current < self.expected  # revisions are numbers of four digits
 
 
 def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
-    """The database has every table, column and index of this version; existing rows and columns are untouched.
+    """Give the database every table, column and index of this version; existing rows and columns are untouched.
 
-    With `host_tables` it has `user`, `posts` and `blocks` as well; returns those it had not.
+    With `host_tables` make `user`, `posts` and `blocks` as well, where they are missing; return those that were made.
 
     Creates what an empty database lacks and adopts the tables of an existing node. All in one transaction, under a lock
     that lets one process migrate while others wait (30 s at most on SQLite) and then find nothing to do. Blocking; from
@@ -79,9 +79,9 @@ def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
 
 
 def _make_private(file: Path | None) -> None:
-    """The file, if there is to be one, is its owner's alone; SQLite gives those that it puts beside it the same mode.
+    """Make the file readable by its owner alone; SQLite gives the files that it puts beside it the same mode.
 
-    Done before SQLite opens it: to close a file takes this process's locks on it away.
+    This is done before SQLite opens it, because closing a file drops this process's locks on it.
     """
     with suppress(OSError):  # SQLite tells what is wrong, or somebody was faster
         if file is not None:
@@ -89,7 +89,7 @@ def _make_private(file: Path | None) -> None:
 
 
 def is_blank(file: Path) -> bool:
-    """Whether the SQLite file is yet to be made, or has nothing in it, as one that could not be made to the end.
+    """Tell whether the SQLite file is missing or empty, for example because making it was interrupted.
 
     False for a file that is no database. Nothing is written.
     """
@@ -106,7 +106,7 @@ def is_blank(file: Path) -> bool:
 
 
 def schema_version(connection: Connection) -> SchemaVersion:
-    """What `connection`'s database has been migrated to; nothing is written."""
+    """Return what `connection`'s database has been migrated to; nothing is written."""
     has_one = inspect(connection).has_table(VERSION_TABLE)
     current: str | None = connection.execute(_CURRENT).scalar() if has_one else None
     return SchemaVersion(current=current, expected=_head())
@@ -114,7 +114,7 @@ def schema_version(connection: Connection) -> SchemaVersion:
 
 @cache
 def _head() -> str:
-    """The youngest migration: the files are `vNNNN_name.py`, and NNNN is the revision."""
+    """Return the youngest migration: the files are `vNNNN_name.py`, and NNNN is the revision."""
     return max(file.name[1:5] for file in (_MIGRATIONS / "versions").glob("v[0-9]*.py"))
 
 

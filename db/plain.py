@@ -32,7 +32,7 @@ class PlainDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """What the block did is committed when it ends, and undone if it raises; see `Database.transaction`.
+        """Commit what the block did when it ends, and undo it if it raises; see `Database.transaction`.
 
         Raises:
             RuntimeError: this thread is inside `transaction()` already; hand its session on instead.
@@ -47,14 +47,14 @@ class PlainDatabase:
             self._thread.writing = False
 
     def close(self) -> None:
-        """Every idle connection is closed; end the sessions first. A later transaction opens new ones."""
+        """Close every idle connection; end the sessions first. A later transaction opens new ones."""
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose(close=self._pid == os.getpid())
 
     def forget(self) -> None:
-        """This is a fork's child: the connections are the parent's."""
+        """Leave the connections to the parent: this is the child of a fork."""
         self._lock = threading.Lock()  # another thread may have held it at the fork
         self._thread = threading.local()
         self._pid = os.getpid()

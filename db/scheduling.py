@@ -20,11 +20,12 @@ class RunOutcome(StrEnum):
 class SchedulerJob(FederationTable, table=True):
     """A recurring job: its lease, and its last run.
 
-    Whoever has the current `token` runs it, until `leased_until`; each run gets a higher one.
+    The process with the current `token` runs it, until `leased_until`. Each run gets a higher token.
     """
 
     __tablename__ = "scheduler_jobs"
 
+    # Written by scheduler/leases.
     name: str = Field(sa_type=Text, primary_key=True)
     token: int = 0
     holder: str | None = Field(default=None, sa_type=Text)

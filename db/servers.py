@@ -36,19 +36,27 @@ class Server(FederationTable, table=True):
         Index("serverRegistry_lastSeen_idx", "last_seen"),
     )
 
+    # Written by servers/registry, once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     url: str = Field(sa_type=Text)
+    # Written by servers/registry, node/rotation (its new keys).
     public_key: str = Field(sa_type=Text)
     encryption_public_key: str = Field(sa_type=Text)
+    # Written by servers/registry, node/rotation (its new keys).
     last_seen: datetime = Field(sa_type=UtcDateTime)
+    # Written by servers/registry, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
+    # Written by servers/registry, node/rotation (its new keys).
     updated_at: datetime = Field(sa_type=UtcDateTime)
+    # Written by servers/registry.
     is_healthy: bool
     health_check_attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     unhealthy_reason: str | None = Field(default=None, sa_type=Text)
+    # Written by servers/registry, servers/key_rotation (our new keys).
     knows_key: str | None = Field(default=None, sa_type=Text)
     rotation_tried_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     rotation_problem: str | None = Field(default=None, sa_type=Text)
+    # Written by servers/claims.
     proved_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     claimed_by: str | None = Field(default=None, sa_type=Text)
     claimed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
@@ -93,6 +101,7 @@ class ServerLink(FederationTable, table=True):
         ),
     )
 
+    # Written by servers/links, for deliveries, probes, releases and operators.
     server_url: str = Field(sa_type=Text, primary_key=True)
     state: LinkState = Field(default=LinkState.UP, sa_type=TextEnum(LinkState))
     since: datetime = Field(sa_type=UtcDateTime)
@@ -126,6 +135,7 @@ class BlacklistedServer(FederationTable, table=True):
     __tablename__ = "blacklisted_servers"
     __table_args__ = (Index("blacklistedServers_serverUrl_idx", "server_url"),)
 
+    # Written by admin/blacklist_rows, once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     server_url: str = Field(sa_type=Text)
     created_at: datetime = Field(sa_type=UtcDateTime)
@@ -134,10 +144,11 @@ class BlacklistedServer(FederationTable, table=True):
 
 
 class BlacklistRevision(FederationTable, table=True):
-    """One row, whose `revision` triggers raise with every change of `blacklisted_servers`, whoever makes it."""
+    """One row, whose `revision` triggers raise with every change of `blacklisted_servers`, no matter who makes it."""
 
     __tablename__ = "blacklist_revision"
 
+    # Written by triggers on `blacklisted_servers`.
     id: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
     revision: int = Field(sa_type=BigInteger)
 
@@ -148,6 +159,7 @@ class RotateChallengeToken(FederationTable, table=True):
     __tablename__ = "rotate_challenge_tokens"
     __table_args__ = (Index("rotateChallengeTokens_serverUrl_idx", "server_url"),)
 
+    # Written by node/rotation.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     signing_old_token: str = Field(sa_type=Text, repr=False)
     signing_new_token: str = Field(sa_type=Text, repr=False)
@@ -167,6 +179,7 @@ class ServerHealthEvent(FederationTable, table=True):
     __tablename__ = "server_health_events"
     __table_args__ = (Index("server_health_events_server_url_at_idx", "server_url", "at"),)
 
+    # Written by servers/registry, once.
     id: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
     server_url: str = Field(sa_type=Text)
     from_state: ServerHealth = Field(sa_type=TextEnum(ServerHealth))

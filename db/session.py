@@ -61,7 +61,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """What the block did is committed when it ends, and undone if it raises.
+        """Commit what the block did when it ends, and undo it if it raises.
 
         Not reentrant: an inner transaction of the same task would wait for the outer one, for ever on SQLite.
 
@@ -73,10 +73,10 @@ class Database:
                 yield session
 
     async def transact(self, work: Callable[[Connection], T]) -> T:
-        """What `work` did on its connection is committed, or undone if it raises; at half the price of `transaction`.
+        """Commit what `work` does on its connection, or undo it if it raises; at half the price of `transaction`.
 
-        It cannot await, and on SQLite it runs in another thread: statements alone belong into it. Whoever is cancelled
-        meanwhile does not know what became of it.
+        `work` cannot await, and on SQLite it runs in another thread, so it should only execute statements. A caller
+        that is cancelled meanwhile does not know what became of it.
 
         Raises:
             RuntimeError: as for `transaction`.
@@ -87,13 +87,13 @@ class Database:
     async def rows(
         self, query: Select[*tuple[Any, ...]], values: Mapping[str, object] | None = None
     ) -> Sequence[Row[*tuple[Any, ...]]]:
-        """What one query finds, committed before it; at a third of the price of `read`. It waits for no writer."""
+        """Return what one query finds of what was committed, at a third of the price of `read`; wait for no writer."""
         self._require_open()
         return await self._steps.rows(query, values)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
-        """A session for queries alone: it waits for no writer, and the database refuses writes through it.
+        """Yield a session for queries alone: it waits for no writer, and the database refuses writes through it.
 
         Each query sees what was committed before it; two queries may see different states.
         """
@@ -103,13 +103,11 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is SQLite's dialect that statements are to be written for."""
+        """Tell whether statements have to be written in SQLite's dialect."""
         return self._url.get_backend_name() == "sqlite"
 
     async def close(self) -> None:
-        """Every idle connection is closed, and nothing opens another; end the sessions first. A second call does
-        nothing.
-        """
+        """Close every idle connection and open no other; end the sessions first. A second call does nothing."""
         self._is_closed = True
         await self._steps.close()
         await self._reader.dispose()

@@ -14,6 +14,7 @@ class DatabaseIdentity(FederationTable, table=True):
 
     __tablename__ = "database_identity"
 
+    # Written by its migration, once.
     id: str = Field(sa_type=Text, primary_key=True)
 
 
@@ -32,6 +33,7 @@ class QueueSighting(FederationTable, table=True):
 
     __tablename__ = "queue_sightings"
 
+    # Written by delivery/sightings, for workers and for the inbound side.
     kind: SightingKind = Field(sa_type=TextEnum(SightingKind), primary_key=True)
     what: str = Field(sa_type=Text, primary_key=True)
     seen_at: datetime = Field(sa_type=UtcDateTime)

@@ -1,4 +1,4 @@
-"""Statements that follow each other without a word to the event loop in between: one step of a task for all of them.
+"""Statements that follow each other without a word to the event loop in between: one step of a task for all.
 
 SQLAlchemy's asynchronous connections change greenlets at each step, and its SQLite driver changes threads as well,
 several times for each statement. Under load every change of threads waits for the interpreter lock.
@@ -26,13 +26,13 @@ class Steps(Protocol):
     """Transactions and queries that await nothing."""
 
     async def transact(self, work: Callable[[Connection], T]) -> T:
-        """What `work` did is committed, or undone if it raises."""
+        """Commit what `work` does, or undo it if it raises."""
 
     async def rows(self, query: Query, values: Mapping[str, object] | None) -> Rows:
-        """What one query finds, committed before it."""
+        """Return what one query finds among what was committed."""
 
     async def close(self) -> None:
-        """Nothing of it is left, and nothing may be asked of it any more; a second call does nothing."""
+        """Release everything; nothing may be asked of it any more. A second call does nothing."""
 
 
 class Greenlets:
@@ -49,14 +49,14 @@ class Greenlets:
         return await greenlet_spawn(_rows, self._queries, query, values)
 
     async def close(self) -> None:
-        """The engines are their owner's."""
+        """Do nothing: the engines are their owner's."""
 
 
 class SqliteThreads:
     """All steps in one visit to a thread: one that writes, and some that read.
 
-    A process writes through the only connection of `turns` as well. Who holds that has the process's turn to write, so
-    its transactions queue up in order instead of polling for the file's lock.
+    A process writes through the only connection of `turns` as well. Holding it is the process's turn to write, so that
+    transactions queue up in order instead of polling for the file's lock.
     """
 
     def __init__(self, url: URL, *, turns: AsyncEngine) -> None:
@@ -80,7 +80,7 @@ class SqliteThreads:
 
 
 def _threads(most: int) -> ThreadPoolExecutor:
-    """They start when they are needed."""
+    """Make threads that start when they are needed."""
     return ThreadPoolExecutor(most, thread_name_prefix="sqlite")
 
 

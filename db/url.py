@@ -1,4 +1,4 @@
-"""Which databases we speak, and through which driver."""
+"""Parse the URLs of databases, and choose the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DatabaseUrlError(ValueError):
 
 
 def parse_url(text: str) -> URL:
-    """The backend, address and options that `text` names; the driver it asks for is replaced by ours.
+    """Return the backend, address and options that `text` names; the driver it asks for is replaced by ours.
 
     `postgres://`, which Node applications write, means `postgresql://`.
 
@@ -37,7 +37,7 @@ def parse_url(text: str) -> URL:
 
 
 def sqlite_file(text: str) -> Path | None:
-    """The file that the URL `text` names, which need not be there yet; None if it names no SQLite database.
+    """Return the file that the URL `text` names, which need not be there yet; None if it names no SQLite database.
 
     Raises:
         DatabaseUrlError: as `parse_url`.
@@ -47,7 +47,7 @@ def sqlite_file(text: str) -> Path | None:
 
 
 def absent_file(text: str) -> Path | None:
-    """The SQLite file that the URL `text` names, in full, if it is not there; None for any other URL."""
+    """Return the SQLite file that the URL `text` names, in full, if it is not there; None for any other URL."""
     if not text.startswith("sqlite"):
         return None
     file = sqlite_file(text)

@@ -68,6 +68,7 @@ def smoke(folder: Path) -> None:
     pip(python, folder, "install", "--no-compile", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[node]")
     pip(python, folder, "check")
     say("installed it with its extra `node`")
+    check_version(wheel, command([str(python.parent / "federation"), "--version"], folder))
     node = folder / "node"
     node.mkdir()
     run_node(python.parent / "federation", node)
@@ -102,6 +103,13 @@ def check_wheel(wheel: Path) -> None:
         if names:
             first = ", ".join(sorted(names)[:QUOTED_LINES])
             raise Broken(f"the wheel {problem} {first}" + " ..." * (len(names) > QUOTED_LINES))
+
+
+def check_version(wheel: Path, told: str) -> None:
+    version = wheel.name.split("-")[1]
+    if told != f"federation {version}\n":
+        raise Broken(f"`federation --version` of {wheel.name} says {told!r}")
+    say(f"federation --version: {version}")
 
 
 def files(package: Path) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parent.parent
-PACKAGES: Final = ("federation", "scripts", "workers")
+PACKAGES: Final = ("db", "federation", "scripts", "workers")
 CASES: Final = ROOT / "workers" / "testing" / "cases"
 """The docstring of a case is the promise that it shows."""
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)

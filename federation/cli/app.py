@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final
 
 import typer
@@ -43,12 +44,26 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    """Print which version is installed, and end; a checkout that nobody installed has none."""
+    if asked:
+        try:
+            installed = version("federation-delivery")
+        except PackageNotFoundError:
+            installed = "(not installed)"
+        typer.echo(f"federation {installed}")
+        raise typer.Exit
+
+
 @app.callback()
 def federation(
     log_level: Annotated[
         LogLevel | None,
         typer.Option("--log-level", help="What to log on stderr. Default: info where something runs, else warning."),
     ] = None,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is.")
+    ] = False,
 ) -> None:
     """Run a federated server's delivery and inbound side.
 

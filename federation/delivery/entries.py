@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from db import DeliveryState, HoldReason
+from db import AttemptOutcome, DeliveryState, HoldReason
 from federation.delivery.attempts import AttemptRecord
 from federation.delivery.codes import STALLED
 from federation.servers.link_rules import Hold
@@ -100,7 +100,7 @@ class Ended:
     error: str
     reason: HoldReason | None = None
     until: datetime | None = None
-    outcome: str | None = None
+    outcome: AttemptOutcome | None = None
     attempt: AttemptRecord | None = None
     suspect: int | None = None
 

@@ -201,7 +201,7 @@ def _giving_up(
             held_at=None,
             next_attempt_at=None,
             settled_at=bindparam("at"),
-            outcome=AttemptOutcome.PERMANENT.value,
+            outcome=AttemptOutcome.PERMANENT,
             last_error=error,
             **({} if code is None else {"error_code": code}),
         )

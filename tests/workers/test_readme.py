@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.workers.manual import README, examples, run_example
+from tests.workers.manual import HANDLERS, README, STORAGES, TASKS, examples, run_example
 from workers.lifecycle import diagram
 from workers.testing import GUARANTEES, all_cases
 
@@ -40,36 +40,41 @@ def test_the_table_names_cases_that_show_the_guarantee() -> None:
 
 def test_the_example_runs(tmp_path: Path) -> None:
     """The README's first example runs as it stands and delivers."""
-    finished = run_example(examples(README)["workers: the reliable-queue core"], tmp_path)
+    finished = run_example(examples(README)["A program that runs"], tmp_path)
     assert "1 {'to': 'bob'}" in finished.stdout
 
 
+def test_the_plain_example_runs(tmp_path: Path) -> None:
+    """The manual's plain code has no event loop, and enqueues all the same."""
+    assert run_example(examples(HANDLERS)["Plain code"], tmp_path).stdout.splitlines() == ["queued"]
+
+
 def test_the_overtime_example_runs(tmp_path: Path) -> None:
-    """The README's one slot is enough for two jobs of which one waits for the other."""
-    assert run_example(examples(README)["Overtime"], tmp_path).stdout.splitlines() == ["an answer"]
+    """The manual's one slot is enough for two jobs of which one waits for the other."""
+    assert run_example(examples(HANDLERS)["Overtime"], tmp_path).stdout.splitlines() == ["an answer"]
 
 
 def test_the_transaction_example_runs(tmp_path: Path) -> None:
-    """The README's handler ends its job with its own writes as shown, on the application's engine."""
-    finished = run_example(examples(README)["Jobs in your own transaction"], tmp_path)
+    """The manual's handler ends its job with its own writes as shown, on the application's engine."""
+    finished = run_example(examples(HANDLERS)["Jobs in your own transaction"], tmp_path)
     assert finished.stdout.split() == ["shipped", "paid"]
 
 
 def test_the_middlewares_example_runs(tmp_path: Path) -> None:
-    """The README's middlewares work together as shown: every line of the attempt names its job."""
-    lines = run_example(examples(README)["Middlewares"], tmp_path).stderr.splitlines()
+    """The manual's middlewares work together as shown: every line of the attempt names its job."""
+    lines = run_example(examples(HANDLERS)["Middlewares"], tmp_path).stderr.splitlines()
     assert lines[:2] == ["mail [mail-1/1] sending", "workers.job [mail-1/1] the server took it"]
     assert lines[2].startswith("workers.attempts [mail-1/1] job mail-1 (default) attempt 1 of 3: completed after 0.")
 
 
 def test_the_tasks_example_runs(tmp_path: Path) -> None:
-    """The README's tasks run as they stand, each once per key."""
-    printed = run_example(examples(README)["Tasks"], tmp_path).stdout.splitlines()
+    """The manual's tasks run as they stand, each once per key."""
+    printed = run_example(examples(TASKS)["A program"], tmp_path).stdout.splitlines()
     assert "queued duplicate True" in printed
     assert [line for line in printed if "digest" in line] == [f"digest for {who}" for who in ("bob", "carol", "dave")]
 
 
 def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
-    """The README's way to certify a storage runs as it stands and prints a certificate."""
-    finished = run_example(examples(README)["Certify a storage"], tmp_path)
+    """The manual's way to certify a storage runs as it stands and prints a certificate."""
+    finished = run_example(examples(STORAGES)["Certify a storage"], tmp_path)
     assert "certified: none of" in finished.stdout

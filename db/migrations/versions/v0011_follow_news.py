@@ -1,4 +1,4 @@
-"""The newest that was told of each follow, so that an older word, sent again by whomever, changes nothing.
+"""The newest that was told of each follow, so that an older word that is sent again changes nothing.
 
 Revision ID: 0011
 """

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlmodel import col
 
-from db import DeliveryJob, DeliveryPayload, DeliveryState, HoldReason
+from db import AttemptOutcome, DeliveryJob, DeliveryPayload, DeliveryState, HoldReason
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.delivery.entries import Begin, Begun, Ended
@@ -38,7 +38,15 @@ async def end(
     begin = Begin(delivery_id=delivery_id, job_id=job_id, job_name=POST_JOB, server_url=PEER, attempt=1, at=now)
     begun = await node.ledger.begin(begin)
     assert isinstance(begun, Begun)
-    ended = Ended(series=begun.series, state=state, reason=reason, at=now, code=code, error=error, outcome="permanent")
+    ended = Ended(
+        series=begun.series,
+        state=state,
+        reason=reason,
+        at=now,
+        code=code,
+        error=error,
+        outcome=AttemptOutcome.PERMANENT,
+    )
     assert await node.ledger.ended(ended)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,23 @@ def test_help_loads_no_part_of_the_application(arguments: list[str]) -> None:
     assert done.returncode == 0
     assert "Usage: federation" in done.stdout
     assert not HEAVY & set(done.stderr.split())
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    """As the package's metadata has it; nothing of the application is loaded for it, and no node is needed."""
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"federation {version('federation-delivery')}\n")
+    assert not HEAVY & set(done.stderr.split())
+
+
+def test_a_checkout_that_nobody_installed_has_no_version(
+    command_anywhere: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("federation.cli.app.version", unknown)
+    assert command_anywhere("--version").stdout == "federation (not installed)\n"
 
 
 def test_a_shell_completes_commands() -> None:

@@ -105,7 +105,9 @@ def failed(series: Series, **changes: Any) -> Ended:
 
 
 def held(series: Series, reason: HoldReason = HoldReason.SERVER, **changes: Any) -> Ended:
-    return failed(series, state=DeliveryState.HELD, reason=reason, code="TIMEOUT", outcome="retryable", **changes)
+    return failed(
+        series, state=DeliveryState.HELD, reason=reason, code="TIMEOUT", outcome=AttemptOutcome.RETRYABLE, **changes
+    )
 
 
 def record(row: str, *, series: int = 0, attempt: int = 1, code: str | None = "NO_ACK") -> AttemptRecord:

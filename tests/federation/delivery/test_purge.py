@@ -34,7 +34,12 @@ HOUR = timedelta(hours=1)
 def settled(name: str, age: timedelta | None) -> DeliveryJob:
     at = None if age is None else NOW - age
     return DeliveryJob(
-        id=name, target_url="t", payload="p", created_at=NOW - timedelta(days=400), settled_at=at, outcome="permanent"
+        id=name,
+        target_url="t",
+        payload="p",
+        created_at=NOW - timedelta(days=400),
+        settled_at=at,
+        outcome=AttemptOutcome.PERMANENT,
     )
 
 

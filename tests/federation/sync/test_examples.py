@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import runpy
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -99,6 +100,18 @@ async def test_an_application_owes_in_its_own_transaction(
         assert notes(engine, example) == 8
         async with process("-m", "federation.workers"):
             await until(lambda: len(peer.applied) == 8)
+
+
+async def test_a_script_owes_a_delivery(
+    known: str, peer: Peer, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain code, which says as what it is owed; a worker sends it."""
+    monkeypatch.setattr("sys.argv", ["owe_delivery.py", known, "hello"])
+    await asyncio.to_thread(runpy.run_path, str(EXAMPLES / "owe_delivery.py"), run_name="__main__")
+    (delivery,) = owed(engine)
+    assert f"owed as {delivery};" in capsys.readouterr().out
+    async with process("-m", "federation.workers"):
+        await until(lambda: len(peer.applied) == 1)
 
 
 @pytest.mark.parametrize("example", ["fastapi", "django", "flask"])

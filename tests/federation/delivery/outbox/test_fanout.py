@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
-from db import Database, DeliveryJob, DeliveryPayload, DeliveryState
+from db import AttemptOutcome, Database, DeliveryJob, DeliveryPayload, DeliveryState
 from federation.app import Federation
 from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
@@ -134,7 +134,14 @@ async def test_the_text_goes_with_its_last_delivery(database: Database) -> None:
     )
     assert isinstance(begun, Begun)
     await ledger.ended(
-        Ended(series=begun.series, state=DeliveryState.FAILED, at=now, code="NO_ACK", error="no", outcome="permanent")
+        Ended(
+            series=begun.series,
+            state=DeliveryState.FAILED,
+            at=now,
+            code="NO_ACK",
+            error="no",
+            outcome=AttemptOutcome.PERMANENT,
+        )
     )
     assert await texts_of(database) == [1]
     await ledger.gone(ids[2])
@@ -148,12 +155,14 @@ async def test_a_purged_row_takes_its_reference_along(database: Database) -> Non
     long_ago = datetime.now(UTC) - timedelta(days=8)
     async with database.transaction() as session:
         await session.execute(
-            update(DeliveryJob).where(col(DeliveryJob.id) == ids[0]).values(settled_at=long_ago, outcome="permanent")
+            update(DeliveryJob)
+            .where(col(DeliveryJob.id) == ids[0])
+            .values(settled_at=long_ago, outcome=AttemptOutcome.PERMANENT)
         )
     await Purge(database)()
     assert await texts_of(database) == [1]
     async with database.transaction() as session:
-        await session.execute(update(DeliveryJob).values(settled_at=long_ago, outcome="permanent"))
+        await session.execute(update(DeliveryJob).values(settled_at=long_ago, outcome=AttemptOutcome.PERMANENT))
     await Purge(database)()
     assert await texts_of(database) == []
 
