@@ -28,7 +28,7 @@ from workers.worker.events import Observer
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 
 BATCH: Final = 100
-"""At most so many concurrent enqueues go to the storage together."""
+"""How many concurrent enqueues go to the storage together at most."""
 BATCH_BYTES: Final = 16 * 1024
 """A larger payload is sent alone."""
 

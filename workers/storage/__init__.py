@@ -1,4 +1,4 @@
-"""Where jobs live: one contract in `base`, one storage per module, and `open_storage` to pick one by URL."""
+"""The storages of jobs: the contract in `base`, a package for each, and `open_storage`, which picks one by URL."""
 
 from workers.storage.urls import open_storage
 

@@ -21,7 +21,7 @@ from workers.jobs import JobEvent, JobEventKind
 _CANCEL_REQUESTED: Final = JobEventKind.CANCEL_REQUESTED  # looking it up in the enum takes longer than everything else
 _WAKE: Final = JobEvent(kind=_CANCEL_REQUESTED, job_id="")  # for nobody: it only ends a wait
 BUFFER: Final = 1_000
-"""At most so many events are kept for a subscriber that does not read; then the oldest are dropped."""
+"""How many events are kept for a subscriber that does not read; then the oldest are dropped."""
 S = TypeVar("S", bound="BufferedSubscription")
 
 

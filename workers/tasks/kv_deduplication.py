@@ -3,11 +3,11 @@
 Theory of operation. A mark is the id of the first job enqueued with its key, which no other job ever has. Setting it is
 one atomic step, so of many callers one goes on to enqueue. What can happen between the two steps:
 
-- The enqueue fails or is cancelled: the mark is taken back, if it still is this caller's. So it is when setting it
-  failed without an answer, as it may have been set.
-- Taking it back fails too, or the process dies: the mark stays until its time is over, and the key is blocked as long.
-- The enqueue fails without an answer although the job was stored: the mark is taken back all the same, and a second
-  job may follow. Losing a job would be worse.
+- The enqueue fails or is cancelled: the mark is taken back, if it is still this caller's. The same happens when setting
+  it failed without an answer, because it may have been set.
+- Taking it back fails too, or the process dies: the mark stays until its time is over, and blocks the key until then.
+- The enqueue fails without an answer although the job was stored: the mark is taken back anyway, and a second job may
+  follow. Losing a job would be worse.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from workers.storage.base import Storage
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 MOST_REMEMBERED: Final = 1_000
-"""At most so many ids of jobs are remembered; with more, every job is looked at."""
+"""How many ids of jobs are remembered at most; with more, every job is looked at."""
 
 
 class _Suspects:

@@ -78,7 +78,7 @@ class Stop:
 
 
 async def all_done(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """Wait until the tasks are done, for at most so many seconds."""
+    """Wait until the tasks are done, for at most `seconds`."""
     if tasks:
         await asyncio.wait(tasks, timeout=seconds)
 

@@ -18,7 +18,7 @@ WORKER_RECORD_MS: Final = to_ms(WORKER_RECORD)
 SEEN_EVERY_MS: Final = 1_000
 KNOWN_WORKERS: Final = 1_000
 READ_AT_ONCE: Final = 500
-"""At most so many jobs are read in one transaction; the server serves nobody else meanwhile."""
+"""How many jobs are read in one transaction at most; the server serves nobody else meanwhile."""
 
 
 class QueueAccess:

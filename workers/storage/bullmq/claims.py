@@ -87,7 +87,7 @@ def code_outcome(code: Reply) -> SettleOutcome | None:
 
 
 ASKED_BLINDLY: Final = 1_000
-"""At most so many jobs are asked for before it is known how many there are."""
+"""How many jobs are asked for at most before it is known how many there are."""
 
 
 class Claims:

@@ -19,7 +19,7 @@ from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor
 PAGE: Final = 100
 READS_PER_PAGE: Final = 10
 ACTIVE_SHOWN: Final = 10_000
-"""At most so many active jobs are looked at to see which worker has them."""
+"""How many active jobs are looked at, at most, to see which worker has them."""
 
 _NO_REASON: Final = ErrorInfo(type="Error", message="")
 

@@ -33,17 +33,17 @@ from workers.storage.on_redis.server import Command
 from workers.storage.rules import check_fits_redis
 
 TRANSACTION_JOBS: Final = 500
-"""At most so many jobs are added in one transaction; the server serves nobody else meanwhile: about 10 ms."""
+"""How many jobs are added in one transaction at most; the server serves nobody else meanwhile: about 10 ms."""
 EVENTS_KEPT: Final = 10_000
 """The length of the event stream, BullMQ's default."""
 CHANGED_TOGETHER: Final = 20
-"""At most so many jobs are changed in one transaction. More would make it likelier that a worker moves one of them
+"""How many jobs are changed in one transaction at most. More would make it likelier that a worker moves one of them
 meanwhile, and would keep the server longer from everybody else: it takes some milliseconds to find a job in the middle
 of a million that wait.
 """
 ROUNDS_TOGETHER: Final = 3
 REMOVED_TOGETHER: Final = 5_000
-"""At most so many waiting jobs are removed by one script; the server serves nobody else meanwhile: a tenth of a
+"""How many waiting jobs one script removes at most; the server serves nobody else meanwhile: a tenth of a
 second, and about a second in a list of a million. Smaller steps would walk the list more often.
 """
 LOOKED_FOR_TOGETHER: Final = 1_000

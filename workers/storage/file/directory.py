@@ -30,7 +30,7 @@ JOURNAL: Final = "journal"
 NEW_JOURNAL: Final = "journal.new"
 QUARANTINE: Final = "quarantine"
 MOST_SET_ASIDE: Final = 100
-"""With so many files in quarantine, copies of torn ends are no longer made."""
+"""The number of files in quarantine from which copies of torn ends are no longer made."""
 
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _PAUSE: Final = (0.000_2, 0.002)

@@ -5,8 +5,8 @@
     frame     marker · length of the entries, u32 · length of the blobs, u64 · CRC-32 of lengths, entries and blobs, u32
               · entries, JSON · blobs, raw
 
-Numbers are little-endian. The marker differs from file to file and appears in no message, so after damage the next
-frame can be found by it: a payload, which strangers may write, cannot pass for a frame.
+Numbers are little-endian. The marker differs from file to file and appears in no message. So the next frame can be
+found by it after damage, and a payload, which strangers may write, cannot pass for a frame.
 """
 
 from __future__ import annotations

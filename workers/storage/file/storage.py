@@ -6,44 +6,46 @@ Theory of operation. Each queue has a directory of its own, and in it one file t
     <directory>/<queue>/journal.new     a compaction in progress, or one whose process died: deleted
     <directory>/<queue>/quarantine/     what was found here and is not ours, or damaged, each with its reason
 
-Queues have their own name if that is short and plain, else a digest of it; ids never are part of a path.
+A queue's directory has the queue's own name if that is short and plain, else a digest of it. Ids are never part of a
+path.
 
-*State.* Every process keeps the jobs in memory, payloads included, in the very tables of `MemoryStorage`, and takes its
-steps there. What a step changed becomes one frame at the end of the journal (`frames`, `codec`): the new
-state of every job it touched, not the verb that was called, so that reading a journal needs no rules and gives the same
-result in every process and version. One frame is one step: a completion, its result, its expiry and its continuation
-are in the journal together or not at all. A frame counts when it is whole and its checksum is right.
+*State.* Every process keeps the jobs in memory, payloads included, in the same tables as `MemoryStorage`, and takes its
+steps there. What a step changed becomes one frame at the end of the journal (`frames`, `codec`). A frame has the new
+state of every job that the step touched, not the verb that was called. So reading a journal needs no rules, and gives
+the same result in every process and version. One frame is one step: a completion, its result, its expiry and its
+continuation are in the journal together or not at all. A frame counts when it is whole and its checksum is right.
 
 *Order of writes.* A step is taken under an exclusive `flock` of the directory: (1) read what others appended since the
 last look, (2) change the state in memory, (3) append the frames of all steps that were waiting, in one write, (4)
 fsync, (5) unlock, (6) answer, and tell waiters and subscribers. Nobody is told of anything that is not safe.
-A process that is killed
+What happens when a process is killed:
  - before (3): nothing has happened;
- - during (3): a torn frame ends the journal. The next to lock it finds that, and as it holds the lock, it knows that
-   nobody is still writing: the end is copied to quarantine, reported and cut off. Whole frames before it count, which
-   is allowed, for their callers were told nothing;
- - between (3) and (4): the frames are in the kernel's cache, and others see them. Whoever reads a frame of another
-   process makes the file safe before answering from it, so a crash of the machine takes back nothing that was told;
- - after (4): the step is done, and the caller does not know; repeating it is safe, as the contract says.
-A step that cannot be written (a full disk) is cut off again, and the memory, which is ahead of the file now, thrown
-away and read anew by the next step: callers get `StorageUnavailable`, nothing was lost and nothing half done.
+ - during (3): a torn frame ends the journal. The next process to lock it finds that. It holds the lock, so nobody is
+   still writing, and it copies the torn end to quarantine, reports it and cuts it off. Whole frames before it count,
+   which is allowed, because their callers were told nothing;
+ - between (3) and (4): the frames are in the kernel's cache, and others see them. A process that reads another's frame
+   makes the file safe before it answers from it, so a crash of the machine takes back nothing that was told;
+ - after (4): the step is done, but the caller does not know. Repeating it is safe, as the contract says.
+When a step cannot be written (a full disk), it is cut off again. The memory, which is now ahead of the file, is
+discarded, and the next step reads it again. Callers get `StorageUnavailable`; nothing is lost and nothing half done.
 
-*Compaction.* A journal of more than twice its snapshot plus 8 MiB is replaced: a snapshot of the state is written to
-`journal.new`, fsynced, and renamed over `journal`; then the directory is fsynced. Killed before the rename, the old one
-stands; after it, the new one; both say the same. Another process still has the old file open: on its next look it sees
-that `journal` is another file, reads the old one to its end, so that no event is missed, and goes on in the new one
-behind the snapshot. It fsyncs the directory too before it writes there. A full disk only puts a compaction off.
+*Compaction.* A journal longer than twice its snapshot plus 8 MiB is replaced: a snapshot of the state is written to
+`journal.new`, fsynced, and renamed to `journal`; then the directory is fsynced. If the process is killed before the
+rename, the old journal stays, and after it the new one; both say the same. Another process still has the old file open.
+On its next look it sees that `journal` is another file. It reads the old one to its end, so that it misses no event,
+and goes on in the new one behind the snapshot. It fsyncs the directory too before it writes there. A full disk only
+delays a compaction.
 
-*Opening* reads the journal from its beginning. Damage in the middle costs the frames it hit: they are copied to
-quarantine and reported, the journal is rewritten without them. Foreign files, and a journal that does not begin as one,
-are moved there. A journal of a newer version is refused and left alone.
+*Opening* reads the journal from its beginning. Damage in the middle costs the frames that it hit: they are copied to
+quarantine and reported, and the journal is rewritten without them. Foreign files, and a journal that does not begin
+like one, are moved to quarantine. A journal of a newer version is refused and left alone.
 
-*Wake-ups* within a process are direct. Other processes are heard by a look at the journal's size every 50 ms, made only
-while somebody waits or listens; it reads nothing unless the size has changed.
+*Wake-ups* within a process are direct. Changes by other processes are noticed by a look at the journal's size every
+50 ms, only while somebody waits or listens. It reads nothing unless the size has changed.
 
-*Limits.* Memory and the time to open grow with the jobs in the queue. The file system must be a local one. A process
-that is stopped just while it holds the lock, for some milliseconds at most, blocks the others until it goes on or dies:
-they get `StorageUnavailable` after 10 s. Nothing is mirrored: rot costs the steps it hits.
+*Limits.* Memory and the time to open grow with the number of jobs in the queue. The file system must be a local one. A
+process that is suspended just while it holds the lock, which takes some milliseconds at most, blocks the others until
+it goes on or dies: they get `StorageUnavailable` after 10 s. Nothing is mirrored: damage costs the steps that it hits.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 AT_ONCE: Final = 1_000
-"""At most so many jobs are handled by one script; the server serves nobody else meanwhile."""
+"""How many jobs one script handles at most; the server serves nobody else meanwhile."""
 PORTION_BYTES: Final = 64 << 20
-"""At most so many bytes of payloads or results are sent by one call, unless a single one is larger."""
+"""How many bytes of payloads or results one call sends at most, unless a single one is larger."""
 
 
 def portions(items: Sequence[T], size: Callable[[T], int] = lambda _: 0, at_once: int = AT_ONCE) -> Iterator[list[T]]:

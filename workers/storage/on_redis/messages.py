@@ -51,7 +51,7 @@ def unpack(packed: bytes) -> Reply:
 
 
 def moment(microseconds: float) -> datetime:
-    """Return the time so many microseconds after 1970; a number out of range becomes the nearest time possible."""
+    """Return the time `microseconds` after 1970; a number out of range becomes the nearest time possible."""
     return _EPOCH + timedelta(microseconds=int(min(max(microseconds, 0), _LATEST)))
 
 

@@ -39,7 +39,7 @@ BLOCKING_SLACK_SECONDS: Final = 5.0
 """How much later than asked a blocking command may answer."""
 
 CALLS_AT_ONCE: Final = 64
-"""At most so many calls are under way on one pool; more wait, so that a burst costs time, not connections."""
+"""How many calls are under way on one pool at most; others wait, so that a burst costs time, not connections."""
 CONNECTIONS: Final = 2**31
 """The pool's own limit: redis-py's 100 would be used up by waits and subscriptions, which take no turn."""
 

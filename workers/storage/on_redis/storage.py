@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from workers.storage.subscribers import BufferedSubscription
 
 RESULTS_AT_ONCE: Final = 100
-"""At most so many results are read in one step when many are asked for at the same time."""
+"""How many results are read in one step at most, when many are asked for at the same time."""
 CORRUPT: Final = "what Redis has in place of the job is no record of this queue"
 
 CANCEL_REQUESTED: Final = 6
@@ -41,7 +41,7 @@ class ScriptedStorage(ABC):
     """One queue: the methods that are the same whatever the layout of its keys."""
 
     ids_at_once: int = AT_ONCE
-    """At most so many jobs are handled by one script of an operator."""
+    """How many jobs one script of an operator handles at most."""
 
     def __init__(self, name: str, server: RedisServer, subscribers: ChannelSubscribers) -> None:
         self._name = name

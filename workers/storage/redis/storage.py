@@ -5,12 +5,12 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | key | type | what |
 |---|---|---|
 | `:jobs` | hash by id | what a job was enqueued with, packed; empty for a cancelled one |
-| `:runs` | hash by id | what became of it since, packed; missing while there is nothing to say |
+| `:runs` | hash by id | what became of it since, packed; missing as long as nothing has changed |
 | `:ready`, `:held` | sorted set | claimable jobs in order; those whose ordering key is busy |
 | `:scheduled`, `:failing` | sorted set | delayed jobs by when they are due |
 | `:leases` | sorted set | processing jobs by the end of their lease |
 | `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
-| `:marks` | hash | deduplication keys, and the jobs that are to let go of one |
+| `:marks` | hash | deduplication keys, and the jobs that have to release one |
 | `:throttled` | sorted set | deduplication keys by when they are free |
 | `:quarantine`, `:quarantine:<id>` | hash | what was set aside, by id, and what was there |
 | `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |

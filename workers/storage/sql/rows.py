@@ -27,7 +27,7 @@ from workers.storage.rules import bounded
 T = TypeVar("T")
 
 BATCH: Final = 500
-"""At most so many values are bound to one statement; SQLite's lowest limit is far above."""
+"""How many values are bound to one statement at most; SQLite's lowest limit is far above."""
 
 _LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
