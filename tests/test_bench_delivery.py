@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests import warm
 from tests.patience import LONG_PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_delivery.py"
@@ -19,7 +19,7 @@ SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_delivery.py"
 def test_a_post_to_many_servers_takes_at_most_1200_bytes_of_valkey_for_each(full: bool) -> None:
     """Its jobs refer to the text and hold no copy of its 2.4 KB."""
     recipients = 20_000 if full else 5_000
-    fan_out = [sys.executable, str(SCRIPT), "--fanout", str(recipients)]
+    fan_out = [warm.PYTHON, str(SCRIPT), "--fanout", str(recipients)]
     done = subprocess.run(fan_out, capture_output=True, text=True, timeout=LONG_PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]

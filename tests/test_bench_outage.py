@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
+from tests import warm
 from tests.patience import LONG_PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_outage.py"
@@ -15,7 +15,7 @@ SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_outage.py"
 
 def measured(*options: str) -> list[dict[str, object]]:
     """What a tiny run on SQLite tells."""
-    command = [sys.executable, str(SCRIPT), "--queue", "sqlite", "--repeat", "1", "--concurrency", "10", *options]
+    command = [warm.PYTHON, str(SCRIPT), "--queue", "sqlite", "--repeat", "1", "--concurrency", "10", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     figures: list[dict[str, object]] = json.loads(done.stdout)["figures"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests import warm
 from tests.interop.peer import install_npm_packages
 from tests.patience import PATIENCE_SECONDS
 
@@ -45,7 +45,7 @@ def test_a_terminated_run_leaves_nothing_behind(tmp_path: Path, storage: str) ->
     """Neither a directory nor a server: it ends as by Ctrl-C."""
     many = ["--storage", storage, "--concurrency", "1", "--jobs", "1000000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, str(SCRIPT), *many], env=environment, stderr=subprocess.DEVNULL) as run:
+    with subprocess.Popen([warm.PYTHON, str(SCRIPT), *many], env=environment, stderr=subprocess.DEVNULL) as run:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not any(tmp_path.glob("*/*")):
             assert time.monotonic() < deadline, "it has written nothing"
@@ -59,7 +59,7 @@ def measured(*options: str) -> dict[str, list[dict[str, float]]]:
     """The tables of one short run on the memory storage."""
     few = ["--storage", "memory", "--concurrency", "--repeat", "1", "--jobs", "9"]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *few, *options], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        [warm.PYTHON, str(SCRIPT), *few, *options], capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stderr
     tables: dict[str, list[dict[str, float]]] = json.loads(done.stdout)["tables"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
+from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_rotation.py"
@@ -15,7 +15,7 @@ SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_rotation.py"
 
 def test_every_server_knows_the_new_keys() -> None:
     """The script fails where one does not, which it asks the servers."""
-    command = [sys.executable, str(SCRIPT), "--servers", "3"]
+    command = [warm.PYTHON, str(SCRIPT), "--servers", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     [figure] = json.loads(done.stdout)["figures"]

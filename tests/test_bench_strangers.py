@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
+from tests import warm
 from tests.patience import LONG_PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_strangers.py"
@@ -17,7 +17,7 @@ def test_every_figure_is_measured_and_says_whether_its_bar_is_met() -> None:
     """A trickle of bad requests for three seconds, and one of each kind for its cost: all of them are refused."""
     options = ["--rate", "9", "--seconds", "3", "--offered", "5", "--requests", "1"]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *options], capture_output=True, text=True, timeout=LONG_PATIENCE_SECONDS
+        [warm.PYTHON, str(SCRIPT), *options], capture_output=True, text=True, timeout=LONG_PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)["figures"]

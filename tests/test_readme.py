@@ -6,11 +6,11 @@ import os
 import re
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 from federation.base.settings import Settings
+from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -23,9 +23,9 @@ def run(directory: Path, *command: str) -> str:
     ours = {name.upper() for name in Settings.model_fields}
     environment = {name: value for name, value in os.environ.items() if name not in ours} | {"PYTHONPATH": str(ROOT)}
     finished = subprocess.run(
-        [sys.executable, "-W", "error", *command],
+        [warm.PYTHON, *command],
         cwd=directory,
-        env=environment | {"DEV_ALLOWED_HOSTNAMES": "127.0.0.1"},
+        env=environment | {"DEV_ALLOWED_HOSTNAMES": "127.0.0.1", "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -9,11 +9,13 @@ Every command imports what it needs when it is run: help and shell completion lo
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.main import get_command
 
 from federation.cli import (
     analytics,
@@ -98,9 +100,15 @@ _UsageError: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 """Click's error; Click is a package of its own for older versions of Typer, and a private part of newer ones."""
 
 
+@cache
+def _command() -> Callable[..., Any]:  # Any: the status, or what the command's function returned
+    """What Typer makes of `app`, once. To call `app` would put a hook of Typer's in place of ours for crashes."""
+    return get_command(app)
+
+
 def _run(arguments: list[str]) -> None:
     try:
-        status = app(args=arguments, prog_name="federation", standalone_mode=False)
+        status = _command()(args=arguments, prog_name="federation", standalone_mode=False)
     except typer.Abort as abort:
         if isinstance(abort.__context__, KeyboardInterrupt):  # pressed at a question
             interrupted()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def base_environment() -> dict[str, str]:
         **A.env,
         "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "SSL_CERT_FILE": os.environ["SSL_CERT_FILE"],
     }
 
 

@@ -54,14 +54,14 @@ async def test_killed_workers_lose_nothing(
 
     Each worker lives for some deliveries, so that kills strike at work however fast that goes.
     """
-    deliveries, kills = (2_000, 8) if full else (600, 4)
+    deliveries, kills = (2_000, 8) if full else (360, 4)
     await acquaint(federation, peer)
     sent = numbered("post", deliveries)
     await owe(federation, peer, sent)
     chance = random.Random(f"{sys.argv}{len(sent)}")
     for _ in range(kills):
         await worker.start()
-        await until_as_many(len(peer.arrived) + chance.randrange(deliveries // (kills + 1)), peer.arrived)
+        await until_as_many(len(peer.arrived) + chance.randrange(deliveries // (kills + 2)), peer.arrived)
         await asyncio.sleep(chance.uniform(0, 0.05))
         worker.kill()
         assert len(peer.applied) < deliveries, "there was nothing left to do when it was killed"

@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests import warm
 from tests.chaos.clock import skew
 from tests.patience import PATIENCE_SECONDS
 
@@ -45,7 +46,7 @@ class Nursery:
         self.clock_skew = clock_skew
         with open(log, "ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.nursery", str(clock_skew)],
+                [warm.PYTHON, "-m", "tests.chaos.nursery", str(clock_skew)],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from db.backup import BackupError, back_up
+from tests import warm
 from tests.federation.test_run import ROOT
 from tests.patience import PATIENCE_SECONDS
 
@@ -71,7 +71,7 @@ def destination(tmp_path: Path) -> Path:
 @pytest.fixture
 def writer(source: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that writes without a pause, and has begun to."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(source)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([warm.PYTHON, "-c", WRITER, str(source)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "1\n"
     yield process
@@ -160,7 +160,7 @@ def test_what_is_no_database_has_no_backup(tmp_path: Path, destination: Path, co
 def test_a_full_disk_leaves_nothing(source: Path, destination: Path) -> None:
     """It is told by a code, and what had been written is gone."""
     done = subprocess.run(
-        [sys.executable, "-c", ON_A_FULL_DISK, str(source), str(destination)],
+        [warm.PYTHON, "-c", ON_A_FULL_DISK, str(source), str(destination)],
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -178,7 +178,7 @@ def test_a_backup_that_is_killed_leaves_no_file_of_its_name(source: Path, destin
     program += "back_up(Path(sys.argv[1]), Path(sys.argv[2]))"
     with open(source.parent / "log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", program, str(source), str(destination)],
+            [warm.PYTHON, "-c", program, str(source), str(destination)],
             env={"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=log,

@@ -25,6 +25,7 @@ from db import Database, DeliveryJob, FederationTable, Follow, Server, create_ho
 from db.engines import migration_engine
 from db.migrate import schema_version, upgrade
 from db.url import parse_url
+from tests import warm
 from tests.db.original import TABLES, create_original
 from tests.patience import PATIENCE_SECONDS
 from workers.storage.sql import SqlStorage
@@ -218,9 +219,9 @@ def test_a_failing_migration_leaves_no_trace(database_url: str) -> None:
 def test_processes_that_upgrade_at_once_all_succeed(database_url: str) -> None:
     """Three processes released together on an empty database: one migrates, the others find it done."""
     program = "import sys; from db.migrate import upgrade; print('ready', flush=True); input(); upgrade(sys.argv[1])"
-    command = [sys.executable, "-W", "error", "-c", program, database_url]
+    command = [warm.PYTHON, "-c", program, database_url]
     pipe = subprocess.PIPE
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "error"}
     processes = [
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) for _ in range(3)
     ]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -54,7 +55,7 @@ print(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE), logs]))
 
 def started_with(soft: int, hard: int, database: Path) -> tuple[list[int], list[dict[str, object]]]:
     """The limits of open files, soft and hard, once workers have started, and what they complained of."""
-    command = [sys.executable, "-c", LIMITS, json.dumps([soft, hard]), str(database)]
+    command = [warm.PYTHON, "-c", LIMITS, json.dumps([soft, hard]), str(database)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     limits, logs = json.loads(done.stdout.splitlines()[-1])
     return limits, logs

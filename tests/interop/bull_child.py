@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from tests import warm
 from tests.chaos.ledger import Ledger
 from tests.interop.bull_jobs import Obedient
 from tests.workers.running import AT_ONCE
@@ -42,7 +43,7 @@ class Order:
 
 async def spawn(order: Order) -> asyncio.subprocess.Process:
     """A child at work on the order; it ends with this process."""
-    command = [sys.executable, "-m", "tests.interop.bull_child", json.dumps(asdict(order))]
+    command = [warm.PYTHON, "-m", "tests.interop.bull_child", json.dumps(asdict(order))]
     return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=asyncio.subprocess.PIPE)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests import warm
+from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "workers" / "README.md"
@@ -31,12 +33,12 @@ def examples(page: Path) -> Mapping[str, str]:
 def run_example(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """The code ran in a fresh process without a warning."""
     finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [warm.PYTHON, "-c", code],
         cwd=directory,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

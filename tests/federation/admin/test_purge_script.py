@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import Database, DeliveryJob
+from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "purge_deliveries.py"
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "purge_deliveries.py"
 
 def run(directory: Path, database_url: str) -> subprocess.CompletedProcess[str]:
     environment = {"DATABASE_URL": database_url, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, str(SCRIPT)]
+    command = [warm.PYTHON, str(SCRIPT)]
     return subprocess.run(
         command, env=environment, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )

@@ -23,7 +23,7 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They have the time that a JVM takes to start; one worker of xdist runs them all (`tests/conftest.py`)."""
+    """They have the time that a JVM takes to start; one process runs them all (`tests/conftest.py`)."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.timeout(900))  # the first one starts the JVM, perhaps on a busy machine

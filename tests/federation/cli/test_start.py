@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from federation.base.terminal import mind_crashes
 from tests.federation.cli.conftest import Command
 from tests.patience import PATIENCE_SECONDS
 
@@ -68,6 +69,17 @@ def test_a_checkout_that_nobody_installed_has_no_version(
 
     monkeypatch.setattr("federation.cli.app.version", unknown)
     assert command_anywhere("--version").stdout == "federation (not installed)\n"
+
+
+def test_a_command_that_crashes_says_so_in_escaped_text(
+    command_anywhere: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that commands are built with takes the place of what prints tracebacks."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    mind_crashes()
+    minded = sys.excepthook
+    assert command_anywhere("--help").status == 0
+    assert sys.excepthook is minded
 
 
 def test_a_shell_completes_commands() -> None:

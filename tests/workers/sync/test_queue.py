@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import workers
+from tests import warm
 from tests.patience import PATIENCE_SECONDS
 from workers import CancelResult, EnqueueStatus, ForeignLoop, JobState, StorageError, Unsupported, Worker
 from workers.background import background
@@ -203,7 +203,8 @@ def test_the_background_loop_does_not_wait_for_itself() -> None:
 
 
 CHILD = """
-import os, sys, threading
+import os, sys, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of a fork beside a thread
 from workers.storage import open_storage
 from workers.sync import Queue
 
@@ -233,7 +234,7 @@ sys.exit(max(ended))
 
 def test_a_queue_is_used_after_a_fork_and_at_the_end(url: str, name: str) -> None:
     """By parent and children; all of them end, in silence, and nothing is lost."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", CHILD, url, name]
+    command = [warm.PYTHON, "-c", CHILD, url, name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     with Queue(open_storage(url, queue=name)) as queue:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.workers.running import Recorder, forever
 from tests.workers.worker.stopping import HOUR, NO_GRACE, SlowClaims, assert_released, run_to_the_end
 from workers.jobs import JobState
@@ -142,7 +142,7 @@ async def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path
         "        await started.wait()\n"
         "asyncio.run(main())\n"
     )
-    child = await asyncio.create_subprocess_exec(sys.executable, str(script))
+    child = await asyncio.create_subprocess_exec(warm.PYTHON, str(script))
     try:
         async with asyncio.timeout(2 * PATIENCE):
             assert await child.wait() == 0
@@ -165,7 +165,7 @@ async def test_sigterm_ends_a_process_whose_handlers_hang(grace: str, signals: i
     names = ("obeys", "swallows", "never ends")
     await steps.enqueue(storage, *(steps.job(name, name=name) for name in names))
     command = ("-m", "tests.workers.worker.stubborn_child", url, grace)
-    child = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    child = await asyncio.create_subprocess_exec(warm.PYTHON, *command, stdout=asyncio.subprocess.PIPE)
     try:
         assert child.stdout is not None
         async with asyncio.timeout(2 * PATIENCE):

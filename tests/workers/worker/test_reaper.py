@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from tests import warm
 from tests.workers.running import Recorder, broken, forever, outcome, running
 from workers.clock import ManualClock
 from workers.jobs import JobState, OutcomeKind
@@ -205,9 +205,7 @@ async def _expired(storage: Storage, clock: ManualClock, count: int) -> None:
 
 async def _child(url: str, log: Path) -> int:
     """The exit code of a worker process, which must die by its job."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.workers.worker.lethal_child", url, str(log)
-    )
+    child = await asyncio.create_subprocess_exec(warm.PYTHON, "-m", "tests.workers.worker.lethal_child", url, str(log))
     try:
         async with asyncio.timeout(3 * PATIENCE):
             return await child.wait()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from tests import warm
 from workers.storage.file import FileStorage
 from workers.storage.file.codec import Change, WorkerSeen, decode
 from workers.storage.file.frames import Frame
@@ -66,7 +66,7 @@ def quarantined(directory: Path) -> list[str]:
 
 
 def child(verb: str, directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.workers.storage.file.child", verb, str(directory), *arguments]
+    command = [warm.PYTHON, "-m", "tests.workers.storage.file.child", verb, str(directory), *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

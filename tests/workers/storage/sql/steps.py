@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
+from tests import warm
 from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
@@ -55,7 +55,7 @@ def change(engine: Engine, *statements: str) -> None:
 async def child(verb: str, url: str, argument: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that has connected and waits for `go`; killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        warm.PYTHON,
         *("-m", "tests.workers.storage.sql.child", verb, url, argument),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -11,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tests import warm
 from tests.workers.running import AT_ONCE, Recorder, outcome, running
 from tests.workers.storage.sql.steps import connected
 from tests.workers.worker.transactions.ledgers import ledger, worked, write
@@ -238,7 +238,7 @@ async def test_a_given_engine_makes_the_sessions(url: str) -> None:
 async def test_a_killed_handler_did_all_or_nothing(url: str) -> None:
     """Killed between any two statements of its transaction: row, other job and next link are all there, or none is."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.workers.worker.transactions.transaction_child", url, stdout=asyncio.subprocess.PIPE
+        warm.PYTHON, "-m", "tests.workers.worker.transactions.transaction_child", url, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
     killed = int(output)
