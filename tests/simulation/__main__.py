@@ -13,6 +13,7 @@ from federation.process import set_aside_loaded
 from tests.simulation.run import Verdict, run_seed
 
 SEEDS, SERVERS = 10_000, 20
+TOLD_EACH = 50
 LARGE_SEEDS, LARGE_SERVERS = 20, 1_000
 
 
@@ -25,9 +26,9 @@ def main() -> int:
         return bool(verdict.findings)
     chosen = options.seeds is not None or options.servers is not None
     seeds, servers = options.seeds or SEEDS, options.servers or SERVERS
-    found = _run(seeds, servers, options.processes)
+    found = _run(_verdicts(range(options.first, options.first + seeds), servers, options))
     if not chosen:
-        found += _run(LARGE_SEEDS, LARGE_SERVERS, options.processes)
+        found += _run(_verdicts(range(LARGE_SEEDS), LARGE_SERVERS, options))
     return bool(found)
 
 
@@ -38,34 +39,47 @@ def _options() -> argparse.Namespace:
         f"{SEEDS} worlds of {SERVERS} servers, and {LARGE_SEEDS} of {LARGE_SERVERS}.",
     )
     parser.add_argument("--seeds", type=int, help="how many worlds")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--servers", type=int, help="servers of each")
     parser.add_argument("--seed", type=int, help="this world alone; prints its story if something is wrong")
     parser.add_argument("--story", action="store_true", help="with --seed: print the story in any case")
+    parser.add_argument("--rush", type=int, default=1, help="each so-manieth world has a rush, too; 1: all")
     parser.add_argument("--processes", type=int, default=2, help="worlds at once")
     return parser.parse_args()
 
 
-def _run(seeds: int, servers: int, processes: int) -> int:
+def _run(verdicts: Iterator[Verdict]) -> int:
     """How many seeds found something; each is printed."""
-    started, failed, owed = time.monotonic(), 0, 0
-    for number, verdict in enumerate(_verdicts(seeds, servers, processes), 1):
+    started, failed, owed, cpu, number = time.monotonic(), 0, 0, 0.0, 0
+    for number, verdict in enumerate(verdicts, 1):
         owed += verdict.owed
+        cpu += verdict.cpu_seconds
         if verdict.findings:
             failed += 1
             print(verdict, end="\n\n", flush=True)
-        if number % 100 == 0 or number == seeds:
-            seconds = time.monotonic() - started
-            print(
-                f"{number} worlds of {servers} servers, {owed} deliveries, {failed} failed, {seconds:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+        if number % TOLD_EACH == 0:
+            _tell(number, verdict, owed, failed, cpu, time.monotonic() - started)
+    if number % TOLD_EACH:
+        _tell(number, verdict, owed, failed, cpu, time.monotonic() - started)
     return failed
 
 
-def _verdicts(seeds: int, servers: int, processes: int) -> Iterator[Verdict]:
-    with ProcessPoolExecutor(processes, initializer=set_aside_loaded) as pool:
-        yield from pool.map(partial(run_seed, servers=servers), range(seeds))
+def _tell(number: int, verdict: Verdict, owed: int, failed: int, cpu: float, seconds: float) -> None:
+    print(
+        f"{number} worlds of {verdict.servers} servers, to seed {verdict.seed}: {owed} deliveries, {failed} failed,"
+        f" {cpu / number:.2f} s of CPU each, {seconds:.0f} s in all",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _verdicts(seeds: range, servers: int, options: argparse.Namespace) -> Iterator[Verdict]:
+    with ProcessPoolExecutor(options.processes, initializer=set_aside_loaded) as pool:
+        yield from pool.map(partial(_verdict, servers=servers, rush=options.rush), seeds)
+
+
+def _verdict(seed: int, *, servers: int, rush: int) -> Verdict:
+    return run_seed(seed, servers, rush=seed % rush == 0)
 
 
 if __name__ == "__main__":

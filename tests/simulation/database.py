@@ -27,7 +27,7 @@ from db import Database
 from db.engines import async_engines
 from db.migrate import upgrade
 from db.url import parse_url
-from tests.simulation.loop import seconds_of
+from tests.simulation.loop import LoopClock
 from tests.simulation.statements import Compiling, Direct
 
 AWAY: Final = "connection closed: the database is away"
@@ -45,6 +45,7 @@ class _Connection(sqlite3.Connection):
 
     space: Space
     line: Line
+    _counted = 0
 
     @property
     def driver_connection(self) -> _Awaited:
@@ -58,7 +59,8 @@ class _Connection(sqlite3.Connection):
 
     def commit(self) -> None:
         self._require_answer()
-        if self.in_transaction:
+        if self._counted != self.total_changes:
+            self._counted = self.total_changes
             self.space.changes += 1
         super().commit()
 
@@ -89,20 +91,21 @@ class _Awaited:
 
 @dataclass(slots=True, eq=False)
 class Space:
-    """One database in memory; `changes` counts its commits."""
+    """One database in memory; `changes` counts the commits that changed a row."""
 
     name: str
     keeper: sqlite3.Connection
+    clock: LoopClock
     changes: int = 0
     _dues: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, name: str) -> Space:
-        """A fresh database with all tables."""
+    def open(cls, name: str, clock: LoopClock) -> Space:
+        """A fresh database with all tables, whose times are those of `clock`."""
         keeper = sqlite3.connect(_uri(name), uri=True, isolation_level=None)
         keeper.execute("PRAGMA read_uncommitted = ON")
         _template().backup(keeper)
-        return cls(name=name, keeper=keeper)
+        return cls(name=name, keeper=keeper, clock=clock)
 
     def close(self) -> None:
         """The database is gone, with its last connection."""
@@ -117,7 +120,7 @@ class Space:
         known = self._dues.get(query)
         if known is None or known[0] != self.changes:
             found = self.keeper.execute(query).fetchone()[0]
-            when = float("inf") if found is None else seconds_of(moment_of(found))
+            when = float("inf") if found is None else self.clock.loop_time(moment_of(found))
             known = self._dues[query] = (self.changes, when)
         return known[1]
 

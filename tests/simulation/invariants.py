@@ -14,12 +14,14 @@ from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.delivery.codes import STALLED
 from federation.delivery.purge import KEEP_SETTLED_ROWS
 from federation.delivery.rows import series_job_id
-from tests.simulation.plan import MINUTE, TAKES_DELIVERIES
-from tests.simulation.servers import SimulatedServer
+from tests.simulation.incidents import Wish
+from tests.simulation.plan import MINUTE, QUIET, TAKES_DELIVERIES, Deed, Meddling
+from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
 
 MAX_AGE: Final = timedelta(days=7).total_seconds()
+LEARNS_OF_IT: Final = 5 * MINUTE
 SLOWER: Final = 1.2
 """So many times as long as without the sick ones may deliveries to healthy servers take, for 95 % of them."""
 
@@ -42,6 +44,7 @@ class Row:
 def look(world: World, now: float) -> Iterator[str]:
     """What is wrong while the world goes on; asked when nobody has been at work for a while."""
     yield from held_with_jobs(world, now)
+    yield from left_waiting(world, now)
 
 
 def judge(world: World, now: float) -> Iterator[str]:
@@ -51,6 +54,8 @@ def judge(world: World, now: float) -> Iterator[str]:
         yield from (_of_poison if owed.is_poison else _of_delivery)(world, owed, rows.get(owed.delivery_id))
     yield from overtaken(world)
     yield from repeated(world)
+    yield from follows(world)
+    yield from blacklisted(world)
     yield from held_with_jobs(world, now)
 
 
@@ -66,11 +71,13 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
         if row is not None and not _is_away(server):
             yield f"{_named(owed)} was applied at {moment(server.first_applied[owed.activity_id])} and is still: {row}"
         return
+    if _was_blacklisted(world, server, owed.at) and (row is None or row.state == "failed"):
+        return
     if not _is_away(server):
         yield f"{_named(owed)} was never applied, though its server is well since {moment(_well_since(server))}: {row}"
     elif row is None:
         yield f"{_named(owed)} is gone, and its server never had it"
-    elif row.state != "held" and not (row.state == "expired" and world.plan.end - owed.at > MAX_AGE):
+    elif row.state != "held" and not (row.state == "expired" and _age(world, owed) > MAX_AGE):
         yield f"{_named(owed)} is not held for its server, which is away: {row}"
 
 
@@ -78,7 +85,7 @@ def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
     if _is_away(server):
         return
-    if row is None and world.plan.end - owed.at > KEEP_SETTLED_ROWS.total_seconds():
+    if row is None and _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds():
         return  # it may have been found out long ago, and purged
     if row is None or row.state != "failed" or row.code != STALLED:
         yield f"{_named(owed)} crashes workers, and was not found out: {row}"
@@ -111,6 +118,72 @@ def repeated(world: World) -> Iterator[str]:
                 )
             if arrival.answered:
                 answered.setdefault(arrival.activity_id, arrival.at)
+
+
+def left_waiting(world: World, now: float) -> Iterator[str]:
+    """Deliveries to servers that have been well for so long that each wait there is must be over."""
+    if _in_trouble(world, now - QUIET, now):
+        return
+    well = {url for url, server in world.servers.items() if _is_well_since(server, now - QUIET, now)}
+    for owed in world.owed:
+        server = world.servers[owed.server]
+        is_late = owed.at < now - QUIET and owed.activity_id not in server.first_applied
+        if is_late and owed.server in well and not owed.is_poison and not _was_blacklisted(world, server, owed.at):
+            yield f"{_named(owed)} still waits at {moment(now)}"
+
+
+def follows(world: World) -> Iterator[str]:
+    """What users wanted and servers were told, pair by pair: never an older wish after a younger, and the last one."""
+    for pair, wishes in world.wanted.items():
+        server = world.servers[pair.server]
+        places = {(wish.method, wish.follow_id): place for place, wish in enumerate(wishes)}
+        told = [(places[key], each.at) for each in server.follows if (key := (each.method, each.follow_id)) in places]
+        for (older, _), (younger, at) in pairwise(told):
+            if younger < older:
+                yield f"{pair} heard of wish {younger} at {moment(at)}, after wish {older}"
+        # A follow that nobody heard of and its end are as good as neither.
+        owed = [place for place, wish in enumerate(wishes) if wish.is_owed and not _is_cancelled(wishes, place)]
+        last = told[-1][0] if told else None
+        if owed and last != owed[-1] and not _is_away(server) and not _was_blacklisted(world, server, wishes[0].at):
+            yield f"{pair} heard last of wish {last}, not of {owed[-1]} from {moment(wishes[owed[-1]].at)}"
+
+
+def _is_cancelled(wishes: list[Wish], place: int) -> bool:
+    """Whether the next wish took this one back before it was ever tried."""
+    return place + 1 < len(wishes) and not wishes[place + 1].is_owed
+
+
+def blacklisted(world: World) -> Iterator[str]:
+    """Servers that were sent something while they were blacklisted, after the minutes in which everybody learns of it.
+
+    What was under way then may arrive: an attempt has a minute, and a relay another.
+    """
+    for meddling in _blacklistings(world):
+        server = world.servers[server_url(meddling.server)]
+        start, end = meddling.at + LEARNS_OF_IT, meddling.end
+        if _in_trouble(world, meddling.at, start):
+            continue  # the database may not have taken it yet
+        for arrival in server.arrivals:
+            if start < arrival.at < end:
+                since = moment(meddling.at)
+                yield f"{arrival.activity_id} went to {server.url} at {moment(arrival.at)}, blacklisted since {since}"
+
+
+def _blacklistings(world: World) -> Iterator[Meddling]:
+    return (each for each in world.plan.meddlings if each.deed is Deed.BLACKLISTS)
+
+
+def _was_blacklisted(world: World, server: SimulatedServer, since: float) -> bool:
+    """Whether what was owed then may have been given up for it; the end takes a while to be heard of, too."""
+    return any(
+        server_url(each.server) == server.url and since < each.end + LEARNS_OF_IT and each.at < world.plan.end
+        for each in _blacklistings(world)
+    )
+
+
+def _age(world: World, owed: Owed) -> float:
+    """How old the delivery is for the node at the end."""
+    return world.plan.end - owed.at + world.plan.set_forward(owed.at)
 
 
 def held_with_jobs(world: World, now: float) -> Iterator[str]:
@@ -155,6 +228,14 @@ def _is_away(server: SimulatedServer) -> bool:
 
 def _well_since(server: SimulatedServer) -> float:
     return max((phase.end for phase in server.planned.phases if phase.trouble not in TAKES_DELIVERIES), default=0.0)
+
+
+def _is_well_since(server: SimulatedServer, since: float, now: float) -> bool:
+    return not any(
+        phase.start < now and since < phase.end
+        for phase in server.planned.phases
+        if phase.trouble not in TAKES_DELIVERIES
+    )
 
 
 def _named(owed: Owed) -> str:

@@ -44,6 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, needs: Mapping[str, Need] | None = None) -> None:
         self._virtual = 0.0
         self._needs = dict(needs or {})
+        self._woken: set[str] = set()
         self._lazy: dict[str, list[asyncio.TimerHandle]] = {name: [] for name in self._needs}
         super().__init__(_Jumping(self))
 
@@ -83,11 +84,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             heapq.heappop(waiting)
         if not waiting or (first := waiting[0].when()) >= limit:
             return math.inf
+        if kind in self._woken:
+            return first
         need = self._needs[kind]
         return min(max(first, need.first(self._virtual)), first + need.patience)
 
+    def wake(self) -> None:
+        """The next timer of each kind is kept back for nothing: the clock was set, and what is due is not what was."""
+        self._woken.update(self._lazy)
+
     def _fire(self, kind: str) -> None:
         """The first of these timers fires. One is enough: where it leaves something to do, the next follows."""
+        self._woken.discard(kind)
         self._ready.append(heapq.heappop(self._lazy[kind]))  # type: ignore[attr-defined] # as the loop does with its own
 
 
@@ -105,15 +113,15 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class LoopClock:
-    """The wall clock of a simulation."""
+    """The wall clock of a simulation; where it was set, `offset` seconds off."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.offset = 0.0
 
     def now(self) -> datetime:
-        return START + timedelta(seconds=self._loop.time())
+        return START + timedelta(seconds=self._loop.time() + self.offset)
 
-
-def seconds_of(moment: datetime) -> float:
-    """The loop's time at `moment`."""
-    return (moment - START).total_seconds()
+    def loop_time(self, moment: datetime) -> float:
+        """The loop's time at which this clock shows `moment`, unless it is set before."""
+        return (moment - START).total_seconds() - self.offset

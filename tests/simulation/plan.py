@@ -102,6 +102,39 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockJump:
+    """The clock of the node's machine is set by so many seconds, back if it is less than 0."""
+
+    at: float
+    by: float
+
+
+class Deed(StrEnum):
+    """What an operator does to a server, whatever is held for it."""
+
+    FORGETS = "forgets it"
+    BLACKLISTS = "blacklists it for a while"
+
+
+@dataclass(frozen=True, slots=True)
+class Meddling:
+    """An operator's deed; what ends, ends at `end`."""
+
+    at: float
+    end: float
+    server: int
+    deed: Deed
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFollow:
+    """A user who follows somebody on a server, thinks better of it, follows again, and so on at each of `times`."""
+
+    server: int
+    times: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A world before it begins."""
 
@@ -113,6 +146,13 @@ class Plan:
     processes: int = 2
     end: float = END
     sick: frozenset[int] = field(default_factory=frozenset)
+    jumps: tuple[ClockJump, ...] = ()
+    meddlings: tuple[Meddling, ...] = ()
+    follows: tuple[PlannedFollow, ...] = ()
+
+    def set_forward(self, since: float) -> float:
+        """By how much older what began then looks to the node than it is, at most."""
+        return sum(max(jump.by, 0.0) for jump in self.jumps if jump.at >= since)
 
     def rush(self) -> Plan:
         """The world's servers when all its sick ones fall silent while everybody is written to, by one process."""
@@ -131,6 +171,9 @@ class Plan:
             deliveries=tuple(sorted((*greetings, *lost, *sent), key=lambda each: each.at)),
             outages=(),
             kills=(),
+            jumps=(),
+            meddlings=(),
+            follows=(),
             processes=1,
             end=RUSH + SILENCE + QUIET,
         )

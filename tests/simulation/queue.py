@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final, cast
 
 from tests.simulation.database import Line
-from tests.simulation.loop import seconds_of
+from tests.simulation.loop import LoopClock
 from workers import Storage, StorageUnavailable
 from workers.jobs import JobState
 from workers.storage.memory import MemorySpace, MemoryStorage
@@ -21,8 +21,9 @@ _FOREVER: Final = timedelta(days=30)
 class Queues:
     """All queues of one simulation."""
 
-    def __init__(self, space: MemorySpace) -> None:
-        self.space = space
+    def __init__(self, clock: LoopClock) -> None:
+        self.space = MemorySpace(clock)
+        self._clock = clock
         self._cut = asyncio.Event()
         self._queues: dict[str, MemoryQueue] = {}
 
@@ -43,7 +44,7 @@ class Queues:
     def first_lease_end(self) -> float:
         """When the first job is free of whoever claimed it; infinite if none is claimed."""
         ends = [
-            seconds_of(job.deadline)
+            self._clock.loop_time(job.deadline)
             for queue in self._queues.values()
             for job in queue.table.by_state[JobState.PROCESSING].values()
             if job.deadline is not None

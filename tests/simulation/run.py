@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import process_time
 
 from tests.simulation.invariants import judge, look, slowed_down
 from tests.simulation.plan import make_plan
+from tests.simulation.surprises import with_surprises
 from tests.simulation.world import World, run_world
 
 LONGEST_STORY = 200
@@ -20,6 +22,7 @@ class Verdict:
     servers: int
     owed: int
     digest: str
+    cpu_seconds: float
     findings: list[str] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
 
@@ -36,7 +39,8 @@ def run_seed(
     the same while without them. `tell` its story, too, if nothing is wrong. `on_engines` all statements go through
     SQLAlchemy's engines.
     """
-    plan = make_plan(seed, servers)
+    started = process_time()
+    plan = with_surprises(make_plan(seed, servers))
     world = run_world(plan, look=look, judge=judge, on_engines=on_engines)
     findings = list(dict.fromkeys(world.findings))
     if rush:
@@ -48,6 +52,7 @@ def run_seed(
         servers=servers,
         owed=len(world.owed),
         digest=world.story.digest(),
+        cpu_seconds=process_time() - started,
         findings=findings,
         story=list(world.story.lines(about=_named_in(world, findings))) if findings or tell else [],
     )

@@ -13,6 +13,7 @@ from typing import Final
 
 import httpx
 
+from federation.protocol.activities import ActivityMethod
 from federation.protocol.errors import EnvelopeError
 from federation.protocol.keys import EncryptionKeyPair, OwnKeys, SigningKeyPair
 from federation.protocol.relaying import RELAY_PATH
@@ -47,6 +48,15 @@ class Arrival:
     answered: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A follow that was applied, or its end; both have the follow's id."""
+
+    method: ActivityMethod
+    follow_id: str
+    at: float
+
+
 class SimulatedServer(Relaying):
     """A server of the plan: what it applies it applies once, whatever goes wrong with its answers."""
 
@@ -55,6 +65,7 @@ class SimulatedServer(Relaying):
         self.planned = planned
         self.first_applied: dict[str, float] = {}
         self.arrivals: list[Arrival] = []
+        self.follows: list[Told] = []
         self._poison = poison
         self._now = now
         self._phases = list(planned.phases)
@@ -104,6 +115,9 @@ class SimulatedServer(Relaying):
         except EnvelopeError:  # sealed to keys that it showed while it had others
             return json_answer({"error": "", "code": "DECRYPTION_FAILED"}, 400)
         for arrived in self.arrived[before:]:
+            if arrived.method is not ActivityMethod.FEDERATE_POST:
+                self.follows.append(Told(arrived.method, arrived.activity_id, self._now()))
+                continue
             self.first_applied.setdefault(arrived.activity_id, self._now())
             self.arrivals.append(Arrival(arrived.activity_id, self._now(), answered=True))
         return canned

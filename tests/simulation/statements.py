@@ -9,9 +9,11 @@ outages has tests of its own, in `tests/db`.
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Dialect, Executable
@@ -40,6 +42,17 @@ class _Compiled:
 
     compiler: SQLCompiler
     metadata: SimpleResultMetaData
+    places: tuple[_Place, ...] | None
+    """Where each value comes from; None if that, or the text, differs from one execution to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One value of a statement: that of `name`, or else that of the statement's own parameter at `index`."""
+
+    name: str
+    index: int
+    process: Callable[[Any], Any] | None
 
 
 class Compiling:
@@ -49,16 +62,17 @@ class Compiling:
         self.dialect = dialect
         self._compilers: dict[Any, Any] = {}  # SQLAlchemy's, by its keys
         self._known: dict[int, _Compiled] = {}
+        self._constant: dict[
+            tuple[int, bool, tuple[str, ...]], tuple[weakref.ref[Executable], _Compiled, Any, Any]
+        ] = {}
 
-    def __call__(self, statement: Executable, several: Sequence[Values]) -> tuple[_Compiled, list[dict[str, Any]]]:
-        """The statement, and the values that it takes each time."""
-        made, extracted, collected, _ = statement._compile_w_cache(
-            dialect=self.dialect,
-            compiled_cache=self._compilers,
-            column_keys=sorted(several[0]) if several else [],
-            for_executemany=len(several) > 1,
-        )
-        compiler = cast("SQLCompiler", made)
+    def __call__(self, statement: Executable, several: Sequence[Values]) -> tuple[str, list[list[Any]], _Compiled]:
+        """The text, the values that it takes each time, and what else is known of the statement."""
+        compiled, extracted, collected = self._compiled(statement, several)
+        if compiled.places is not None and len(several) < 2:
+            given = several[0] if several else {}
+            return compiled.compiler.string, [[_value(place, given, extracted) for place in compiled.places]], compiled
+        compiler = compiled.compiler
         values = [
             dict(
                 compiler.construct_params(
@@ -71,10 +85,52 @@ class Compiling:
             )
             for number, each in enumerate(several or ({},))
         ]
+        return *_bound(compiler, values), compiled
+
+    def _compiled(self, statement: Executable, several: Sequence[Values]) -> tuple[_Compiled, Any, Any]:
+        """By the object, where it is one of a module's: SQLAlchemy's key takes longer to look up than its execution."""
+        key = id(statement), len(several) > 1, tuple(several[0]) if several else ()
+        constant = self._constant.get(key)
+        if constant is not None and constant[0]() is statement:
+            return constant[1:]
+        made, extracted, collected, _ = statement._compile_w_cache(
+            dialect=self.dialect,
+            compiled_cache=self._compilers,
+            column_keys=sorted(several[0]) if several else [],
+            for_executemany=len(several) > 1,
+        )
+        compiler = cast("SQLCompiler", made)
         known = self._known.get(id(compiler))
         if known is None:
-            known = self._known[id(compiler)] = _Compiled(compiler, _metadata(compiler, self.dialect))
-        return known, values
+            known = self._known[id(compiler)] = _Compiled(
+                compiler, _metadata(compiler, self.dialect), None if collected else _places(compiler)
+            )
+        forget = partial(self._forget, key)
+        self._constant[key] = weakref.ref(statement, forget), known, extracted, collected
+        return known, extracted, collected
+
+    def _forget(self, key: tuple[int, bool, tuple[str, ...]], gone: object) -> None:
+        constant = self._constant.get(key)
+        if constant is not None and constant[0] is gone:
+            del self._constant[key]
+
+
+def _value(place: _Place, given: Values, extracted: Sequence[Any]) -> Any:
+    value = given[place.name] if place.name in given else extracted[place.index].effective_value
+    return value if place.process is None else place.process(value)
+
+
+def _places(compiler: SQLCompiler) -> tuple[_Place, ...] | None:
+    """Only of what has all its values at hand, one by one."""
+    is_made_later = compiler.post_compile_params or compiler.literal_execute_params
+    if is_made_later or compiler.insert_prefetch or compiler.update_prefetch or compiler.cache_key is None:
+        return None
+    indexes = {parameter.key: index for index, parameter in enumerate(compiler.cache_key[1])}
+    names = {name: parameter.key for parameter, name in compiler.bind_names.items()}
+    processors: Mapping[str, Any] = compiler._bind_processors
+    if not all(names[name] in indexes for name in compiler.positiontup or ()):
+        return None
+    return tuple(_Place(names[name], indexes[names[name]], processors.get(name)) for name in compiler.positiontup or ())
 
 
 def _metadata(compiler: SQLCompiler, dialect: Dialect) -> SimpleResultMetaData:
@@ -94,13 +150,11 @@ class Statements:
     def execute(self, statement: Executable, parameters: Values | Sequence[Values] | None = None) -> _Found:
         """Raises SQLAlchemy's exceptions."""
         several = [parameters] if isinstance(parameters, Mapping) else list(parameters or ())
-        compiled, values = self._compiling(statement, several)
-        compiler = compiled.compiler
-        sql, bound = _bound(compiler, values)
+        sql, bound, compiled = self._compiling(statement, several)
         with raising(self.dialect):
             cursor = self._raw.cursor()
             if len(bound) > 1:
-                assert not compiler._result_columns
+                assert not compiled.metadata.keys
                 cursor.executemany(sql, bound)
             else:
                 cursor.execute(sql, bound[0])
@@ -136,21 +190,20 @@ def raising(dialect: Dialect) -> Iterator[None]:
 
 
 class Direct:
-    """Transactions and queries on two connections, which `connect` opens when they are needed."""
+    """Transactions and queries on one connection, which `connect` opens when it is needed: none of them awaits."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection], compiling: Compiling) -> None:
         self._connect = connect
         self._compiling = compiling
-        self._open: dict[str, Statements] = {}
-        self._raw: dict[str, sqlite3.Connection] = {}
+        self._raw: sqlite3.Connection | None = None
 
     async def transact(self, work: Callable[[Connection], T]) -> T:
-        raw, statements = self._connection("writer")
-        with raising(statements.dialect):
+        raw = self._connection()
+        with raising(self._compiling.dialect):
             raw.cursor().execute("BEGIN IMMEDIATE")
         try:
-            result = work(cast("Connection", statements))
-            with raising(statements.dialect):
+            result = work(cast("Connection", Statements(raw, self._compiling)))
+            with raising(self._compiling.dialect):
                 raw.commit()
         except BaseException:
             sqlite3.Connection.rollback(raw)
@@ -158,19 +211,16 @@ class Direct:
         return result
 
     async def rows(self, query: Query, values: Mapping[str, object] | None) -> Rows:
-        _, statements = self._connection("reader")
-        return statements.execute(query, values).all()
+        return Statements(self._connection(), self._compiling).execute(query, values).all()
 
     async def close(self) -> None:
-        for raw in self._raw.values():
-            raw.close()
-        self._raw.clear()
-        self._open.clear()
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
 
-    def _connection(self, name: str) -> tuple[sqlite3.Connection, Statements]:
-        if name not in self._raw:
+    def _connection(self) -> sqlite3.Connection:
+        if self._raw is None:
             with raising(self._compiling.dialect):
-                self._raw[name] = self._connect()
-                self._raw[name].cursor().execute("PRAGMA foreign_keys = ON")  # as the writer of `db.engines`
-            self._open[name] = Statements(self._raw[name], self._compiling)
-        return self._raw[name], self._open[name]
+                self._raw = self._connect()
+                self._raw.cursor().execute("PRAGMA foreign_keys = ON")  # as the writer of `db.engines`
+        return self._raw

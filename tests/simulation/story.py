@@ -58,7 +58,7 @@ class Story:
         raise structlog.DropEvent
 
 
-_MADE_UP = frozenset({"worker_id", "stack", "error"})
+_MADE_UP = frozenset({"worker_id", "stack", "error", "follow_id"})
 """Names that hold random ids."""
 
 

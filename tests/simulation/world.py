@@ -15,10 +15,12 @@ from functools import cache, partial
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.base.jobs import POST_JOB
+from federation.base.settings import Settings
 from federation.protocol.activities import post_activity
 from federation.protocol.keys import OwnKeys
 from tests.peer import POSTS_PATH, Sender
 from tests.simulation.database import Space, lent_engines
+from tests.simulation.incidents import Incidents, Pair, Wish
 from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
 from tests.simulation.node import Process, Surroundings, is_running, make_settings, make_task
 from tests.simulation.plan import DAY, HOUR, Kill, Outage, Plan, PlannedDelivery
@@ -26,7 +28,6 @@ from tests.simulation.queue import Queues
 from tests.simulation.servers import SimulatedServer, server_keys, server_url
 from tests.simulation.story import Story
 from workers import WorkersError
-from workers.storage.memory import MemorySpace
 
 OWN_URL = "https://own.example"
 OWN_NUMBER = 999_999
@@ -63,6 +64,8 @@ class World:
     troubles: list[tuple[float, float]] = field(default_factory=list)
     """When processes, the database or the queue were away, with a minute to get over it."""
     findings: list[str] = field(default_factory=list)
+    wanted: dict[Pair, list[Wish]] = field(default_factory=dict)
+    """What users wanted of each pair, in this order."""
 
 
 Judge = Callable[[World, float], Iterable[str]]
@@ -77,9 +80,13 @@ def run_world(plan: Plan, *, look: Judge, judge: Judge, on_engines: bool = False
 
 @contextmanager
 def _collections_by_the_clock() -> Iterator[None]:
-    """Garbage is collected before and where the world says: the end of an asynchronous generator is an event in it."""
+    """Garbage is collected before and where the world says: the end of an asynchronous generator is an event in it.
+
+    What was there before is not looked through again: caches that the first worlds filled are ten times a world.
+    """
     was_enabled = gc.isenabled()
     gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield
@@ -89,13 +96,13 @@ def _collections_by_the_clock() -> Iterator[None]:
 
 
 def _run(plan: Plan, look: Judge, judge: Judge, on_engines: bool) -> World:
-    space = Space.open(f"world-{id(plan)}")
-    needs = _Needs(space)
+    needs = _Needs()
     loop = VirtualLoop(needs.all())
     loop.set_task_factory(make_task)
+    clock = LoopClock(loop)
+    space = needs.space = Space.open(f"world-{id(plan)}", clock)
     try:
-        queues = Queues(MemorySpace(LoopClock(loop)))
-        needs.queues = queues
+        queues = needs.queues = Queues(clock)
         world = World(plan=plan, story=Story(loop.time, is_heard=is_running), space=space, queues=queues)
         with world.story.logs():
             loop.run_until_complete(_Run(world, loop, look, judge, on_engines=on_engines).run())
@@ -108,24 +115,25 @@ def _run(plan: Plan, look: Judge, judge: Judge, on_engines: bool) -> World:
 class _Needs:
     """When there is something to do for whoever looks from time to time."""
 
-    def __init__(self, space: Space) -> None:
-        self._space = space
-        self.queues: Queues | None = None
+    space: Space
+    queues: Queues
+    """Both set before the loop runs."""
 
     def all(self) -> dict[str, Need]:
         return {
-            "tending-LinkProbes.tick": Need(lambda _: self._space.first_due(_PROBED), DAY),
-            "tending-Releaser.tick": Need(lambda _: self._space.first_due(_RELEASED), DAY),
+            "tending-LinkProbes.tick": Need(lambda _: self.space.first_due(_PROBED), DAY),
+            "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
             "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
-            "sweep": Need(lambda _: self._space.first_due(_SWEPT), DAY),
+            "sweep": Need(lambda _: self.space.first_due(_SWEPT), DAY),
             "range": Need(lambda _: math.inf, DAY),
             "purge": Need(lambda _: math.inf, 2 * DAY),
-            "reap": Need(lambda _: math.inf if self.queues is None else self.queues.first_lease_end(), DAY),
+            "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
             "renew": Need(self._renewal, DAY),
         }
 
-    def _renewal(self, now: float) -> float:
-        return now if self.queues is not None and self.queues.has_claims() else math.inf
+    def _renewal(self, _now: float) -> float:
+        """When the first claim has lasted for a third of its lease, as long as workers go between two renewals."""
+        return self.queues.first_lease_end() - own_settings().federation_lease.total_seconds() * 2 / 3
 
 
 _PROBED = "SELECT min(next_probe_at) FROM server_links"
@@ -154,10 +162,9 @@ class _Run:
         self._look = look
         self._judge = judge
         self._poison: set[str] = set()
-        lent = lent_engines(0)
         self._around = Surroundings(
-            settings=make_settings(lent.url, own_keys().to_env(), OWN_URL),
-            clock=LoopClock(loop),
+            settings=own_settings(),
+            clock=world.space.clock,
             space=world.space,
             queues=world.queues,
             on_engines=on_engines,
@@ -205,6 +212,7 @@ class _Run:
         events += [(each.at, partial(self._owe, each)) for each in plan.deliveries]
         events += [(each.start, partial(self._cut, each)) for each in plan.outages]
         events += [(each.at, partial(self._kill, each)) for each in plan.kills]
+        events += Incidents(self._world, self._app, until=self._until, interrupt=self._interrupt).events()
         return events
 
     def _make_servers(self) -> None:
@@ -305,6 +313,11 @@ class _Run:
             self._around.database_away -= 1
         self._world.story.tell(f"* {name} back")
 
+    def _interrupt(self) -> None:
+        """Whoever sleeps looks at the clock."""
+        self._world.queues.interrupt()
+        self._loop.wake()
+
     async def _kill(self, kill: Kill) -> None:
         process = self._workers[kill.process % len(self._workers)]
         if process.alive:
@@ -329,3 +342,9 @@ class _Run:
 @cache
 def own_keys() -> OwnKeys:
     return server_keys(OWN_NUMBER)
+
+
+@cache
+def own_settings() -> Settings:
+    """Those of every process of every world."""
+    return make_settings(lent_engines(0).url, own_keys().to_env(), OWN_URL)

@@ -1,0 +1,83 @@
+"""What happens in some worlds beside outages: clocks are set, servers forgotten or blacklisted, follows end."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import accumulate
+
+from tests.simulation.plan import (
+    DAY,
+    HOUR,
+    MINUTE,
+    STRANGERS,
+    WEEK,
+    ClockJump,
+    Deed,
+    Meddling,
+    Plan,
+    PlannedFollow,
+    PlannedServer,
+)
+
+
+def with_surprises(plan: Plan) -> Plan:
+    """The plan, and what its seed decides besides."""
+    chance = random.Random(f"{plan.seed} {len(plan.servers)} surprises")
+    return replace(plan, jumps=_jumps(chance, plan), meddlings=_meddlings(chance, plan), follows=_follows(chance, plan))
+
+
+def _jumps(chance: random.Random, plan: Plan) -> tuple[ClockJump, ...]:
+    """A third of all worlds have one, within the longest trouble of a server; half of those clocks are set right again
+    before that is over, so that what was to happen then lies too far off.
+    """
+    if chance.random() > 1 / 3:
+        return ()
+    by = chance.choice((_between(chance, MINUTE, DAY), 3 * DAY)) * chance.choice((-1, 1))
+    troubles = ((phase.start, min(phase.end, WEEK)) for server in plan.servers for phase in server.phases)
+    start, end = max(troubles, key=lambda each: each[1] - each[0], default=(MINUTE, WEEK))
+    first, second = sorted(chance.uniform(start, end) for _ in range(2))
+    return (ClockJump(first, by), ClockJump(second, -by)) if chance.random() < 0.5 else (ClockJump(first, by),)
+
+
+def _meddlings(chance: random.Random, plan: Plan) -> tuple[Meddling, ...]:
+    """One server of ten, sick ones first, about when something is held for it.
+
+    None behind whose name a stranger answers some day: who forgot it would take the stranger for it, and be right.
+    """
+    fit = [each for each in plan.servers if each.is_known and not any(p.trouble in STRANGERS for p in each.phases)]
+    fit = [each for each in fit if each.is_sick] or fit
+    chosen = chance.sample(fit, min(len(fit), max(len(plan.servers) // 10, 1)))
+    return tuple(_meddling(chance, server) for server in chosen if chance.random() < 0.5)
+
+
+def _meddling(chance: random.Random, server: PlannedServer) -> Meddling:
+    phase = chance.choice(server.phases) if server.phases else None
+    start, end = (phase.start, min(phase.end, WEEK)) if phase else (MINUTE, WEEK)
+    at = chance.uniform(start, end)
+    return Meddling(at, at + _between(chance, 5 * MINUTE, DAY), server.number, chance.choice(list(Deed)))
+
+
+def _follows(chance: random.Random, plan: Plan) -> tuple[PlannedFollow, ...]:
+    """Of some servers, sick ones first."""
+    known = [server for server in plan.servers if server.is_known]
+    known = [server for server in known if server.is_sick] or known
+    chosen = chance.sample(known, min(len(known), max(len(plan.servers) // 10, 1)))
+    return tuple(_follow(chance, server) for server in chosen)
+
+
+def _follow(chance: random.Random, server: PlannedServer) -> PlannedFollow:
+    edges = [edge for phase in server.phases for edge in (phase.start, phase.end) if edge < WEEK - HOUR]
+    # About when a trouble begins or ends: the older ones wait for their next attempt, and the younger need not.
+    start = max(chance.choice(edges) - chance.uniform(-5, 60), 1.0) if edges else chance.uniform(1, WEEK - HOUR)
+    pauses = [_pause(chance) for _ in range(chance.randint(1, 3))]
+    return PlannedFollow(server.number, tuple(accumulate(pauses, initial=start)))
+
+
+def _pause(chance: random.Random) -> float:
+    return chance.choice((0.05, chance.uniform(0, 3), chance.uniform(0, 60), chance.uniform(0, 600)))
+
+
+def _between(chance: random.Random, shortest: float, longest: float) -> float:
+    return math.exp(chance.uniform(math.log(shortest), math.log(longest)))
