@@ -102,7 +102,7 @@ _UsageError: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
 @cache
 def _command() -> Callable[..., Any]:  # Any: the status, or what the command's function returned
-    """What Typer makes of `app`, once. To call `app` would put a hook of Typer's in place of ours for crashes."""
+    """Make the command of `app`, once. To call `app` would put a hook of Typer's in place of ours for crashes."""
     return get_command(app)
 
 

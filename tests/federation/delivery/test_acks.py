@@ -118,8 +118,10 @@ async def test_a_post_completes(site: Site, peer: Peer, shape: str) -> None:
     assert (attempt.outcome, attempt.error_code, attempt.http_status) == (AttemptOutcome.DELIVERED, None, 200)
     assert attempt.request_bytes == len(peer.deliveries[0].body)
     assert (attempt.response_bytes or 0) > 100
+    assert 0 <= attempt.duration_ms < 60_000
     assert (attempt.method, attempt.job_name, attempt.server_url) == ("FEDERATE_POST", "deliver-post", peer.url)
     assert len(peer.applied) == 1
+    assert not (await site.federation.links.find(peer.url)).relayed
 
 
 async def test_what_is_sent_is_the_payload_itself(site: Site, peer: Peer) -> None:

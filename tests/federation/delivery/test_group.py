@@ -312,6 +312,22 @@ async def test_a_next_one_that_waits_for_its_server_goes_on_waiting(ledger: Ledg
     assert (await rows(database))["second"].held_reason is HoldReason.SERVER
 
 
+async def test_what_was_given_up_before_a_delivery_that_arrives_is_forgotten(
+    ledger: Ledger, database: Database
+) -> None:
+    """A retry by hand would undo what arrived. What is younger, of another key or to another server may be retried."""
+    over: dict[str, Any] = {"state": DeliveryState.FAILED, "settled_at": NOW, "ordering_position": 1}
+    await add_rows(database, "older", **over, ordering_key="key")
+    await add_rows(database, "arrives", ordering_key="key", ordering_position=2)
+    await add_rows(database, "younger", **over | {"ordering_position": 3}, ordering_key="key")
+    await add_rows(database, "of another key", **over, ordering_key="another")
+    await add_rows(database, "elsewhere", **over, ordering_key="key", server_url="https://c.example")
+
+    await ledger.gone("arrives")
+
+    assert (await rows(database)).keys() == {"younger", "of another key", "elsewhere"}
+
+
 async def test_a_queue_that_is_down_does_not_undo_an_end(database: Database) -> None:
     """The next one is ready and without a job, which the sweeper finds."""
 

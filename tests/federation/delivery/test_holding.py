@@ -40,6 +40,12 @@ async def test_a_delivery_whose_time_has_come_is_released(node: Node, reason: Ho
     assert (await node.held().sweep())["released"] == 0
 
 
+async def test_a_delivery_whose_time_has_passed_is_released(node: Node) -> None:
+    """Nobody may have swept for a while."""
+    await node.add_held(reason=HoldReason.BUSY, next_attempt_at=node.clock.now() - HOUR)
+    assert (await node.held().sweep())["released"] == 1
+
+
 async def test_a_time_that_a_wrong_clock_wrote_is_no_time(node: Node) -> None:
     """Further off than any pause is long: released at once."""
     await node.add_held(reason=HoldReason.OURS, next_attempt_at=node.clock.now() + timedelta(days=4000))
@@ -153,6 +159,20 @@ async def test_who_waits_behind_what_is_given_up_has_its_turn(node: Node, given_
     rows = await node.rows()
     assert (rows[old].state, rows[young].state) == (DeliveryState.EXPIRED, DeliveryState.READY)
     assert await node.jobs() == {f"{young}.1"}
+
+
+async def test_only_an_older_one_of_its_key_to_its_server_keeps_a_delivery_waiting(node: Node) -> None:
+    """Not one of another key or to another server, nor one that was given up, though it were first of all."""
+    line: dict[str, Any] = {"ordering_position": 1, "next_attempt_at": node.clock.now() + HOUR}
+    first = line | {"reason": HoldReason.OURS}
+    for key in ("a", "z"):
+        await node.add_held(ordering_key=key, **first)
+    for url in ("https://a.example", "https://z.example"):
+        await node.add_held(ordering_key="key", url=url, **first)
+    await node.add_held(ordering_key="key", **line, state=DeliveryState.FAILED, held_reason=None)
+    (waiting,) = await node.add_held(ordering_key="key", ordering_position=2, reason=HoldReason.ORDER)
+    assert (await node.held().sweep())["in_order"] == 1
+    assert await node.ready() == {waiting}
 
 
 @pytest.mark.parametrize("reason", [HoldReason.SERVER, HoldReason.REST])

@@ -72,6 +72,13 @@ async def test_a_mismatch_is_logged(site: Site, peer: Peer, shape: str) -> None:
     assert logged == [{"event": "post_ack_mismatch", "log_level": "warning", **told}]
 
 
+async def test_of_one_server_one_a_minute_is_looked_at(site: Site, peer: Peer) -> None:
+    """Opening all of them would cost a fifth of a delivery."""
+    render, mismatch = MISMATCHES["another-post"]
+    logged = [(await delivered(site, peer, render))[1] for _ in range(3)]
+    assert [[entry["mismatch"] for entry in each] for each in logged] == [[mismatch], [], []]
+
+
 @pytest.mark.parametrize("shape", MATCHES)
 async def test_the_servers_own_word_is_not_logged(site: Site, peer: Peer, shape: str) -> None:
     """Wherever it sits in the answer, and however the server spells itself."""

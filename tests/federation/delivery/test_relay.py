@@ -77,6 +77,7 @@ async def test_a_follow_goes_out_through_a_peer(
         fate = await site.outcome(await owe_follow(site))
         follow = await site.follow()
         server = await site.server(TARGET)
+        link = await federation.links.find(TARGET)
 
     assert (fate.state, fate.row, fate.job.attempt) == (JobState.COMPLETED, None, 1)
     assert follow is not None
@@ -85,7 +86,7 @@ async def test_a_follow_goes_out_through_a_peer(
     assert (attempt.outcome, attempt.relayed_by, attempt.http_status) == ("delivered", relay.url, 200)
     assert (len(relay.relayed), len(target.applied)) == (1, 1)
     assert server is not None
-    assert (server.is_healthy, server.unhealthy_reason) == (False, "DNS_BLOCKED")
+    assert (server.is_healthy, server.unhealthy_reason, link.relayed) == (False, "DNS_BLOCKED", True)
 
 
 async def test_a_peer_cannot_answer_for_the_target(

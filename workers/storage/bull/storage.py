@@ -205,7 +205,7 @@ class BullStorage(ScriptedStorage):
         The names cannot be chosen; a job with a name that is not in `leases` gets the longest of them.
         """
         check_claim(worker_id, leases)
-        if not leases or limit < 1:
+        if not leases:
             return []
         return [*await claimed(self._claim(worker_id, leases, limit), self.settle)]
 

@@ -162,7 +162,7 @@ class RedisStorage(ScriptedStorage):
         At most 1 000 jobs at once.
         """
         check_claim(worker_id, leases)
-        if not leases or limit < 1:
+        if not leases:
             return []
         return await claimed(self._claim(worker_id, leases, limit), self.settle)
 

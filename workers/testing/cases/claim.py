@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 
 from workers.jobs import JobState
+from workers.retry import RetryPolicy
 from workers.testing.case import NAME_FILTER, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -26,11 +28,12 @@ from workers.testing.steps import (
 async def a_claim_carries_the_job(harness: Harness) -> None:
     """A claim carries everything about the job that a worker needs, and the job reads as processing by that worker."""
     storage = await harness.open()
-    new = job(payload=b'{"to":"all"}', max_attempts=7, priority=4)
+    backoff = RetryPolicy(initial=timedelta(seconds=5), multiplier=3, maximum=timedelta(minutes=9), jitter=0.25)
+    new = job(payload=b'{"to":"all"}', max_attempts=7, priority=4, backoff=backoff)
     await enqueue(storage, new)
     held = await claim_one(storage, worker_id="worker-1")
     assert (held.job_id, held.name, held.payload) == (new.id, new.name, new.payload)
-    assert (held.attempt, held.max_attempts, held.priority) == (1, 7, 4)
+    assert (held.attempt, held.max_attempts, held.priority, held.backoff) == (1, 7, 4, backoff)
     assert (held.worker_id, held.lease, held.stalled) == ("worker-1", LEASE, None)
     assert (held.keep_completed, held.keep_failed) == (new.keep_completed, new.keep_failed)
     running = await status(storage, new.id)

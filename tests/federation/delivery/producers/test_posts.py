@@ -37,6 +37,7 @@ async def audience(node: Federation, policy: str | None) -> list[str]:
             ("alice", "frank", f, None, False),
             ("local", "alice", None, None, True),
             ("bob", "somebody else", g, None, True),
+            ("aaron", "somebody else", g, None, True),
         ]:
             session.add(
                 Follow(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.workers.storage.bull.steps import NodeBull, claimed
@@ -31,6 +33,17 @@ async def test_an_id_like_another_is_none_of_those(storage: BullStorage, node: N
     assert line[: len(plain)] == plain
     assert all(raw.startswith("~") for raw in line[len(plain) :])
     assert await claimed(storage, 100) == [*plain, *wrapped]
+
+
+@pytest.mark.parametrize("another", ["a", "z"])
+async def test_a_claim_with_another_id_is_none_of_the_job_that_was_claimed(another: str, storage: BullStorage) -> None:
+    """It speaks of the job it names, of which its token is not."""
+    await storage.enqueue([job("mine"), job(another)])
+    held = await claim_one(storage)
+    [settled] = await storage.settle([Completed(claim=replace(held, job_id=another), result=b"1")])
+    assert settled.status is SettleStatus.LOST
+    [settled] = await storage.settle([Completed(claim=held, result=b"1")])
+    assert settled.status is SettleStatus.APPLIED
 
 
 async def test_a_continuation_by_such_an_id_is_an_error(storage: BullStorage) -> None:

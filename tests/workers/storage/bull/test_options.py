@@ -125,6 +125,12 @@ async def test_our_jobs_may_have_a_timeout(storage: BullStorage, node: NodeBull)
     assert (bounded.timeout, unbounded.timeout) == (timedelta(seconds=2), None)
 
 
+async def test_a_timeout_of_less_than_a_millisecond_is_not_none(storage: BullStorage, node: NodeBull) -> None:
+    """Bull takes 0 for no timeout."""
+    await storage.enqueue([bull_job("hardly", timeout=timedelta(microseconds=1))])
+    assert json.loads((await node.record("hardly"))["opts"])["timeout"] == 1
+
+
 @pytest.mark.parametrize("timeout", [timedelta(0), timedelta(-1), timedelta(days=24, microseconds=1)], ids=str)
 def test_a_timeout_that_node_cannot_keep_is_refused(timeout: timedelta) -> None:
     """One that is none, and one that Node's timers take for none."""

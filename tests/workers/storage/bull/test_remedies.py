@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.workers.storage.bull.conftest import GRACE
 from tests.workers.storage.bull.steps import ERROR, SHORT, NodeBull, a_script_of, claimed, expired, heard, key
 from workers.errors import LossReason
 from workers.jobs import Completed, Failed, JobState, Released, Retried, SettleStatus
@@ -27,10 +28,13 @@ async def test_w1_a_job_that_is_just_being_taken_is_left_alone(storage: BullStor
 
 
 async def test_w1_a_job_that_stays_without_a_lock_comes_back(storage: BullStorage, node: NodeBull) -> None:
-    """What Node took and never locked is in front of the line again; that is no stall of Bull 1.1."""
+    """After the grace what Node took and never locked is in front of the line again; that is no stall of Bull 1.1."""
     raw, behind = await node.add(), await node.add()
     await node.take()
+    clock = asyncio.get_running_loop().time
+    began = clock()
     assert (await storage.recover(10)).requeued == (raw,)
+    assert clock() - began >= GRACE.total_seconds()
     assert await node.line("wait") == [raw, behind]
     assert (await node.record(raw))["stalledCounter"] == "0"
 

@@ -169,9 +169,11 @@ async def test_what_node_finished_is_read(storage: BullStorage, node: NodeBull) 
     assert [outcome.result if outcome else None for outcome in outcomes] == [b'{"n":1}', b"null", None, None]
     errors = [outcome.error.type for outcome in outcomes if outcome and outcome.error]
     assert errors == ["TypeError", "StalledError"]
-    [done] = await storage.status(["done"])
+    [done, bad, lost] = await storage.status(["done", "bad", "lost"])
     assert done is not None
     assert (done.state, done.attempt, done.finished_at) == (JobState.COMPLETED, 1, None)
+    shown = [one and one.last_error and one.last_error.exhausted for one in (done, bad, lost)]
+    assert shown == [None, True, False]  # whether the attempts were used up: the lost one had made none
     assert await storage.clean(JobState.COMPLETED, older_than=HOUR) == 2
 
 

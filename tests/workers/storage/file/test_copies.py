@@ -115,6 +115,24 @@ async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypat
     await fresh.disconnect()
 
 
+async def test_a_copy_is_brought_up_to_date_and_not_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what it did itself, by what another process wrote, and where that one replaced the journal by a snapshot."""
+    here, there = FileStorage(tmp_path), FileStorage(tmp_path, fsync=False)
+    await here.connect()
+    await there.connect()
+    copy, journals = await there._read(lambda state, now: state), set()
+    for number, slack in enumerate((1 << 20, 1 << 20, 0, 0, 0)):
+        monkeypatch.setattr(file_journal, "SLACK_BYTES", slack)
+        await here.enqueue([job(f"job-{number}", payload=b"p" * 1_000)])
+        journals.add(journal_of(tmp_path).read_bytes()[16:24])
+        assert await there._read(lambda state, now: state) is copy
+        await there.cancel(f"job-{number}")
+    assert len(journals) > 1
+    assert await described(here) == await described(there)
+    await here.disconnect()
+    await there.disconnect()
+
+
 async def test_events_are_heard_through_compactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A subscriber in another process hears of every job while the journal is replaced again and again."""
     monkeypatch.setattr(file_journal, "SLACK_BYTES", 2_000)

@@ -50,6 +50,18 @@ async def test_wrong_use_is_refused(storage: FileStorage, tmp_path: Path) -> Non
         await unconnected.claim("w", leases=LEASES, limit=1)
 
 
+async def test_a_disconnect_closes_every_file(tmp_path: Path) -> None:
+    """A program may open any number of queues, one after the other."""
+    storage = await reopened(tmp_path)
+    await storage.disconnect()
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        await storage.connect()
+        await storage.enqueue([job(f"job-{number}")])
+        await storage.disconnect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("queue", ["a/../../b", ".", "..", "journal\n", "\0", "Ä", "UPPER", "x" * 500, "🦊" * 100])
 async def test_queue_names_are_no_paths(tmp_path: Path, queue: str) -> None:
     """Whatever a queue is called, it lives in one directory below the storage's, apart from all others."""

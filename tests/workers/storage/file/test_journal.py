@@ -14,6 +14,7 @@ from workers.jobs import DROP, Completed, JobState, SettleStatus
 from workers.storage.file import FileStorage
 from workers.storage.file import frames as file_frames
 from workers.storage.file import journal as file_journal
+from workers.storage.file.directory import QueueDirectory
 from workers.testing.steps import job
 
 
@@ -115,6 +116,25 @@ async def test_compaction_bounds_the_journal(tmp_path: Path, monkeypatch: pytest
     await storage.disconnect()
     assert len(await known(tmp_path, *(f"stays-{number}" for number in range(100)))) == 100
     assert os.listdir(tmp_path / "default") == ["journal"]
+
+
+def test_a_journal_is_long_beyond_twice_its_snapshot_and_some_slack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before: each replacement writes all that there is."""
+    assert file_journal.SLACK_BYTES > 1 << 20
+    directory = QueueDirectory(tmp_path, sync=False, busy_timeout=MINUTE)
+    journal = file_journal.Journal(directory, sync=False)
+    journal.replace([([("p", True)] * 100, ())], continues=False)
+    snapshot = journal.position
+    monkeypatch.setattr(file_journal, "SLACK_BYTES", 2 * snapshot)
+    lengths = []
+    while not journal.is_long:
+        lengths.append(journal.position)
+        journal.append([journal.encode([("p", True)], ())])
+    assert lengths[-1] <= 4 * snapshot < journal.position
+    journal.close()
+    directory.close()
 
 
 async def test_a_failed_compaction_is_put_off(

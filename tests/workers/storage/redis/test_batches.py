@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -15,7 +16,7 @@ from workers.jobs import (
 )
 from workers.storage.on_redis import batches
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import claim_one, job
+from workers.testing.steps import claim_one, job, until
 
 
 async def test_a_claim_of_large_jobs_is_cut_short(storage: RedisStorage) -> None:
@@ -44,6 +45,24 @@ async def test_a_page_goes_on_where_the_last_ended(storage: RedisStorage) -> Non
     assert [one.id for one in page.jobs] == ["job-4", "job-6", "job-7"]
     assert page.cursor is None
     assert (await storage.counts())[JobState.QUEUED] == 5
+
+
+async def test_a_page_is_filled_from_every_line_of_its_state(storage: RedisStorage) -> None:
+    """Queued are those in line, and those delayed ones that are due by now; the next page has the rest."""
+    ready, due = ([f"{line}-{number}" for number in range(9)] for line in ("ready", "due"))
+    await storage.enqueue([*map(job, ready), *(job(each, delay=timedelta(milliseconds=1)) for each in due)])
+
+    async def are_due() -> bool:
+        return (await storage.counts())[JobState.QUEUED] == 18
+
+    await until(are_due)
+    first = await storage.list(JobState.QUEUED, limit=13)
+    assert [one.id for one in first.jobs] == [*ready, *due[:4]]
+    second = await storage.list(JobState.QUEUED, cursor=first.cursor, limit=13)
+    assert ([one.id for one in second.jobs], second.cursor) == (due[4:], None)
+    line = await storage.list(JobState.QUEUED, limit=9)  # the page is full where a line ends, and not the last
+    assert [one.id for one in (await storage.list(JobState.QUEUED, cursor=line.cursor, limit=9)).jobs] == due
+    assert (await storage.list(JobState.QUEUED, limit=18)).cursor is None
 
 
 async def test_results_are_read_in_bounded_steps(storage: RedisStorage) -> None:

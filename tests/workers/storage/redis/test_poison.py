@@ -76,6 +76,7 @@ async def test_a_run_that_cannot_be_read_fails_its_job_and_can_be_repaired(stora
     [settled] = await storage.settle([completed(bad)])
     assert settled.reason is not None
     assert await state(storage, "bad") is JobState.QUEUED
+    assert await storage.claim("w", leases=LEASES, limit=5) == []  # the next one has its ordering key now
 
 
 @pytest.mark.parametrize("damage", [b"garbage", None], ids=["garbage", "missing"])
