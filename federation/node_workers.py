@@ -276,6 +276,7 @@ _LEVELS: Final = {
     WorkerEventKind.STALLED: "warning",
     WorkerEventKind.FAILING: "warning",
     WorkerEventKind.FAILED: "error",
+    WorkerEventKind.CANCELLED: "info",
     WorkerEventKind.LEASE_LOST: "warning",
     WorkerEventKind.ERROR: "error",
     WorkerEventKind.SET_ASIDE: "error",

@@ -1,11 +1,12 @@
 """The life of a job, as one table.
 
 Theory of operation. A job is in exactly one state, or it is nowhere (`None`). Each row of `TRANSITIONS` is one atomic
-step of a storage. `completed` and `failed` have no way out but a new generation: enqueueing a failed id again, or an
-operator's retry. Only the holder of the claim's token may take the steps that leave `processing`, except `STALL` and
-`EXHAUST`, which the reaper takes when the lease has expired, and `REMOVE` and `COMPLETE_FROM_OUTSIDE`, by which a
-client takes the job from its worker. `scheduled` and `failing` become claimable by the passing of time alone
-(`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`.
+step of a storage. `completed`, `failed` and `cancelled` have no way out but a new generation: enqueueing a failed or
+cancelled id again, or an operator's retry. Only the holder of the claim's token may take the steps that leave
+`processing`, except `STALL` and `EXHAUST`, which the reaper takes when the lease has expired, and `REMOVE` and
+`COMPLETE_FROM_OUTSIDE`, by which a client takes the job from its worker. A job that waits is cancelled by `CANCEL`; a
+running one is asked to stop, which its worker does by `STOP`. `scheduled` and `failing` become claimable by the passing
+of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Step(StrEnum):
     CONTINUE_LATER = "settle(continued with delay)"
     RETRY = "settle(retried)"
     FAIL = "settle(failed)"
+    STOP = "settle(cancelled)"
     RELEASE = "release"
     STALL = "lease expired"
     EXHAUST = "lease expired too often"
@@ -45,6 +47,8 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (None, Step.SCHEDULE): S.SCHEDULED,
     (S.FAILED, Step.ENQUEUE): S.QUEUED,
     (S.FAILED, Step.SCHEDULE): S.SCHEDULED,
+    (S.CANCELLED, Step.ENQUEUE): S.QUEUED,
+    (S.CANCELLED, Step.SCHEDULE): S.SCHEDULED,
     (S.QUEUED, Step.DEBOUNCE): S.SCHEDULED,
     (S.SCHEDULED, Step.DEBOUNCE): S.SCHEDULED,
     (S.SCHEDULED, Step.COME_DUE): S.QUEUED,
@@ -55,12 +59,16 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.PROCESSING, Step.CONTINUE_LATER): S.SCHEDULED,
     (S.PROCESSING, Step.RETRY): S.FAILING,
     (S.PROCESSING, Step.FAIL): S.FAILED,
+    (S.PROCESSING, Step.STOP): S.CANCELLED,
     (S.PROCESSING, Step.RELEASE): S.QUEUED,
     (S.PROCESSING, Step.STALL): S.QUEUED,
     (S.PROCESSING, Step.EXHAUST): S.FAILED,
-    (S.QUEUED, Step.CANCEL): None,
-    (S.SCHEDULED, Step.CANCEL): None,
-    (S.FAILING, Step.CANCEL): None,
+    (S.QUEUED, Step.CANCEL): S.CANCELLED,
+    (S.SCHEDULED, Step.CANCEL): S.CANCELLED,
+    (S.FAILING, Step.CANCEL): S.CANCELLED,
+    (S.QUEUED, Step.REMOVE): None,
+    (S.SCHEDULED, Step.REMOVE): None,
+    (S.FAILING, Step.REMOVE): None,
     (S.PROCESSING, Step.REMOVE): None,
     (S.QUEUED, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.SCHEDULED, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
@@ -68,6 +76,7 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.PROCESSING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.COMPLETED, Step.EXPIRE): None,
     (S.FAILED, Step.EXPIRE): None,
+    (S.CANCELLED, Step.EXPIRE): None,
 }
 
 

@@ -42,7 +42,7 @@ class Management:
         return await self._storage.is_paused()
 
     async def retry(self, ids: Iterable[str]) -> int:
-        """Queue the failed jobs among `ids` again, with fresh attempts, and return how many."""
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many."""
         ids = _several(ids)
         await self._connect()
         return await self._storage.retry(ids)
@@ -50,7 +50,7 @@ class Management:
     async def retry_where(self, matches: Callable[[JobStatus], bool]) -> int:
         """Queue every failed job for which `matches` is true again, with fresh attempts, and return how many.
 
-        Jobs that fail meanwhile may be missed.
+        Jobs that fail meanwhile may be missed. Cancelled jobs are not asked about: `retry` takes their ids.
         """
         # List all of them before moving the first: the pages of a shrinking list would skip some.
         found = iter([status.id for status in await self._failed() if matches(status)])
@@ -77,7 +77,7 @@ class Management:
         return await self._storage.drain()
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = BATCH) -> int:
-        """Remove up to `limit` completed or failed records that ended more than `older_than` ago; return how many.
+        """Remove up to `limit` records in a final state that ended more than `older_than` ago; return how many.
 
         Raises:
             ValueError: a state that no job ends in.

@@ -254,8 +254,9 @@ class Queue:
         state = await self.storage.complete(chain_id, encoded, connection=connection)
         if state is None:
             raise JobGoneError(f"there is no chain {chain_id!r}: it never was, or its record is over")
-        if state in (JobState.COMPLETED, JobState.FAILED):
-            raise JobEndedError(f"chain {chain_id!r} had {state.value} before")
+        if state.is_final:
+            ended = "was cancelled" if state is JobState.CANCELLED else f"had {state.value}"
+            raise JobEndedError(f"chain {chain_id!r} {ended} before")
 
     async def wait_for_job_chain_completion(self, chain_id: str, timeout: timedelta = timedelta(seconds=30)) -> object:
         """Return the decoded result of the chain as soon as its last link has completed.

@@ -133,8 +133,7 @@ def result_of(job_id: str, outcome: JobOutcome) -> bytes:
     if outcome.kind is OutcomeKind.COMPLETED:
         assert outcome.result is not None, "a completed job has a result"
         return outcome.result
-    # A running job that was cancelled is stored as failed, by the error its worker gave it.
-    error = outcome.error
-    if outcome.kind is OutcomeKind.CANCELLED or (error is not None and error.type == JobCancelledError.__name__):
+    if outcome.kind is OutcomeKind.CANCELLED:
         raise JobCancelledError(f"job {job_id!r} was cancelled")
+    error = outcome.error
     raise (MaxRetriesError if error is not None and error.exhausted else JobFailedError)(job_id, error)

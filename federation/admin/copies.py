@@ -7,10 +7,8 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from federation.base.queues import TASKS_QUEUE_NAME
-from workers import JobState, StorageError
+from workers import StorageError
 from workers.storage.sql import SqlStorage
-
-_ENDED = (JobState.COMPLETED, JobState.FAILED)
 
 
 async def tasks_in(file: Path) -> int:
@@ -24,4 +22,4 @@ async def tasks_in(file: Path) -> int:
         counts = await storage.counts()
     finally:
         await storage.disconnect()
-    return sum(number for state, number in counts.items() if state not in _ENDED)
+    return sum(number for state, number in counts.items() if not state.is_final)

@@ -19,7 +19,6 @@ from federation.base.reach import connect
 from federation.health.checks import health_check_id
 from federation.http.threat_policy import get_threat_policy
 from federation.servers.link_rules import Link
-from workers import JobState
 
 if TYPE_CHECKING:
     from federation.app import Federation
@@ -297,7 +296,7 @@ async def _next_probe(federation: Federation, server: ServerRow | None, link: Li
         queue = federation.health_check_queue
         await connect(queue)
         job = await queue.get_status(health_check_id(server.url, server.health_check_attempts))
-        if job is not None and job.state not in (JobState.COMPLETED, JobState.FAILED):
+        if job is not None and not job.state.is_final:
             return NextProbe(at=job.next_run_at or job.created_at, queued=True)
     return NextProbe(at=federation.probe_plan.due_at(server.known, server.updated_at), queued=False)
 

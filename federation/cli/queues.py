@@ -35,6 +35,7 @@ class EndState(StrEnum):
 
     COMPLETED = "completed"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 @app.command("stats")
@@ -90,7 +91,7 @@ def clean(
 ) -> None:
     """Remove records of jobs that have ended.
 
-    They are removed by themselves (completed after a day, failed after a week); this is for when memory is short.
+    They are removed by themselves (completed after a day, others after a week); this is for when memory is short.
     Deliveries in the database are not touched: a failed one can still be retried.
     """
     from federation.admin import queues
@@ -98,7 +99,8 @@ def clean(
     from workers import JobState
 
     age = parse_duration(older_than)
-    confirm(f"Remove the records of jobs that {state.value} more than {older_than} ago?", yes=yes)
+    ended = "were cancelled" if state is EndState.CANCELLED else state.value
+    confirm(f"Remove the records of jobs that {ended} more than {older_than} ago?", yes=yes)
     removed = with_node(
         lambda federation: queues.clean(_chosen(federation, queue), JobState(state.value), older_than=age)
     )

@@ -25,7 +25,7 @@ from db import Database, DeliveryState
 from federation.base.job_queue import JobQueue
 from federation.delivery.attempts import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
-from workers import JobState, JobStatus
+from workers import JobStatus
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
@@ -37,7 +37,6 @@ MAX_ROWS: Final = 20_000
 ASK_AGAIN: Final = timedelta(minutes=10)
 
 _OWED: Final = tuple(field.name for field in fields(OwedRow))
-_ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +139,7 @@ class OutboxSweeper:
 
 
 def _has_ended(job: JobStatus | None) -> bool:
-    return job is not None and job.state in _ENDED
+    return job is not None and job.state.is_final
 
 
 def _renewal(row: OwedRow) -> dict[str, object]:

@@ -25,6 +25,7 @@ _ENDS: Final = frozenset(
         WorkerEventKind.CONTINUED,
         WorkerEventKind.FAILING,
         WorkerEventKind.FAILED,
+        WorkerEventKind.CANCELLED,
         WorkerEventKind.RELEASED,
         WorkerEventKind.LEASE_LOST,
     }

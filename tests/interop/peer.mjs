@@ -34,6 +34,7 @@ async function readJob(id) {
 const calls = {
   add: async (jobs) => (await queue.addBulk(jobs)).map((job) => job.id),
   read: (ids) => Promise.all(ids.map(readJob)),
+  retry: async (id) => void (await (await queue.getJob(id)).retry()),
   // Work until `count` jobs have ended for good, and tell every run.
   work: async (count) => {
     worker = new Worker(name, processJob, { connection, prefix, drainDelay: 1 });

@@ -12,7 +12,7 @@ from tests.interop.claims import LEASES, next_claim
 from tests.interop.peer import BullPeer
 from tests.patience import eventually
 from workers import JobState
-from workers.jobs import Completed, EnqueueStatus, Failed
+from workers.jobs import Cancelled, Completed, EnqueueStatus, Failed
 from workers.storage.bull import BullStorage
 
 LATER = timedelta(minutes=1)
@@ -94,6 +94,29 @@ async def test_failures_are_retried_from_either_side(queue: BullStorage, peer: B
     await eventually(lambda: peer.runs(ours), lambda runs: len(runs) == 2)
     [_, again] = await peer.runs(ours)
     assert again["attemptsMade"] == 0, "a retry from here is with fresh attempts"
+
+
+async def test_a_cancelled_job_is_a_failed_one_to_node(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
+    """Node sees a failed job and may retry it, whether it waited or ran; then it was never cancelled."""
+    ran, waited, left = names = [ids() for _ in range(3)]
+    await queue.enqueue([a_job(name, {}, max_attempts=1) for name in names])
+    claim = await next_claim(queue)
+    assert claim.job_id == ran
+    for name in names:
+        await queue.cancel(name)
+    await queue.settle([Cancelled(claim=claim)])
+    for name in (ran, waited):
+        assert (await peer.read(name))["state"] == "failed"
+        await peer.call("retry", name)
+        found = await status(queue, name)
+        assert found.state is JobState.QUEUED
+    assert (await queue.counts())[JobState.CANCELLED] == 1
+    claims = [await next_claim(queue) for _ in range(2)]
+    assert (await queue.renew(claims)).cancel_requested == set()
+    await queue.settle([Failed(claim=again, error=ERROR) for again in claims])
+    counts = await queue.counts()
+    assert (counts[JobState.FAILED], counts[JobState.CANCELLED]) == (2, 1)
+    assert [one.id for one in (await queue.list(JobState.CANCELLED)).jobs] == [left]
 
 
 async def test_jobs_are_removed_from_either_side(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:

@@ -16,6 +16,7 @@ from tests.patience import PATIENCE_SECONDS
 from workers import DROP, JobState, NewJob, RetryPolicy, Worker
 from workers.jobs import (
     TERMINAL_EVENTS,
+    Cancelled,
     Completed,
     Continued,
     ErrorInfo,
@@ -237,3 +238,24 @@ async def test_a_node_job_is_completed_from_outside(storage: BullMQStorage, node
         found = await node.read(job_id)
         assert (found["state"], found["returnvalue"], found["attemptsMade"]) == ("completed", {"by": "hand"}, 0)
     assert await storage.claim("ours", leases=LEASES, limit=5) == []
+
+
+async def test_a_cancelled_job_is_a_failed_one_to_node(storage: BullMQStorage, node: NodePeer) -> None:
+    """Node sees why it did not run and may retry it, whether it waited or ran; then it was never cancelled."""
+    await storage.enqueue([NewJob(id=name, name="work", payload=b"{}") for name in ("ran", "waited", "left")])
+    ran = await next_claim(storage)
+    for job_id in ("ran", "waited", "left"):
+        await storage.cancel(job_id)
+    await storage.settle([Cancelled(claim=ran)])
+    for job_id in ("ran", "waited"):
+        found = await node.read(job_id)
+        assert (found["state"], found["failedReason"]) == ("failed", f"job '{job_id}' was cancelled")
+        await node.call("retry", job_id)
+    assert [one.state if one else None for one in await storage.status(["ran", "waited"])] == [JobState.QUEUED] * 2
+    assert (await storage.counts())[JobState.CANCELLED] == 1
+    claims = [await next_claim(storage) for _ in range(2)]
+    assert (await storage.renew(claims)).cancel_requested == set()
+    await storage.settle([Failed(claim=claim, error=ErrorInfo(type="ValueError", message="no")) for claim in claims])
+    counts = await storage.counts()
+    assert (counts[JobState.FAILED], counts[JobState.CANCELLED]) == (2, 1)
+    assert [one.id for one in (await storage.list(JobState.CANCELLED)).jobs] == ["left"]

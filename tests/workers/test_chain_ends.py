@@ -78,7 +78,9 @@ async def test_a_chain_is_cancelled_between_its_links(harness: Harness) -> None:
         with pytest.raises(JobCancelledError):
             async with asyncio.timeout(PATIENCE):
                 await waiter
-        assert await queue.get_job_chain("chain") is None
+        assert (await the_chain(queue)).state is JobState.CANCELLED
+        with pytest.raises(JobEndedError, match="was cancelled before"):
+            await queue.complete_job_chain("chain", "too late")
 
 
 async def test_waiting_has_an_end(harness: Harness) -> None:

@@ -230,6 +230,27 @@ async def test_a_job_cancelled_while_it_runs_ends_its_waiter(harness: Harness) -
                 await waiter
 
 
+async def test_an_applications_own_error_of_that_name_is_a_failure(harness: Harness) -> None:
+    """An exception of somebody else's that is called `JobCancelledError` comes back as itself, type and message."""
+    mine = type("JobCancelledError", (Exception,), {})
+
+    async def refuse(job: Job) -> None:
+        raise mine("the customer cancelled the order")
+
+    storage = await harness.open()
+    async with Queue(storage, max_attempts=1) as queue, running(Worker(storage, {"*": refuse})):
+        with pytest.raises(JobFailedError) as raised:
+            await queue.enqueue_and_wait(1, id="job")
+        error = raised.value.original
+        assert error is not None
+        assert (error.type, error.message) == ("JobCancelledError", "the customer cancelled the order")
+        with pytest.raises(JobFailedError):
+            await queue.get_result("job")
+        status = await queue.get_status("job")
+        assert status is not None
+        assert status.state is JobState.FAILED
+
+
 async def test_a_timeout_leaves_the_job_alone(harness: Harness) -> None:
     """A waiter out of time is told so; the job is there still, and a later waiter has its result."""
     storage = await harness.open()

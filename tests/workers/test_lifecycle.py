@@ -36,9 +36,10 @@ def test_completed_only_expires() -> None:
     assert {step for state, step in TRANSITIONS if state is JobState.COMPLETED} == {Step.EXPIRE}
 
 
-def test_failed_only_expires_or_starts_again() -> None:
-    """A failed job expires, or its id starts a new generation; no attempt can touch it."""
-    assert {step for state, step in TRANSITIONS if state is JobState.FAILED} == {
+@pytest.mark.parametrize("ended", [JobState.FAILED, JobState.CANCELLED])
+def test_other_ends_only_expire_or_start_again(ended: JobState) -> None:
+    """A failed or cancelled job expires, or its id starts a new generation; no attempt can touch it."""
+    assert {step for state, step in TRANSITIONS if state is ended} == {
         Step.EXPIRE,
         Step.ENQUEUE,
         Step.SCHEDULE,
@@ -54,22 +55,22 @@ def test_only_queued_jobs_are_claimed() -> None:
 def test_only_processing_jobs_are_settled() -> None:
     """Every way an attempt can end starts from processing and leaves it."""
     ends = {
-        *(Step.COMPLETE, Step.CONTINUE, Step.CONTINUE_LATER, Step.RETRY, Step.FAIL, Step.RELEASE),
-        *(Step.STALL, Step.EXHAUST, Step.REMOVE),
+        *(Step.COMPLETE, Step.CONTINUE, Step.CONTINUE_LATER, Step.RETRY, Step.FAIL, Step.STOP, Step.RELEASE),
+        *(Step.STALL, Step.EXHAUST),
     }
     leaves = {step for state, step in TRANSITIONS if state is JobState.PROCESSING}
-    assert leaves == {*ends, Step.COMPLETE_FROM_OUTSIDE}
+    assert leaves == {*ends, Step.REMOVE, Step.COMPLETE_FROM_OUTSIDE}
     assert {state for state, step in TRANSITIONS if step in ends} == {JobState.PROCESSING}
     assert JobState.PROCESSING not in {target for (_, step), target in TRANSITIONS.items() if step in ends}
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_cancel_removes_what_waits(state: JobState) -> None:
-    """What waits can be cancelled and is then gone; what runs or is over cannot."""
+def test_what_waits_is_cancelled(state: JobState) -> None:
+    """What waits can be cancelled, and is so then; what runs is stopped by its worker, what is over cannot be."""
     waiting = state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
     assert allows(state, Step.CANCEL) == waiting
     if waiting:
-        assert after(state, Step.CANCEL) is None
+        assert after(state, Step.CANCEL) is JobState.CANCELLED
 
 
 def test_an_illegal_step_says_what_was_tried() -> None:

@@ -70,7 +70,7 @@ ENDINGS = {
     "timed out": Ending(
         Handler(forever, timeout=timedelta(milliseconds=1)), Outcome.RETRIED, Kind.FAILING, error=UNTIL_CANCELLED
     ),
-    "cancelled": Ending(forever, Outcome.CANCELLED, Kind.FAILED, error=UNTIL_CANCELLED, cancelled=True),
+    "cancelled": Ending(forever, Outcome.CANCELLED, Kind.CANCELLED, error=UNTIL_CANCELLED, cancelled=True),
     "released": Ending(forever, Outcome.RELEASED, Kind.RELEASED, stopped=True),
 }
 

@@ -18,6 +18,7 @@ from workers.jobs.reading import (
 )
 from workers.jobs.settlements import (
     UNCOUNTED_RETRIES,
+    Cancelled,
     Completed,
     Continued,
     Failed,
@@ -39,6 +40,7 @@ __all__ = [
     "TERMINAL_EVENTS",
     "UNCOUNTED_RETRIES",
     "CancelResult",
+    "Cancelled",
     "Claim",
     "Completed",
     "Continued",

@@ -22,6 +22,12 @@ class JobState(StrEnum):
     FAILING = "failing"
     COMPLETED = "completed"
     FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a job ends in this state: nothing but a new generation leads out of it."""
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,8 @@ class NewJob:
     """A job to enqueue.
 
     `delay` counts from the storage's clock; `backoff` (default: the handler's or worker's) wins over both of those.
-    `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts.
+    `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts; the
+    record of a cancelled job lasts as that of a failed one.
     Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is. With a
     `deduplication` by debounce, `delay` is at least its time.
 

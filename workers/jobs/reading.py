@@ -37,7 +37,10 @@ class EnqueueResult:
 
 
 class CancelResult(StrEnum):
-    """`cancelled` (it never runs), `processing` (the request is recorded), or why there was nothing to cancel."""
+    """`cancelled`: it never runs again, by this call or an earlier one; `processing`: the request is recorded.
+
+    Otherwise why there was nothing to cancel.
+    """
 
     CANCELLED = "cancelled"
     PROCESSING = "processing"
@@ -56,7 +59,7 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How a job ended: the stored result of a completed one, the error of a failed one."""
+    """How a job ended: the stored result of a completed one, the error of a failed one; a cancelled one has neither."""
 
     kind: OutcomeKind
     result: bytes | None = field(default=None, repr=False)
@@ -67,7 +70,8 @@ class JobOutcome:
 class JobStatus:
     """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time.
 
-    `progress` is what a handler reported last, in whichever attempt.
+    `progress` is what a handler reported last, in whichever attempt. `last_error` of a cancelled job is that of an
+    attempt before the cancel, where the storage keeps it.
     """
 
     id: str

@@ -79,13 +79,21 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """The attempt was stopped by a request to cancel its job. `keep` overrides the job's own retention of a failure."""
+
+    claim: Claim
+    keep: Retention | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
     """The attempt did not happen: uncounted, and claimable at once."""
 
     claim: Claim
 
 
-Settlement: TypeAlias = Completed | Continued | Retried | Failed | Released
+Settlement: TypeAlias = Completed | Continued | Retried | Failed | Cancelled | Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,6 @@ from workers.jobs import (
 ANY_NAME: Final = "*"
 """In `leases`: the lease of every name not listed."""
 
-TOMBSTONE: Final = timedelta(hours=1)
-"""How long those who waited for a cancelled job can still read its outcome."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -74,6 +71,10 @@ class Limits:
     """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
+    cancelled_apart: bool = True
+    """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
+    programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.
+    """
 
 
 class Subscription(Protocol):
@@ -146,10 +147,16 @@ class Storage(Protocol):
         """Insert each job, or report the state of the job that has its id. Results follow the order of `jobs`.
 
         An id is inserted once, however many callers race. Enqueueing a failed, cancelled or expired id starts a new
-        generation: fresh attempts, nothing of the old record left. Of several enqueues with one `deduplication` key,
-        one inserts its jobs and the others are told the id of the job that has the key. An existing id is noticed first
-        and takes no key. Retries, releases and recoveries leave keys as they are. With `connection` (an SQLAlchemy
-        connection or session, only with `limits.transactions`) the jobs become part of the caller's transaction.
+        generation: fresh attempts, nothing of the old record left. Only this and `retry` make a cancelled id run again.
+        Of several enqueues with one `deduplication` key, one inserts its jobs and the others are told the id of the job
+        that has the key. An existing id is noticed first and takes no key. Retries, releases and recoveries leave keys
+        as they are. With `connection` (an SQLAlchemy connection or session, only with `limits.transactions`) the jobs
+        become part of the caller's transaction.
+
+        Of several enqueues with one `deduplication` key one inserts its jobs, and the others are told the id of the job
+        that has the key; an id that exists is looked at first and takes no key. Retries, releases and recoveries leave
+        keys as they are. `connection` (an SQLAlchemy connection or session, only with `limits.transactions`) makes the
+        jobs part of the caller's transaction.
         """
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -202,19 +209,21 @@ class Storage(Protocol):
         """
 
     async def sweep(self, limit: int) -> int:
-        """Remove up to `limit` expired entries: terminal records, tombstones, worker records, deduplication keys.
+        """Remove up to `limit` expired entries: terminal records, worker records, deduplication keys.
 
         Returns how many were removed; fewer than `limit` means that none is left.
         """
 
     async def cancel(self, job_id: str) -> CancelResult:
-        """Cancel a job.
+        """Cancel a waiting job, or record the request for a running one, for `renew` to report.
 
-        A job that has not started never will. For a running one the request is recorded, and `renew` reports it.
+        A cancelled job never runs again, and its record lasts as long as that of a failed one. A running job becomes
+        cancelled when its worker settles it as `Cancelled`. Cancelling a cancelled job changes nothing and returns
+        `cancelled`.
         """
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        """Return the jobs as they stand, in the order of `ids`; None for unknown, cancelled or expired ids."""
+        """Return the jobs as they stand, in the order of `ids`; None for unknown or expired ids."""
 
     async def result(self, job_id: str) -> JobOutcome | None:
         """Return how the job ended; None while it has not, or if it is unknown."""
@@ -235,7 +244,7 @@ class Storage(Protocol):
         """Tell whether the queue is paused."""
 
     async def retry(self, ids: Sequence[str]) -> int:
-        """Queue the failed jobs among `ids` again, with fresh attempts, and return how many."""
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many."""
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         """Remove the jobs among `ids` without a trace and return how many.
@@ -261,7 +270,7 @@ class Storage(Protocol):
         """Remove every queued, scheduled and failing job, and return how many."""
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        """Remove up to `limit` completed or failed records that ended more than `older_than` ago; return how many."""
+        """Remove up to `limit` records in a final state that ended more than `older_than` ago; return how many."""
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         """Keep the record of a finished job for `ttl` from now; return False for ids of other jobs.

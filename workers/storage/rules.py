@@ -27,6 +27,9 @@ WORKER_RECORD: Final = timedelta(hours=1)
 REDIS_VALUE_BYTES: Final = 350 << 20
 """Redis cuts the connection over a string of more than 512 MiB; this leaves room for base64 and the record."""
 
+STARTS_ANEW: Final = frozenset({JobState.FAILED, JobState.CANCELLED})
+"""The states from which a new generation begins: by an enqueue of the id, or an operator's retry."""
+
 _MOST: Final = (1 << 31) - 1
 _CURSOR_DIGITS: Final = 19
 
@@ -144,5 +147,5 @@ def foreign_cursor(cursor: str) -> StorageError:
 
 def check_cleanable(state: JobState) -> None:
     """Accept the states of jobs that have ended."""
-    if state not in (JobState.COMPLETED, JobState.FAILED):
-        raise ValueError(f"only completed and failed jobs can be cleaned, not {state.value} ones")
+    if not state.is_final:
+        raise ValueError(f"only completed, failed and cancelled jobs can be cleaned, not {state.value} ones")

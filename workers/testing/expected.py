@@ -15,6 +15,7 @@ from workers.deduplication import DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
     DROP,
+    Cancelled,
     CancelResult,
     Claim,
     Completed,
@@ -37,12 +38,13 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.lifecycle import Step, after
-from workers.storage.base import ANY_NAME, TOMBSTONE
+from workers.storage.base import ANY_NAME
 from workers.storage.rules import count_retry
 from workers.testing.expected_keys import ExpectedKeyHolder, ExpectedKeys
 
 WAITING = (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
-FINISHED = (JobState.COMPLETED, JobState.FAILED)
+FINISHED = tuple(state for state in JobState if state.is_final)
+BEGINS_ANEW = (JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +87,6 @@ class ExpectedQueue:
         self.now = now
         self.paused = False
         self.jobs: dict[str, ExpectedJob] = {}
-        self._tombstones: dict[str, datetime] = {}
         self._marks = ExpectedKeys()
         self._tokens: set[str] = set()
         self._applied: set[str] = set()
@@ -116,12 +117,11 @@ class ExpectedQueue:
     def outcome(self, job_id: str) -> JobOutcome | None:
         """Return what `result` should answer."""
         job = self.jobs.get(job_id)
-        if job is None:
-            until = self._tombstones.get(job_id)
-            return JobOutcome(kind=OutcomeKind.CANCELLED) if until is not None and until > self.now else None
-        if job.state is JobState.COMPLETED:
-            return JobOutcome(kind=OutcomeKind.COMPLETED, result=job.result)
-        return JobOutcome(kind=OutcomeKind.FAILED, error=job.error) if job.state is JobState.FAILED else None
+        if job is None or job.state not in FINISHED:
+            return None
+        completed, failed = job.state is JobState.COMPLETED, job.state is JobState.FAILED
+        kind = OutcomeKind(job.state.value)
+        return JobOutcome(kind=kind, result=job.result if completed else None, error=job.error if failed else None)
 
     def counts(self) -> dict[JobState, int]:
         """Return what `counts` should answer."""
@@ -139,7 +139,7 @@ class ExpectedQueue:
         old = self.jobs.get(new.id)
         if old is not None and old.state is JobState.COMPLETED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=old.state, result=old.result)
-        if old is not None and old.state is not JobState.FAILED:
+        if old is not None and old.state not in BEGINS_ANEW:
             return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=old.state)
         asked = new.deduplication
         if asked is not None:
@@ -166,7 +166,6 @@ class ExpectedQueue:
         new = replace(new, deduplication=None)  # a retried job has no key
         job = ExpectedJob(new=new, state=state, created_at=created_at, run_at=self.now + new.delay, serial=self._serial)
         self.jobs[new.id] = job
-        self._tombstones.pop(new.id, None)
         return job
 
     # Claim
@@ -262,6 +261,8 @@ class ExpectedQueue:
             case Failed():
                 job.error = settlement.error
                 self._end(job, Step.FAIL, settlement.keep or job.new.keep_failed)
+            case Cancelled():
+                self._end(job, Step.STOP, settlement.keep or job.new.keep_failed)
             case Continued():
                 self._go_on(job, settlement.then)
             case Retried():
@@ -321,24 +322,24 @@ class ExpectedQueue:
     # Manage
 
     def cancel(self, job_id: str) -> CancelResult:
-        """Remove a waiting job, leaving a tombstone, and return what `cancel` should answer."""
+        """Cancel a waiting job, and return what `cancel` should answer."""
         job = self.jobs.get(job_id)
         if job is None:
             return CancelResult.NOT_FOUND
         if job.state in WAITING:
-            self._step(job, Step.CANCEL)
-            self._tombstones[job_id] = self.now + TOMBSTONE
+            job.token = None
+            self._end(job, Step.CANCEL, job.new.keep_failed)
             return CancelResult.CANCELLED
         job.cancel_requested = job.cancel_requested or job.state is JobState.PROCESSING
         return CancelResult(job.state.value)
 
     def retry(self, ids: Iterable[str]) -> int:
-        """Begin a new life for the failed jobs, and return how many there were."""
-        failed = self._those(ids, (JobState.FAILED,))
-        for job in failed:
+        """Begin a new life for the failed and cancelled jobs, and return how many there were."""
+        ended = self._those(ids, BEGINS_ANEW)
+        for job in ended:
             again = self._begin(replace(job.new, delay=timedelta(0)), job, job.created_at)
             again.moved = True
-        return len(failed)
+        return len(ended)
 
     def remove(self, ids: Iterable[str], *, running: bool = False) -> int:
         """Remove these jobs, processing ones only with `running`, and return how many there were."""
@@ -385,9 +386,7 @@ class ExpectedQueue:
 
 
 def _removal(state: JobState) -> Step:
-    if state in FINISHED:
-        return Step.EXPIRE
-    return Step.CANCEL if state in WAITING else Step.REMOVE
+    return Step.EXPIRE if state in FINISHED else Step.REMOVE
 
 
 def _why_lost(job: ExpectedJob | None) -> LossReason:

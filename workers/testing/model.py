@@ -26,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.jobs import (
     DROP,
+    Cancelled,
     Claim,
     Completed,
     Continued,
@@ -137,12 +138,13 @@ _calls: Final = st.one_of(
     ),
     *_call(2, "fail", pick=_picks, keep=st.none() | _retentions),
     *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "snoozed"))),
+    *_call(1, "stop", pick=_picks, keep=st.none() | _retentions),
     *_call(2, "release", pick=_picks),
     *_call(1, "settle_again"),
     *_call(1, "renew", picks=st.lists(_picks, min_size=1, max_size=4)),
     *_call(1, "progress", picks=st.lists(_picks, min_size=1, max_size=4), value=st.sampled_from((b"1", b"2"))),
     *_call(2, "recover", limit=st.sampled_from((1, 100)), max_stalls=st.integers(min_value=0, max_value=2)),
-    *_call(1, "cancel", job_id=_id),
+    *_call(2, "cancel", job_id=_id),
     *_call(1, "manage", verb=st.sampled_from(("retry", "promote")), ids=_ids),
     *_call(1, "remove", ids=_ids, running=st.booleans()),
     *_call(1, "complete_from_outside", job_id=_id, result=_results, keep=st.none() | _retentions),
@@ -263,6 +265,10 @@ class StorageMachine(RuleBasedStateMachine):
     def fail(self, pick: int, keep: Retention | None) -> None:
         for held in self.picked(pick):
             self.settle(Failed(claim=held, error=ERROR, keep=keep))
+
+    def stop(self, pick: int, keep: Retention | None) -> None:
+        for held in self.picked(pick):
+            self.settle(Cancelled(claim=held, keep=keep))
 
     def retry_later(self, pick: int, delay: timedelta, how: str) -> None:
         for held in self.picked(pick):

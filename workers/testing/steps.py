@@ -14,6 +14,7 @@ from workers.checks import new_id
 from workers.deduplication import Deduplication
 from workers.jobs import (
     DROP,
+    Cancelled,
     Claim,
     Completed,
     Continued,
@@ -90,6 +91,11 @@ def completed(claim: Claim, result: bytes = b"null", *, keep: Retention | None =
 
 def failed(claim: Claim) -> Failed:
     return Failed(claim=claim, error=ERROR)
+
+
+def stopped(claim: Claim, *, keep: Retention | None = None) -> Cancelled:
+    """Make the settlement of a worker that stopped because the job was cancelled."""
+    return Cancelled(claim=claim, keep=keep)
 
 
 def retried(claim: Claim, delay: timedelta = timedelta(0), *, counted: bool = True) -> Retried:

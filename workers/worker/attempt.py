@@ -16,7 +16,6 @@ from workers.clock import monotonic
 from workers.errors import (
     CorruptPayloadError,
     HandlerTimeout,
-    JobCancelledError,
     LossReason,
     Retry,
     StalledError,
@@ -24,7 +23,7 @@ from workers.errors import (
     UnrecoverableError,
     Unsupported,
 )
-from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
+from workers.jobs import Cancelled, Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
 from workers.retry import RetryPolicy
 from workers.serde import Serde
 from workers.worker.handlers import (
@@ -311,7 +310,7 @@ def _settlement_of(attempt: Attempt, error: BaseException, policy: RetryPolicy) 
     if attempt.signal.reason is SignalReason.SHUTDOWN:
         return Released(claim=claim)
     if attempt.signal.reason is SignalReason.CANCELLED:
-        return Failed(claim=claim, error=ErrorInfo.of(JobCancelledError(f"job {claim.job_id!r} was cancelled")))
+        return Cancelled(claim=claim)
     return settlement_of_failure(claim, error, policy)
 
 

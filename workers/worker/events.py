@@ -18,9 +18,10 @@ class WorkerEventKind(StrEnum):
     """The kinds of worker events.
 
     `continued`: an attempt succeeded, and the job goes on as the next link of its chain; `failing`: an attempt failed
-    and will be repeated; `failed`: the job failed for good; `drained`: the last claim left nothing, and all jobs
-    claimed have ended; `error`: the storage failed a call, which says nothing about any job; `set_aside`: a job that
-    another program wrote cannot be run, and waits for `Management.repair`.
+    and will be repeated; `failed`: the job failed for good; `cancelled`: an attempt was stopped because somebody
+    cancelled its job; `drained`: the last claim left nothing, and all jobs claimed have ended; `error`: the storage
+    failed a call, which says nothing about any job; `set_aside`: a job that another program wrote cannot be run, and
+    waits for `Management.repair`.
     """
 
     READY = "ready"
@@ -29,6 +30,7 @@ class WorkerEventKind(StrEnum):
     CONTINUED = "continued"
     FAILING = "failing"
     FAILED = "failed"
+    CANCELLED = "cancelled"
     STALLED = "stalled"
     RELEASED = "released"
     LEASE_LOST = "lease_lost"

@@ -27,7 +27,18 @@ from workers.backoff import Backoff
 from workers.checks import check_text, new_id
 from workers.clock import monotonic
 from workers.errors import LossReason, StorageError, StorageUnavailable, UnrecoverableError
-from workers.jobs import Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, SettleOutcome, SettleStatus
+from workers.jobs import (
+    Cancelled,
+    Claim,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    Released,
+    Retried,
+    SettleOutcome,
+    SettleStatus,
+)
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import Storage
@@ -332,6 +343,8 @@ class Worker:
                 self._found_all = False
             case Failed():
                 kind = WorkerEventKind.FAILED
+            case Cancelled():
+                kind = WorkerEventKind.CANCELLED
             case Retried():
                 kind, delay = WorkerEventKind.FAILING, ending.settlement.delay
                 self._found_all = self._found_all and delay > timedelta(0)

@@ -90,7 +90,9 @@ def test_plain_code_enqueues_counts_and_cancels(queue: Queue) -> None:
     assert len({each.id for each in many}) == 3
     assert queue.counts()[JobState.QUEUED] == 4
     assert queue.cancel("job-2") is CancelResult.CANCELLED
-    assert queue.get_status("job-2") is None
+    status = queue.get_status("job-2")
+    assert status is not None
+    assert status.state is JobState.CANCELLED
 
 
 def test_eight_threads_share_a_queue(queue: Queue) -> None:

@@ -83,7 +83,7 @@ def test_the_command_names_what_is_broken(capsys: pytest.CaptureFixture[str], mo
     assert " 7  cancelled means never run; waiters are told at once " in printed
     assert "broken     1 broken" in printed
     assert "broken: cancel.a_waiting_job_never_runs: A queued, prioritised, scheduled or failing job" in printed
-    assert "assert await state(storage, job_id) is None" in printed
+    assert "assert await state(storage, job_id) is JobState.CANCELLED" in printed
     assert "BROKEN: 1 of 1 cases failed" in printed
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from tests.workers.running import AT_ONCE, Recorder, forever, outcome, running
 from tests.workers.worker.listening import HOUR, LEASE, Listener
 from workers.errors import StorageError
-from workers.jobs import CancelResult, JobEvent, JobEventKind, OutcomeKind
+from workers.jobs import CancelResult, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.storage.subscribers import BufferedSubscription
 from workers.testing import steps
@@ -20,18 +20,20 @@ from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job, SignalReason
 
 
-async def test_a_cancelled_job_fails_and_is_not_retried() -> None:
-    """The handler is told `cancelled` and cancelled; its job fails with `JobCancelledError`, attempts left or not."""
+async def test_a_cancelled_job_is_not_retried() -> None:
+    """The handler is told `cancelled` and cancelled; its job is cancelled, attempts left or not, and that is told."""
     storage, recorder, listener = MemoryStorage(), Recorder(), Listener()
     await steps.enqueue(storage, steps.job("job", max_attempts=5))
     async with running(Worker(storage, {"work": listener}, lease=LEASE, retry=AT_ONCE, observers=[recorder])):
         await recorder.seen(Kind.ACTIVE)
         assert await storage.cancel("job") is CancelResult.PROCESSING
         ended = await outcome(storage, "job")
+        await recorder.seen(Kind.CANCELLED)
     assert listener.told == [(SignalReason.CANCELLED, None)]
-    assert ended.error is not None
-    assert (ended.error.type, ended.error.message) == ("JobCancelledError", "job 'job' was cancelled")
-    assert (await steps.status(storage, "job")).attempt == 1
+    assert ended == JobOutcome(kind=OutcomeKind.CANCELLED)
+    found = await steps.status(storage, "job")
+    assert (found.state, found.attempt, found.last_error) == (JobState.CANCELLED, 1, None)
+    assert recorder.of(Kind.FAILED) == []
 
 
 async def test_a_cancel_request_is_noticed_at_once() -> None:
@@ -45,7 +47,7 @@ async def test_a_cancel_request_is_noticed_at_once() -> None:
         ended = await outcome(storage, "job")
         assert listener.told == [(SignalReason.CANCELLED, None)]
         assert calls["renew"] == 1  # the one that asked whether it is this attempt's request
-    assert ended.kind is OutcomeKind.FAILED
+    assert ended.kind is OutcomeKind.CANCELLED
 
 
 async def test_another_attempts_cancel_request_is_no_ones() -> None:
@@ -97,7 +99,7 @@ async def test_cancel_requests_are_listened_for_again() -> None:
         assert isinstance((await recorder.seen(Kind.ERROR)).error, StorageError)
         await listening.wait()
         await storage.cancel("job")
-        assert (await outcome(storage, "job")).kind is OutcomeKind.FAILED
+        assert (await outcome(storage, "job")).kind is OutcomeKind.CANCELLED
 
 
 async def test_a_result_returned_first_completes_a_cancelled_job() -> None:
@@ -133,7 +135,7 @@ async def test_a_cancelled_handler_may_clean_up() -> None:
     async with running(Worker(storage, {"work": clean_up}, lease=LEASE, observers=[recorder])):
         await recorder.seen(Kind.ACTIVE)
         await storage.cancel("job")
-        await recorder.seen(Kind.FAILED)
+        await recorder.seen(Kind.CANCELLED)
     assert cleaned.is_set()
 
 

@@ -192,7 +192,7 @@ WAYS: dict[str, Way] = {
     "completed": (_let_go, done, Kind.COMPLETED),
     "failed": (_let_go, _fail, Kind.FAILED),
     "failing": (_let_go, _try_again, Kind.FAILING),
-    "cancelled": (_cancel, done, Kind.FAILED),
+    "cancelled": (_cancel, done, Kind.CANCELLED),
     "lease lost": (_remove, done, Kind.LEASE_LOST),
 }
 """What brings the attempt's end about, how its handler ends if let go, and what is told of it."""

@@ -17,6 +17,7 @@ from workers.errors import Unsupported
 from workers.jobs import (
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
+    Cancelled,
     Claim,
     Completed,
     Continued,
@@ -246,10 +247,19 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 3, keep_ms(keep), *_failure(settlement.error))
+        case Cancelled():
+            keep = claim.keep_failed if settlement.keep is None else settlement.keep
+            return (*head, 6, keep_ms(keep), *encode_cancel(claim.job_id))
         case Continued():
             return (*head, 5, (raw, *_encode_content(settlement.then, None)))
         case _:
             return (*head, 4)
+
+
+def encode_cancel(job_id: str) -> tuple[bytes, bytes]:
+    """Return the reason that Node reads, and the remaining facts."""
+    error = node_values.cancelled_error(job_id)
+    return error.message.encode(errors="surrogatepass"), node_values.error_facts(error).encode()
 
 
 def _failure(error: ErrorInfo) -> tuple[bytes, bytes, bytes]:

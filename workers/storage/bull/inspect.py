@@ -23,7 +23,7 @@ from workers.storage.bull.codec import (
 from workers.storage.bull.options import read_options
 from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
-from workers.storage.on_redis.messages import CANCELLED, STATES, end_kind, pack, unpack
+from workers.storage.on_redis.messages import STATES, end_kind, pack, unpack
 from workers.storage.on_redis.node_values import moment, to_ms
 from workers.storage.on_redis.server import Reply
 from workers.storage.rules import WORKER_RECORD, bounded_count, foreign_cursor, read_cursor, stalled_error
@@ -34,6 +34,7 @@ SCANNED: Final = 500
 TOKEN_END: Final = 29
 
 _NO_REASON: Final = ErrorInfo(type="Error", message="")
+_CANCELLED: Final = "workers:cancelled"
 _SOURCES: Final[Mapping[JobState, Sequence[str]]] = {
     JobState.QUEUED: ("wait", "paused", "delayed"),
     JobState.SCHEDULED: ("delayed",),
@@ -41,6 +42,7 @@ _SOURCES: Final[Mapping[JobState, Sequence[str]]] = {
     JobState.PROCESSING: ("active",),
     JobState.COMPLETED: ("completed",),
     JobState.FAILED: ("failed",),
+    JobState.CANCELLED: (_CANCELLED,),
 }
 
 
@@ -80,7 +82,12 @@ class BullInspector:
         return found
 
     async def counts(self) -> dict[JobState, int]:
-        """See `Storage.counts`. To tell scheduled from failing jobs, this looks at every job that is not due."""
+        """See `Storage.counts`.
+
+        This looks at every delayed and every cancelled job, because Bull has the former in one set and takes the latter
+        for failed ones.
+        """
+        cancelled = await self._count_cancelled()
         failing, start = 0, -1
         while True:
             answer = await self._lua.run("counts", start)
@@ -95,8 +102,18 @@ class BullInspector:
             JobState.PROCESSING: active,
             JobState.FAILING: failing,
             JobState.COMPLETED: completed,
-            JobState.FAILED: failed,
+            JobState.FAILED: max(0, failed - cancelled),
+            JobState.CANCELLED: cancelled,
         }
+
+    async def _count_cancelled(self) -> int:
+        cancelled = start = 0
+        while True:
+            found, looked_at, forgotten = map(int, await self._lua.run("cancelled", start))
+            cancelled += found
+            start += looked_at - forgotten
+            if looked_at < AT_ONCE:
+                return cancelled
 
     async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
         """See `Storage.list`. The cursor is a place in the keys that hold the state.
@@ -157,10 +174,13 @@ class BullInspector:
         """See `Storage.clean`. Records are in no order, so all are looked at."""
         limit, removed, scan = bounded_count(limit), 0, 0
         while removed < limit and scan >= 0:
-            scan, raws = await self._read(state.value, scan, 0, SCANNED)
+            (source,), before = _SOURCES[state], removed
+            scan, raws = await self._read(source, scan, 0, SCANNED)
             for some in portions(raws):
                 left = limit - removed
                 removed += int(await self._lua.run("clean", state.value, to_ms(older_than), left, pack(some)))
+            if state is JobState.CANCELLED and scan >= 0:  # those behind have moved up
+                scan -= removed - before
         return removed
 
 
@@ -184,8 +204,8 @@ def decode_status(found: Sequence[Reply]) -> JobStatus:
     state, options = STATES[code], read_options(raw, opts)
     used, most = spent(name, made, stalls), max(1, count(attempts))
     ran = state is JobState.PROCESSING or (state is JobState.COMPLETED and not idle)
-    ended = state in (JobState.COMPLETED, JobState.FAILED)
     exhausted = state is JobState.FAILED and used >= most
+    error = decode_error(reason, stacks, facts, _stall(stall), exhausted=exhausted)
     return JobStatus(
         id=decode_id(raw),
         name=name.decode(errors="surrogateescape") if name else DEFAULT_NAME,
@@ -196,9 +216,9 @@ def decode_status(found: Sequence[Reply]) -> JobStatus:
         priority=options.priority,
         chain_index=options.chain_index,
         next_run_at=moment(due) if state in (JobState.SCHEDULED, JobState.FAILING) else None,
-        finished_at=moment(count(finished)) if ended and finished else None,
+        finished_at=moment(count(finished)) if state.is_final and finished else None,
         worker_id=_holder(mark, lock) if state is JobState.PROCESSING else None,
-        last_error=decode_error(reason, stacks, facts, _stall(stall), exhausted=exhausted),
+        last_error=None if state is JobState.CANCELLED else error,
         progress=decode_progress(progress, exact),
     )
 
@@ -225,7 +245,7 @@ def _stall(text: bytes | None) -> ErrorInfo | None:
 def decode_outcome(found: Sequence[Reply]) -> JobOutcome:
     """Return how a job ended, from what `result.lua` says."""
     code, *rest = found
-    if code == CANCELLED:
+    if STATES[code] is JobState.CANCELLED:
         return JobOutcome(kind=OutcomeKind.CANCELLED)
     returnvalue, exact, reason, stacks, facts, stall, attempts, made = rest
     if STATES[code] is JobState.COMPLETED:

@@ -13,7 +13,9 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep"), ()
     ),
-    **dict.fromkeys(("pause", "paused", "counts", "read", "result", "workers", "progress", "page", "adopt"), ()),
+    **dict.fromkeys(
+        ("pause", "paused", "counts", "read", "result", "workers", "progress", "page", "adopt", "cancelled"), ()
+    ),
     "enqueue": ("add",),
     "claim": ("quarantine", "drop", "due"),
     "recover": ("quarantine", "drop"),

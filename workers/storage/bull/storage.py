@@ -48,7 +48,7 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
-from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
+from workers.storage.base import ANY_NAME, Limits
 from workers.storage.bull import codec
 from workers.storage.bull.codec import (
     TOKEN_HEAD_BYTES,
@@ -67,7 +67,6 @@ from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.messages import STATES, pack, unpack
-from workers.storage.on_redis.node_values import to_ms
 from workers.storage.on_redis.server import RedisServer, Reply, parse_url, take_parameter
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.rules import (
@@ -121,6 +120,7 @@ class BullStorage(ScriptedStorage):
         deduplication=False,
         priority_order=False,
         longest_delay=LONGEST_DELAY,
+        cancelled_apart=False,
     )
 
     def __init__(
@@ -262,7 +262,7 @@ class BullStorage(ScriptedStorage):
         return await self._inspector.sweep(limit)
 
     async def cancel(self, job_id: str) -> CancelResult:
-        return cancel_result(await self._lua.run("cancel", self._names(job_id), to_ms(TOMBSTONE)))
+        return cancel_result(await self._lua.run("cancel", self._names(job_id), *codec.encode_cancel(job_id)))
 
     def _names(self, job_id: str) -> bytes:
         packed: bytes = pack(raw_ids(job_id, self._dialect))

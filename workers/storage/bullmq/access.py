@@ -36,7 +36,7 @@ class QueueAccess:
         return time.time_ns() // 1_000_000
 
     def tombstone(self, raw: str) -> str:
-        """Return the key that says for an hour that a job was cancelled."""
+        """Return the key by which earlier versions, which kept no record, said that a job was cancelled."""
         return f"{self.lua.base}{OWN_KEYS}:cancelled:{raw}"
 
     def seen(self, worker_id: str) -> list[Command]:

@@ -19,6 +19,7 @@ from typing import Final
 from workers.errors import LossReason, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.jobs import (
     DROP,
+    Cancelled,
     Claim,
     Completed,
     Continued,
@@ -59,6 +60,7 @@ from workers.storage.bullmq.record import (
     verdict,
 )
 from workers.storage.bullmq.server import Reply
+from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
 from workers.storage.on_redis.server import Command
@@ -291,6 +293,9 @@ class Claims:
                 return self._fail(claim, settlement.error, settlement.keep, now_ms)
             case Retried():
                 return self._retry(claim, settlement, now_ms)
+            case Cancelled():
+                keep, options = settlement.keep, claim.options
+                return stop(self._lua, claim.raw, claim.token, keep=keep, options=options, now_ms=now_ms)
             case Continued():
                 return self._go_on(claim, settlement.then, now_ms)
         raise AssertionError("releases are settled apart")

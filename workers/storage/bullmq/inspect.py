@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -11,6 +11,7 @@ from workers.jobs import ErrorInfo, JobOutcome, JobState, JobStatus, OutcomeKind
 from workers.storage.bullmq.access import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq.codec import raw_ids
 from workers.storage.bullmq.record import FIELDS, BullMQRecord, reading, record, worker_of
+from workers.storage.bullmq.scripts import CANCELLED
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
 from workers.storage.on_redis.server import Command
@@ -40,6 +41,8 @@ class BullMQInspector:
         [found] = await self._queue.find([job_id])
         if found.state is JobState.COMPLETED:
             return JobOutcome(kind=OutcomeKind.COMPLETED, result=decode_bytes(found.fields.get("returnvalue", "null")))
+        if found.state is JobState.CANCELLED:
+            return JobOutcome(kind=OutcomeKind.CANCELLED)
         if found.state is JobState.FAILED:
             return JobOutcome(kind=OutcomeKind.FAILED, error=found.error or _NO_REASON)
         tombstones = [self._queue.tombstone(raw) for raw in raw_ids(job_id)]
@@ -48,21 +51,26 @@ class BullMQInspector:
         return None
 
     async def counts(self) -> dict[JobState, int]:
-        """See `Storage.counts`. To tell scheduled from failing jobs, this looks at every job that is not due."""
+        """See `Storage.counts`.
+
+        This looks at every delayed and every cancelled job, because BullMQ has the former in one set and takes the
+        latter for failed ones.
+        """
         lists = [("LLEN", self._lua[name]) for name in ("wait", "paused", "active")]
         sets = ("prioritized", "completed", "failed", "waiting-children", "delayed")
         due = ("ZCOUNT", self._lua["delayed"], 0, self._due_score())
         wait, paused, active, prioritized, completed, failed, parents, delayed, is_due = await self._ask(
             [*lists, *(("ZCARD", self._lua[name]) for name in sets), due]
         )
-        failing = await self._count_failing(is_due, delayed)
+        failing, cancelled = await self._count_failing(is_due, delayed), await self._count_cancelled()
         return {
             JobState.QUEUED: wait + paused + prioritized + is_due,
             JobState.SCHEDULED: delayed - is_due - failing + parents,
             JobState.PROCESSING: active,
             JobState.FAILING: failing,
             JobState.COMPLETED: completed,
-            JobState.FAILED: failed,
+            JobState.FAILED: max(0, failed - cancelled),
+            JobState.CANCELLED: cancelled,
         }
 
     async def _count_failing(self, first: int, delayed: int) -> int:
@@ -72,6 +80,15 @@ class BullMQInspector:
             [raws] = await self._ask([("ZRANGE", self._lua["delayed"], start, end)])
             failing += sum(await self._ask([("HEXISTS", self._lua.job(raw), "failedReason") for raw in raws]))
         return failing
+
+    async def _count_cancelled(self) -> int:
+        cancelled = start = 0
+        while True:
+            [(found, looked_at, forgotten)] = await self._ask([self._lua.cancelled(self._queue.now_ms(), start)])
+            cancelled += whole(found)
+            start += whole(looked_at) - whole(forgotten)
+            if not looked_at:
+                return cancelled
 
     async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
         """See `Storage.list`. The cursor is a place in the structures that hold the state.
@@ -122,8 +139,8 @@ class BullMQInspector:
     async def sweep(self, limit: int) -> int:
         """See `Storage.sweep`. This looks at the oldest records; BullMQ itself removes by age when a job finishes."""
         now_ms = self._queue.now_ms()
-        forgotten = ("ZREMRANGEBYSCORE", self._queue.workers_key, 0, now_ms - WORKER_RECORD_MS)
-        removed = whole((await self._ask([forgotten]))[0])
+        removed = whole((await self._ask([self._forget(self._queue.workers_key, now_ms - WORKER_RECORD_MS)]))[0])
+        await self._ask([self._forget(self._lua[CANCELLED], now_ms)])
         for target in ("completed", "failed"):
             while removed < limit:
                 wanted = min(PAGE, limit - removed)
@@ -133,6 +150,9 @@ class BullMQInspector:
                 if gone < wanted:
                     break
         return removed
+
+    def _forget(self, key: str, until_ms: int) -> Command:
+        return "ZREMRANGEBYSCORE", key, 0, until_ms
 
     async def _expired(self, target: str, count: int) -> list[str]:
         """Return those of the oldest records whose retention is over."""
@@ -144,20 +164,24 @@ class BullMQInspector:
 
     async def _remove_expired(self, raws: Sequence[str]) -> int:
         """Remove the records, except those that were enqueued again since the look; return how many."""
+        return await self._remove(raws, lambda one: one.state is None and one.place in ("completed", "failed"))
+
+    async def _remove(self, raws: Sequence[str], wanted: Callable[[BullMQRecord], bool]) -> int:
+        """Remove those of the jobs that are `wanted` as they stand now; return how many."""
         now_ms = self._queue.now_ms()
         width = len(reading(self._lua, ""))
 
-        def still_expired(replies: list[Reply]) -> list[BullMQRecord]:
+        def chosen(replies: list[Reply]) -> list[BullMQRecord]:
             parts = [replies[at * width : (at + 1) * width] for at in range(len(raws))]
             found = [record(raw, part, now_ms) for raw, part in zip(raws, parts, strict=True)]
-            return [one for one in found if one.state is None and one.place in ("completed", "failed")]
+            return [one for one in found if wanted(one)]
 
         replies = await self._queue.server.transact(
             [self._lua.job(raw) for raw in raws],
             [command for raw in raws for command in reading(self._lua, raw)],
-            lambda replies: [command for one in still_expired(replies) for command in self._lua.remove(one.raw)],
+            lambda replies: [command for one in chosen(replies) for command in self._lua.remove(one.raw)],
         )
-        return len(still_expired(replies))
+        return len(chosen(replies))
 
     async def pause(self) -> None:
         """See `Storage.pause`."""
@@ -187,9 +211,28 @@ class BullMQInspector:
         check_cleanable(state)
         if limit < 1:  # the script takes that for no limit
             return 0
-        before_ms = self._queue.now_ms() - to_ms(older_than)
-        [removed] = await self._ask([self._lua.clean(state.value, before_ms, bounded_count(limit))])
+        limit, before_ms = bounded_count(limit), self._queue.now_ms() - to_ms(older_than)
+        if state is not JobState.COMPLETED and await self._count_cancelled():
+            return await self._clean_apart(state, before_ms, limit)
+        if state is JobState.CANCELLED:
+            return 0
+        [removed] = await self._ask([self._lua.clean(state.value, before_ms, limit)])
         return len(removed)
+
+    async def _clean_apart(self, state: JobState, before_ms: int, limit: int) -> int:
+        """Clean as `clean`, with a look at each record, because BullMQ takes cancelled jobs for failed ones."""
+        removed = start = 0
+        while removed < limit:
+            place = ("ZRANGEBYSCORE", self._lua["failed"], "-inf", before_ms, "LIMIT", start, PAGE)
+            [raws] = await self._ask([place])
+            found = await self._queue.records(raws, self._queue.now_ms())
+            old = [one.raw for one in found if one.state is state][: limit - removed]
+            gone = await self._remove(old, lambda one: one.state is state) if old else 0
+            removed += gone
+            start += len(raws) - gone
+            if len(raws) < PAGE:
+                break
+        return removed
 
     def _due_score(self) -> int:
         return (self._queue.now_ms() + 1) * DELAY_SCALE - 1
@@ -220,4 +263,5 @@ _SOURCES: Final = {
     JobState.PROCESSING: (("active", "LRANGE"),),
     JobState.COMPLETED: (("completed", "ZRANGE"),),
     JobState.FAILED: (("failed", "ZRANGE"),),
+    JobState.CANCELLED: ((CANCELLED, "ZRANGE"),),
 }

@@ -13,24 +13,26 @@ from typing import Final
 
 from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob, Retention
-from workers.storage.base import TOMBSTONE
 from workers.storage.bullmq.access import QueueAccess, meant
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
+    STOPPED_FIELD,
     UNCOUNTED_FIELD,
     encode_id,
     encode_options,
     keep_jobs,
     raw_ids,
 )
-from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT, CANCELLED_EVENT
+from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancel_mark, reading, record
+from workers.storage.bullmq.scripts import CANCELLED
 from workers.storage.bullmq.server import Contended, Reply
+from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.on_redis.server import Command
-from workers.storage.rules import check_fits_redis
+from workers.storage.rules import STARTS_ANEW, check_fits_redis
 
 TRANSACTION_JOBS: Final = 500
 """How many jobs are added in one transaction at most; the server serves nobody else meanwhile: about 10 ms."""
@@ -47,6 +49,7 @@ REMOVED_TOGETHER: Final = 5_000
 second, and about a second in a list of a million. Smaller steps would walk the list more often.
 """
 LOOKED_FOR_TOGETHER: Final = 1_000
+REQUESTS_KEPT_MS: Final = 3_600_000
 REQUESTS_KEPT: Final = 1_000
 """The length of our stream of cancel requests. It is no less than a page of events, because a full page tells workers
 that they may have missed some.
@@ -93,20 +96,20 @@ class Jobs:
         return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), now_ms)
 
     async def _add_again(self, job: NewJob) -> EnqueueResult:
-        """Insert a new generation of an id that failed, expired or has just gone, or return what is in the way."""
+        """Insert a new generation of an id that may have one, or has just gone, or return what is in the way."""
         raw = encode_id(job.id)
 
         def decide(found: BullMQRecord) -> list[Command]:
-            if found.state not in (None, JobState.FAILED):
+            if found.state is not None and found.state not in STARTS_ANEW:
                 return []
-            gone = self._lua.remove(raw) if found.fields else ()
+            gone = self._removal(found) if found.fields else ()
             return [*gone, ("DEL", self._queue.tombstone(raw)), self._insertion(job, raw, self._queue.now_ms())]
 
         found = await self._change(raw, decide)
         if found.state is JobState.COMPLETED:
             result = decode_bytes(found.fields.get("returnvalue", "null"))
             return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=found.state, result=result)
-        if found.state in (None, JobState.FAILED):
+        if found.state is None or found.state in STARTS_ANEW:
             return _queued(job)
         return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=found.state)
 
@@ -122,29 +125,44 @@ class Jobs:
             if found.state not in WAITING:
                 return []
             _check_unscheduled(job_id, found)
-            tombstone: Command = ("SET", self._queue.tombstone(raw), 1, "PX", to_ms(TOMBSTONE))
-            return [*self._lua.remove(raw), tombstone, self._event(CANCELLED_EVENT, raw)]
+            return self._cancellation(found)
 
         state = (await self._change(raw, decide)).state
         if state is None:
             return CancelResult.NOT_FOUND
         return CancelResult.CANCELLED if state in WAITING else CancelResult(state.value)
 
+    def _cancellation(self, found: BullMQRecord) -> list[Command]:
+        """Return the commands that cancel a job.
+
+        BullMQ fails active jobs only, and counts an attempt for each.
+        """
+        token = secrets.token_hex(8)
+        no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
+        ending = stop(self._lua, found.raw, token, keep=None, options=found.options, now_ms=self._queue.now_ms())
+        return [no_attempt, *self._lua.take(found.raw, token), ending]
+
+    def _removal(self, found: BullMQRecord) -> list[Command]:
+        noted = found.state is JobState.CANCELLED
+        return [*self._lua.remove(found.raw), *([("ZREM", self._lua[CANCELLED], found.raw)] if noted else [])]
+
     def _requests_cancel(self, raw: str) -> list[Command]:
         key = self._queue.cancels_key
         for_workers: Command = ("XADD", key, "MAXLEN", "~", REQUESTS_KEPT, "*")
         event = ("event", CANCEL_REQUESTED_EVENT, "jobId", raw)
-        forgotten: Command = ("PEXPIRE", key, to_ms(TOMBSTONE))
+        forgotten: Command = ("PEXPIRE", key, REQUESTS_KEPT_MS)
         return [self._event(CANCEL_REQUESTED_EVENT, raw), (*for_workers, *event), forgotten]
 
     async def retry(self, ids: Sequence[str]) -> int:
         """See `Storage.retry`."""
-        forgotten = ("stc", "progress", UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD)
+        marks = (UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, STOPPED_FIELD, ERROR_FIELD, KEEP_FIELD)
 
         def plan(found: BullMQRecord) -> list[Command]:
-            return [self._lua.reprocess(found.raw), ("HDEL", self._lua.job(found.raw), *forgotten)]
+            again = self._lua.reprocess(found.raw)
+            forgotten: Command = ("HDEL", self._lua.job(found.raw), "stc", "progress", *marks)
+            return [again, forgotten, ("ZREM", self._lua[CANCELLED], found.raw)]
 
-        return await self._change_each(ids, lambda found: found.state is JobState.FAILED, plan)
+        return await self._change_each(ids, lambda found: found.state in STARTS_ANEW, plan)
 
     async def remove(self, ids: Sequence[str], *, running: bool) -> int:
         """See `Storage.remove`."""
@@ -153,7 +171,7 @@ class Jobs:
 
         def plan(found: BullMQRecord) -> list[Command]:
             told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
-            return [*self._lua.remove(found.raw), *told]
+            return [*self._removal(found), *told]
 
         def wanted(found: BullMQRecord) -> bool:
             return found.state not in spared and "rjk" not in found.fields

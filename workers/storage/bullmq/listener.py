@@ -69,6 +69,7 @@ class StreamListener:
         self._position: Position = (0, 0)  # written by the reader, read by new subscribers
         self._moved = asyncio.Condition()  # belongs to the reader and its event loop
         self._reader: asyncio.Task[None] | None = None
+        self._stopped = ""  # the job of a `cancelled` event, whose next `failed` event tells no more
         self._added = ""  # the job of an `added` or `continued` event: its next `delayed` event is no failure
 
     @asynccontextmanager
@@ -153,6 +154,11 @@ class StreamListener:
             kind = JobEventKind.QUEUED
         if name == "delayed" and raw == self._added:
             kind = None
+        if raw == self._stopped:
+            self._stopped = ""
+            kind = None if name == "failed" else kind
+        if name == CANCELLED_EVENT:
+            self._stopped = raw
         self._added = raw if name in ("added", CONTINUED_EVENT) else ""
         if kind is not None and raw:
             self._listening.publish(kind, decode_id(raw))

@@ -20,6 +20,7 @@ from workers.storage.base import ANY_NAME
 from workers.storage.bullmq.codec import (
     KEEP_FIELD,
     SETTLED_FIELD,
+    STOPPED_FIELD,
     UNCOUNTED_FIELD,
     BullMQJobOptions,
     decode_id,
@@ -46,9 +47,9 @@ Fields: TypeAlias = Mapping[str, str]
 
 FIELDS: Final = (
     *("name", "opts", "timestamp", "priority", "atm", "stc", "ats", "finishedOn", "pb", "failedReason", "stacktrace"),
-    *("returnvalue", "progress", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD),
+    *("returnvalue", "progress", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD, STOPPED_FIELD),
 )
-STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD)
+STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD, STOPPED_FIELD)
 """The fields that tell a job's state, and whether it belongs to a schedule."""
 STALLED_REASON_FIELD: Final = "defa"
 """Set by BullMQ when a job stalled too often: the next claim must fail it with this reason."""
@@ -115,7 +116,15 @@ class BullMQRecord:
                 return JobState.QUEUED
             return JobState.FAILING if "failedReason" in self.fields else JobState.SCHEDULED
         state = _STATES.get(self.place)
-        return None if state is not None and self._expired(state) else state
+        if state is not None and self._expired(state):
+            return None
+        return JobState.CANCELLED if state is JobState.FAILED and self._stopped else state
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether the end that the record tells of is the one by which the job was cancelled."""
+        stopped = self.fields.get(STOPPED_FIELD)
+        return stopped is not None and stopped == self.fields.get("finishedOn")
 
     def _expired(self, state: JobState) -> bool:
         finished = number(self.fields.get("finishedOn"))
@@ -154,7 +163,7 @@ class BullMQRecord:
             next_run_at=moment(self.due_ms) if waits and self.due_ms is not None else None,
             finished_at=None if finished is None else moment(finished),
             worker_id=worker_of(self.lock or self.fields.get("pb")) if processing else None,
-            last_error=self.error,
+            last_error=None if state is JobState.CANCELLED else self.error,
             progress=None if (progress := self.fields.get("progress")) is None else decode_bytes(progress),
         )
 

@@ -25,6 +25,9 @@ Options: TypeAlias = Mapping[str, object]
 READY_MARKER: Final = "0"
 """A member of the marker set, with score 0: something can be claimed. Other members stand for delayed jobs."""
 
+CANCELLED: Final = "workers:cancelled"
+"""A sorted set of ours: the jobs that may be cancelled, by when their records expire."""
+
 SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
@@ -136,10 +139,12 @@ def packaged(name: str, before: str = "") -> BullMQScript:
 def scripts() -> Mapping[str, BullMQScript]:
     """Return every script that this storage calls, by BullMQ's name for it.
 
-    `continue` is ours in front of one of them; `removeWaiting` and `guard` are ours.
+    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard` and `cancelled` are ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     ours = {
+        "stop": packaged("moveToFinished", own("kinds", FRONTS["moveToFinished"], "before_stopping")),
+        "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": BullMQScript(REMOVE_WAITING, 7),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
@@ -156,9 +161,11 @@ class BullMQScripts:
     def __init__(self, queue: str, prefix: str) -> None:
         self._keys: dict[str, str] = QueueKeys(prefix).getKeys(queue)
         self.base: str = self._keys[""]
+        self._keys[CANCELLED] = self.base + CANCELLED
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("moveToActive", *every, "marker")
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
+        self._stop = self._head("stop", *every, "failed")
         aside = ("marker", "active", "prioritized", "delayed")
         self._delay, self._continue = self._head("moveToDelayed", *aside), self._head("continue", *aside)
         self._delay_tail = self._named("events", "meta", "stalled", "wait", "limiter", "pc")
@@ -228,6 +235,35 @@ class BullMQScripts:
             *(raw, now_ms, "returnvalue" if target == "completed" else "failedReason", value, target),
             *("", self.base, _pack(packed), _flat(fields)),
         )
+
+    def stop(
+        self,
+        raw: str,
+        token: str,
+        *,
+        until_ms: int | None,
+        reason: str,
+        keep: Options,
+        max_attempts: int,
+        fields: Options,
+        now_ms: int,
+    ) -> Command:
+        """Fail an active job that is cancelled, until when its record lasts; answers 0 or an error code."""
+        failing = self.finish(
+            raw,
+            token,
+            target="failed",
+            value=reason,
+            keep=keep,
+            max_attempts=max_attempts,
+            fields=fields,
+            now_ms=now_ms,
+        )
+        return (*self._stop, *failing[len(self._finish["failed"]) :], "" if until_ms is None else until_ms)
+
+    def cancelled(self, now_ms: int, start: int) -> Command:
+        """Look at the next jobs that may be cancelled: `[how many are, looked at, forgotten]`."""
+        return (*self._head("cancelled", CANCELLED, "failed"), self.base, now_ms, start)
 
     def delay(self, raw: str, token: str, *, delay_ms: int, counted: bool, fields: Options, now_ms: int) -> Command:
         """Delay an active job by `delay_ms`; answers 0 or an error code."""
@@ -299,7 +335,7 @@ class BullMQScripts:
         """Make a waiting or running job active, locked with this token; to be finished in the same transaction."""
         lines: tuple[Command, ...] = (
             *(("LREM", self._keys[name], 0, raw) for name in ("wait", "paused", "active")),
-            *(("ZREM", self._keys[name], raw) for name in ("prioritized", "delayed")),
+            *(("ZREM", self._keys[name], raw) for name in ("prioritized", "delayed", "waiting-children")),
         )
         return (*lines, ("LPUSH", self._keys["active"], raw), ("SET", self.lock(raw), token))
 

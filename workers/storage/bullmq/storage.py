@@ -1,11 +1,16 @@
 """BullMQ's own queues as a storage: Node producers, Node workers and dashboards see ordinary BullMQ jobs.
 
 Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. Beside them we keep what
-Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:keep` and
-`workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its option `backoff`;
-the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen), `<prefix>:<queue>:workers:cancelled:<id>`
-(tombstones) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour; and what was set
-aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and `<prefix>:<queue>:workers:quarantine:<id>`.
+Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:stopped`,
+`workers:keep` and `workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its
+option `backoff`; the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen) and
+`<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour;
+`<prefix>:<queue>:workers:cancelled` (which of the failed jobs are cancelled ones), as long as their records last; and
+what was set aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and
+`<prefix>:<queue>:workers:quarantine:<id>`.
+
+A cancelled job is a failed one to BullMQ, with the time of its cancel in `workers:stopped`. It is cancelled as long as
+that is when BullMQ says that it ended, which a retry by Node takes away.
 
 Payloads and results are JSON on the wire. Bytes that are JSON are stored unchanged, others as `{"$base64": "..."}`. Ids
 of other producers read as they are, numbers too; see `encode_id` for ours.
@@ -88,6 +93,7 @@ class BullMQStorage:
         result_ttl_updates=False,
         atomic_continuation=False,
         deduplication=False,
+        cancelled_apart=False,
     )
 
     def __init__(

@@ -4,11 +4,14 @@
     ["j", events, id, <job>, <state>]            a job is here for the first time, or goes on as another one
     ["s", events, id, <state>]                   a known job changed
     ["g", events, id]                            a job, or its tombstone, is gone
-    ["t", events, id, until]                     a job was cancelled
+    ["t", events, id, until]                     a job was cancelled: the record that is known of it lasts until then
     ["w", worker id, seen at or null]            a worker was heard of, or forgotten
     ["p", paused]                                claims are stopped, or go on
     ["m", key]                                   a deduplication key is free
     ["m", key, job id, mode, until or null]      a deduplication key stands for a job
+
+A cancelled job is an entry of a failed one, and a "t" behind it. Versions that know no state of that name take it for a
+tombstone, and write a "t" alone.
 
 `events` are digits, by position in `EVENTS`. Times and durations are integers of microseconds, times since 1970;
 `"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
@@ -101,7 +104,7 @@ class JobChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGone:
-    """The job is gone; with `until`, a tombstone is left."""
+    """The job is gone; with `until` it was cancelled, and what is known of it lasts until then."""
 
     id: str
     events: Events
@@ -257,7 +260,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
 def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, ...]:
     error = job.last_error
     return (
-        job.state.value,
+        JobState.FAILED.value if job.state is JobState.CANCELLED else job.state.value,
         _number(job.created_at),
         _number(job.run_at),
         job.serial,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from workers.errors import StorageError
-from workers.jobs import JobEventKind, JobState
+from workers.jobs import JobEventKind
 from workers.storage.file.codec import BadEntry, decode
 from workers.storage.file.directory import QueueDirectory
 from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
@@ -161,8 +161,7 @@ def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]
         if job.token is not None and (now is None or now.token != job.token or now.cancel_requested):
             yield JobEventKind.CANCEL_REQUESTED, job_id
         if now is not None and now.finished:
-            ended = JobEventKind.COMPLETED if now.state is JobState.COMPLETED else JobEventKind.FAILED
-            yield ended, job_id
+            yield JobEventKind(now.state.value), job_id
         elif now is None:
             buried = new.table.buried_until(job_id) is not None
             yield (JobEventKind.CANCELLED if buried else JobEventKind.COMPLETED), job_id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.jobs import JobEventKind
+from workers.jobs import JobEventKind, JobOutcome, JobState, OutcomeKind
 from workers.storage.file.codec import (
     BadEntry,
     Change,
@@ -69,6 +69,13 @@ class FileState(QueueSteps):
         super().pause(paused)
         self._changes.paused = paused
 
+    def result(self, job_id: str, now: datetime) -> JobOutcome | None:
+        """Answer as in memory; a tombstone stands for a cancelled job."""
+        found = super().result(job_id, now)
+        until = self.table.buried_until(job_id)
+        buried = found is None and until is not None and until > now
+        return JobOutcome(kind=OutcomeKind.CANCELLED) if buried else found
+
     # Changes made here
 
     @property
@@ -86,8 +93,7 @@ class FileState(QueueSteps):
             self._describe(job_id, kinds, job_id in changes.added, entries, blobs)
         for worker_id, at in changes.workers.items():
             entries.append(worker_entry(worker_id, at))
-        for key, mark in changes.marks.items():
-            entries.append(mark_entry(key, mark))
+        entries += [mark_entry(key, self.table.current_mark(key)) for key in changes.marks]
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
         return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
@@ -105,9 +111,13 @@ class FileState(QueueSteps):
         if job is None:
             entries.append(gone_entry(job_id, self.table.buried_until(job_id), kinds))
             return
-        entry, its_blobs = job_entry(job, self.table.kept_until(job_id), kinds, added=added)
+        kept_until = self.table.kept_until(job_id)
+        cancelled = job.state is JobState.CANCELLED
+        entry, its_blobs = job_entry(job, kept_until, () if cancelled else kinds, added=added)
         entries.append(entry)
         blobs += its_blobs
+        if cancelled:
+            entries.append(gone_entry(job_id, kept_until, kinds))
 
     def snapshot(self) -> Iterator[tuple[list[Entry], list[bytes]]]:
         """Yield the whole state, as the entries and blobs of the frames of a journal."""

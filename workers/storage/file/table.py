@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
 
 from workers.jobs import JobEventKind, JobState, NewJob
 from workers.storage.memory.jobs import JobTable, StoredJob
 from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.line import Line, is_over
+
+_TOMBSTONE: Final = timedelta(hours=1)
+"""How long versions that kept no record of a cancelled job remembered it."""
 
 
 class Changes:
@@ -16,7 +23,7 @@ class Changes:
         self.jobs: dict[str, list[JobEventKind]] = {}
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
-        self.marks: dict[str, KeyHolder | None] = {}
+        self.marks: set[str] = set()
         self.paused: bool | None = None
         self.wake = False
 
@@ -45,9 +52,11 @@ class FileTable(JobTable):
     def __init__(self, changes: Changes) -> None:
         super().__init__(changes, changes.claimable)
         self._changes = changes
+        self._tombstones: Line[tuple[datetime]] = Line()
 
     def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
         super().add(new, now, created_at=created_at)
+        self._tombstones.discard(new.id)
         self._changes.added.add(new.id)
 
     def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
@@ -60,10 +69,18 @@ class FileTable(JobTable):
 
     def mark(self, key: str, mark: KeyHolder | None) -> None:
         super().mark(key, mark)
-        self._changes.marks[key] = mark
+        self._changes.marks.add(key)
 
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
+
+    def drop_expired(self, now: datetime) -> Iterator[str]:
+        """Drop expired records as in memory, and the tombstones that are over."""
+        yield from super().drop_expired(now)
+        while (head := self._tombstones.head()) is not None and is_over(head[0], now):
+            job_id = self._tombstones.pop()[1]
+            self.changed(job_id)
+            yield job_id
 
     def get(self, job_id: str) -> StoredJob | None:
         """Return the job as it was last written or changed, whatever the time is."""
@@ -75,7 +92,7 @@ class FileTable(JobTable):
         return None if key is None else key[0]
 
     def buried_until(self, job_id: str) -> datetime | None:
-        """Return when the cancelled job's tombstone expires."""
+        """Return when the job's tombstone expires, None if it has none."""
         key = self._tombstones.key(job_id)
         return None if key is None else key[0]
 
@@ -86,6 +103,10 @@ class FileTable(JobTable):
     def every_mark(self) -> list[tuple[str, KeyHolder]]:
         """Return every deduplication key, and who has it."""
         return list(self._marks.items())
+
+    def current_mark(self, key: str) -> KeyHolder | None:
+        """Return who has the key now; another process may have taken it since a change here that is not written yet."""
+        return self._marks.get(key)
 
     def restore_mark(self, key: str, mark: KeyHolder | None) -> None:
         """Set the key as it was written elsewhere."""
@@ -105,9 +126,22 @@ class FileTable(JobTable):
             self._busy_keys.add(job.new.ordering_key)
 
     def bury(self, job_id: str, until: datetime) -> None:
-        """Leave nothing of the job but its tombstone."""
-        self.forget(job_id)
-        self._tombstones.add((until,), job_id)
+        """Note that the job was cancelled, which is remembered `until` then; an unknown job gets a tombstone."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            self._tombstones.add((until,), job_id)
+            return
+        ended = replace(
+            job,
+            state=JobState.CANCELLED,
+            token=None,
+            worker_id=None,
+            deadline=None,
+            cancel_requested=False,
+            finished_at=job.finished_at or until - _TOMBSTONE,
+            line=None,
+        )
+        self.restore(ended, until)
 
     def forget(self, job_id: str) -> None:
         """Leave nothing of the job."""

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
-from workers.storage.base import ANY_NAME, TOMBSTONE
+from workers.storage.base import ANY_NAME
 from workers.storage.memory.keys import KeyTable
 from workers.storage.memory.line import Line, is_over
 from workers.storage.rules import bounded
@@ -65,7 +65,7 @@ class StoredJob:
 
     @property
     def finished(self) -> bool:
-        return self.state in (JobState.COMPLETED, JobState.FAILED)
+        return self.state.is_final
 
     @property
     def place(self) -> Place:
@@ -90,7 +90,6 @@ class JobTable(KeyTable):
         self._busy_keys: set[str] = set()
         self._delayed: Line[tuple[datetime]] = Line()
         self._expiring: Line[tuple[datetime]] = Line()
-        self._tombstones: Line[tuple[datetime]] = Line()
 
     # Reading
 
@@ -106,25 +105,16 @@ class JobTable(KeyTable):
             return None
         return job
 
-    def has_tombstone(self, job_id: str, now: datetime) -> bool:
-        """Tell whether the job was cancelled within the last hour."""
-        until = self._tombstones.key(job_id)
-        return until is not None and not is_over(until, now)
-
     def ready_what_is_due(self, now: datetime) -> None:
         """Make every scheduled or failing job ready that is due by `now`."""
         while (head := self._delayed.head()) is not None and is_over(head[0], now):
             self._come_due(self._jobs[head[1]])
 
     def drop_expired(self, now: datetime) -> Iterator[str]:
-        """Drop the records, tombstones and marks that are over at `now`, yielding each id or key once it is gone."""
+        """Drop the records and marks that are over at `now`, yielding each id or key once it is gone."""
         while (head := self._expiring.head()) is not None and is_over(head[0], now):
             self.expire(self._jobs[head[1]])
             yield head[1]
-        while (head := self._tombstones.head()) is not None and is_over(head[0], now):
-            job_id = self._tombstones.pop()[1]
-            self.changed(job_id)
-            yield job_id
         yield from self.free_what_is_over(now)
 
     def claimable(self, names: Collection[str]) -> bool:
@@ -156,14 +146,13 @@ class JobTable(KeyTable):
     # Steps into the queue
 
     def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
-        """Queue or schedule a new generation of the id; `new.id` is unknown or a failed job."""
+        """Queue or schedule a new generation of the id; `new.id` is unknown, failed or cancelled."""
         old = self._jobs.get(new.id)
         state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
         assert state is not None
         if old is not None:
             self._expiring.discard(new.id)
             del self.by_state[old.state][new.id]
-        self._tombstones.discard(new.id)
         job = StoredJob(
             new=new, state=state, created_at=created_at or now, run_at=now + new.delay, serial=self._next_serial
         )
@@ -173,7 +162,7 @@ class JobTable(KeyTable):
         self._publisher.publish(JobEventKind.QUEUED, new.id)
 
     def add_again(self, job: StoredJob, now: datetime) -> None:
-        """Queue the failed job with fresh attempts."""
+        """Queue the failed or cancelled job with fresh attempts."""
         again = replace(job.new, delay=timedelta(0), deduplication=None)  # a debounce would make it wait
         self.add(again, now, created_at=job.created_at)
 
@@ -237,6 +226,11 @@ class JobTable(KeyTable):
         self._end_attempt(job, step)
         self._finish(job, now, job.new.keep_failed if keep is None else keep)
 
+    def stop(self, job: StoredJob, now: datetime, keep: Retention | None) -> None:
+        """End the attempt, and the job with it, because somebody cancelled it."""
+        self._end_attempt(job, Step.STOP)
+        self._finish(job, now, job.new.keep_failed if keep is None else keep)
+
     def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         """End the attempt and let the job go on as `new`, behind those that wait."""
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
@@ -295,12 +289,12 @@ class JobTable(KeyTable):
     def _finish(self, job: StoredJob, now: datetime, keep: Retention) -> None:
         self.let_go(job.new.id)
         job.finished_at = now
-        completed = job.state is JobState.COMPLETED
+        told = JobEventKind(job.state.value)
         if keep is DROP:
             self.expire(job)
         else:
             self.keep(job, now + bounded(keep))
-        self._publisher.publish(JobEventKind.COMPLETED if completed else JobEventKind.FAILED, job.new.id)
+        self._publisher.publish(told, job.new.id)
 
     # Steps out of the table
 
@@ -316,15 +310,15 @@ class JobTable(KeyTable):
         self.changed(job.new.id)
 
     def cancel(self, job: StoredJob, now: datetime) -> None:
-        """Remove the waiting job and tell those who wait; they can still read for an hour that it was cancelled."""
-        self.drop(job)
-        self._tombstones.add((now + TOMBSTONE,), job.new.id)
-        self._publisher.publish(JobEventKind.CANCELLED, job.new.id)
+        """Cancel the waiting job, whose record then lasts as long as that of a failed one."""
+        self._take(job, Step.CANCEL)
+        job.settled_by = None
+        self._finish(job, now, job.new.keep_failed)
 
     def drop(self, job: StoredJob) -> None:
         """Remove the unfinished job without a trace."""
         self.let_go(job.new.id)
-        self._take(job, Step.CANCEL if job.waits else Step.REMOVE)
+        self._take(job, Step.REMOVE)
         self.changed(job.new.id)
 
     def _take(self, job: StoredJob, step: Step) -> None:

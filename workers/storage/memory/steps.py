@@ -17,6 +17,7 @@ from typing import Final
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
+    Cancelled,
     CancelResult,
     Claim,
     Completed,
@@ -46,6 +47,7 @@ from workers.storage.base import ANY_NAME
 from workers.storage.memory.jobs import JobTable, StoredJob
 from workers.storage.memory.keys import KeyHolder
 from workers.storage.rules import (
+    STARTS_ANEW,
     WORKER_RECORD,
     bounded,
     bounded_count,
@@ -93,7 +95,7 @@ class QueueSteps:
         job = self.table.find(new.id, now)
         if job is not None and job.state is JobState.COMPLETED:
             return EnqueueResult(id=new.id, status=EnqueueStatus.COMPLETED, existing_state=job.state, result=job.result)
-        if job is not None and job.state is not JobState.FAILED:
+        if job is not None and job.state not in STARTS_ANEW:
             return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=job.state)
         if new.deduplication is not None:
             key = new.deduplication.key
@@ -188,6 +190,8 @@ class QueueSteps:
                 self._retry(job, settlement, now)
             case Failed():
                 self.table.fail(job, now, settlement.error, settlement.keep)
+            case Cancelled():
+                self.table.stop(job, now, settlement.keep)
             case _:
                 job.attempts -= 1
                 self.table.requeue(job, Step.RELEASE)
@@ -262,12 +266,16 @@ class QueueSteps:
     def result(self, job_id: str, now: datetime) -> JobOutcome | None:
         job = self.table.find(job_id, now)
         if job is None:
-            return JobOutcome(kind=OutcomeKind.CANCELLED) if self.table.has_tombstone(job_id, now) else None
-        if not job.finished:
             return None
-        if job.state is JobState.COMPLETED:
-            return JobOutcome(kind=OutcomeKind.COMPLETED, result=job.result)
-        return JobOutcome(kind=OutcomeKind.FAILED, error=job.last_error)
+        match job.state:
+            case JobState.COMPLETED:
+                return JobOutcome(kind=OutcomeKind.COMPLETED, result=job.result)
+            case JobState.FAILED:
+                return JobOutcome(kind=OutcomeKind.FAILED, error=job.last_error)
+            case JobState.CANCELLED:
+                return JobOutcome(kind=OutcomeKind.CANCELLED)
+            case _:
+                return None
 
     def counts(self, now: datetime) -> dict[JobState, int]:
         self._look_at_the_clock(now)
@@ -293,10 +301,10 @@ class QueueSteps:
     # Management
 
     def retry(self, ids: Sequence[str], now: datetime) -> int:
-        failed = [job for job in self._found(ids, now) if job.state is JobState.FAILED]
-        for job in failed:
+        ended = [job for job in self._found(ids, now) if job.state in STARTS_ANEW]
+        for job in ended:
             self.table.add_again(job, now)
-        return len(failed)
+        return len(ended)
 
     def complete(self, job_id: str, result: bytes, keep: Retention | None, now: datetime) -> JobState | None:
         job = self.table.find(job_id, now)

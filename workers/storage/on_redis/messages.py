@@ -21,11 +21,9 @@ STATES: Final[Mapping[int, JobState]] = {
     3: JobState.PROCESSING,
     4: JobState.COMPLETED,
     5: JobState.FAILED,
+    6: JobState.CANCELLED,
     7: JobState.SCHEDULED,
 }
-CANCELLED: Final = 6
-"""The number for a tombstone, where a script says how a job ended."""
-
 KINDS: Final[Mapping[int, JobEventKind]] = {
     1: JobEventKind.QUEUED,
     2: JobEventKind.ACTIVE,
@@ -62,4 +60,4 @@ def duration(value: timedelta) -> int:
 
 def end_kind(code: Reply) -> JobEventKind:
     """Return the event that announces the end which a script names by its code."""
-    return JobEventKind.CANCELLED if code == CANCELLED else JobEventKind(STATES[code])
+    return JobEventKind(STATES[code].value)

@@ -90,6 +90,11 @@ def error_fields(error: ErrorInfo) -> dict[str, object]:
     return {"stacktrace": json.dumps([error.stack] if error.stack else []), ERROR_FIELD: error_facts(error)}
 
 
+def cancelled_error(job_id: str) -> ErrorInfo:
+    """Return why a cancelled job has failed, as Node and versions without such a state read it."""
+    return ErrorInfo(type="JobCancelledError", message=f"job {job_id!r} was cancelled")
+
+
 def error_facts(error: ErrorInfo) -> str:
     """Return the value of `ERROR_FIELD`."""
     known = {"type": error.type, "exhausted": error.exhausted, "of": _checksum(error.message)}

@@ -156,5 +156,5 @@ def cancel_result(code: Reply) -> CancelResult:
     """Return the result of a cancel, from the state that its script found the job in."""
     if code not in STATES:
         return CancelResult.NOT_FOUND
-    ended = STATES[code] in (JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)
-    return CancelResult(STATES[code]) if ended else CancelResult.CANCELLED
+    state = STATES[code]
+    return CancelResult(state.value) if state.is_final or state is JobState.PROCESSING else CancelResult.CANCELLED

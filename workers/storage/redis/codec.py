@@ -20,6 +20,7 @@ from workers.jobs import (
     DROP,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
+    Cancelled,
     Claim,
     Completed,
     Continued,
@@ -279,6 +280,9 @@ def encode_settlement(settlement: Settlement) -> Packed:
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 3, encode_retention(keep), encode_error(settlement.error))
+        case Cancelled():
+            keep = claim.keep_failed if settlement.keep is None else settlement.keep
+            return (*head, 6, encode_retention(keep))
         case Continued():
             return (*head, 5, encode_job(settlement.then))
         case _:
@@ -339,7 +343,7 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
         priority=record.priority,
         chain_index=record.chain_index,
         next_run_at=moment(place) if state in (JobState.SCHEDULED, JobState.FAILING) else None,
-        finished_at=moment(finished) if state in (JobState.COMPLETED, JobState.FAILED) else None,
+        finished_at=moment(finished) if state.is_final else None,
         worker_id=text_of(worker) or None,
         last_error=decode_error(error),
         progress=progress,

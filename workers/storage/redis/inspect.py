@@ -24,6 +24,7 @@ PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
     JobState.FAILING: (("failing", "later"),),
     JobState.COMPLETED: (("completed", "later"),),
     JobState.FAILED: (("failed", "later"),),
+    JobState.CANCELLED: (("cancelled", "later"),),
 }
 """The sets that hold the jobs of a state. Scores are times; a finished job that is `due` has expired."""
 

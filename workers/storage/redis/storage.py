@@ -56,10 +56,10 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
-from workers.storage.base import ANY_NAME, TOMBSTONE, Limits
+from workers.storage.base import ANY_NAME, Limits
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.messages import CANCELLED, STATES, duration, pack, unpack
+from workers.storage.on_redis.messages import STATES, duration, pack, unpack
 from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.redis import codec, inspect
@@ -210,7 +210,7 @@ class RedisStorage(ScriptedStorage):
         return await in_steps(lambda some: self._run("sweep", some, duration(WORKER_RECORD)), limit)
 
     async def cancel(self, job_id: str) -> CancelResult:
-        return cancel_result(await self._lua.run("cancel", codec.bytes_of(job_id), duration(TOMBSTONE)))
+        return cancel_result(await self._lua.run("cancel", codec.bytes_of(job_id)))
 
     # Reading
 
@@ -222,11 +222,13 @@ class RedisStorage(ScriptedStorage):
         if not answer:
             return None
         code, error, result = answer
-        if code == CANCELLED:
-            return JobOutcome(kind=OutcomeKind.CANCELLED)
-        if STATES[code] is JobState.COMPLETED:
-            return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
-        return JobOutcome(kind=OutcomeKind.FAILED, error=codec.decode_error(error))
+        match STATES[code]:
+            case JobState.COMPLETED:
+                return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
+            case JobState.CANCELLED:
+                return JobOutcome(kind=OutcomeKind.CANCELLED)
+            case _:
+                return JobOutcome(kind=OutcomeKind.FAILED, error=codec.decode_error(error))
 
     async def counts(self) -> dict[JobState, int]:
         answer: Reply = await self._lua.run("counts")

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from workers.errors import LossReason
 from workers.jobs import Claim, SettleOutcome, SettleStatus
-from workers.storage.sql.rows import RowState, Transaction, batches, decode_token, expanding
+from workers.storage.sql.rows import Transaction, batches, decode_token, expanding
 
 _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 
@@ -29,7 +29,7 @@ _UNHOLD = text(
     " AND name = names.name ORDER BY priority, run_at, seq LIMIT 1) FROM names)"
 )
 _UNHOLD_POSTGRES: Final = text("SELECT workers_unhold(:queue, CAST(:keys AS text[]))")
-_STATES = expanding("SELECT id, state, expires_at FROM workers_jobs WHERE queue = :queue AND id IN :ids", "ids")
+_EXPIRIES = expanding("SELECT id, expires_at FROM workers_jobs WHERE queue = :queue AND id IN :ids", "ids")
 _SETTLED_BY = expanding(
     "SELECT id, token FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state <> 'processing'"
     " AND token IS NOT NULL",
@@ -60,12 +60,12 @@ def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReas
     """Return, by job id, why a claim no longer holds its job."""
     reasons = dict.fromkeys(ids, LossReason.NOT_FOUND)
     for batch in batches([transaction.encode(job_id) for job_id in reasons]):
-        rows = transaction.connection.execute(_STATES, {"queue": transaction.queue, "ids": list(batch)})
-        for encoded, state, expires_at in rows:
+        rows = transaction.connection.execute(_EXPIRIES, {"queue": transaction.queue, "ids": list(batch)})
+        for encoded, expires_at in rows:
             job_id = transaction.decode(encoded)
             if expires_at is None:
                 reasons[job_id] = LossReason.TAKEN
-            elif state != RowState.CANCELLED and expires_at > transaction.now:
+            elif expires_at > transaction.now:
                 reasons[job_id] = LossReason.COMPLETED
     return reasons
 

@@ -43,11 +43,16 @@ _HAD = expanding(
 _THROTTLED = expanding(
     "SELECT m.key AS key, j.seq AS seq, m.job_id AS id, 'throttle' AS mode, j.state AS state, j.run_at AS run_at,"
     " j.ordering_key AS ordering_key FROM workers_marks m LEFT JOIN workers_jobs j ON j.queue = m.queue"
-    " AND j.id = m.job_id AND j.state <> 'cancelled' AND (j.expires_at IS NULL OR j.expires_at > :now)"
+    " AND j.id = m.job_id AND (j.expires_at IS NULL OR j.expires_at > :now)"
     " WHERE m.queue = :queue AND m.key IN :keys AND +m.until > :now",
     "keys",
 )
 _TAKE_POSTGRES = text("SELECT * FROM workers_take_keys(:queue, CAST(:keys AS text[]), CAST(:debounced AS text[]))")
+# `workers_marked` leaves these out, for older versions, which know no state of that name.
+_CANCELLED = expanding(
+    "SELECT id FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state = 'cancelled' AND expires_at > :now",
+    "ids",
+)
 _GIVE = text(
     "UPDATE workers_jobs SET deduplication_key = :key, deduplication_mode = :mode WHERE queue = :queue AND id = :id"
 )
@@ -111,6 +116,7 @@ class Keys:
             taken = {row["key"] for row in rows if not row["own"]}
             self._own = [key for key in keys if key not in taken]
             self._note(rows)
+            self._look_for_cancelled()
             return
         for batch in batches(keys):
             place = {"queue": self._transaction.queue, "now": self._transaction.now, "keys": list(batch)}
@@ -128,6 +134,16 @@ class Keys:
                 ordering_key=row["ordering_key"],
             )
             self._marks.setdefault(row["key"], mark)
+
+    def _look_for_cancelled(self) -> None:
+        """Tell which of the jobs that seem to be gone were cancelled."""
+        gone = [mark for mark in self._marks.values() if mark.state is None]
+        for batch in batches([self._transaction.encode(mark.job_id) for mark in gone]):
+            place = {"queue": self._transaction.queue, "now": self._transaction.now, "ids": list(batch)}
+            cancelled = set(self._transaction.connection.execute(_CANCELLED, place).scalars())
+            for mark in gone:
+                if self._transaction.encode(mark.job_id) in cancelled:
+                    mark.state = JobState.CANCELLED
 
     def duplicate(
         self, job: NewJob, deduplication: Deduplication, found: dict[str, EnqueueResult]

@@ -9,11 +9,11 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import CancelResult, JobEventKind, JobState, Retention
-from workers.storage.base import TOMBSTONE
-from workers.storage.rules import check_cleanable
+from workers.storage.rules import STARTS_ANEW, check_cleanable
 from workers.storage.sql.endings import delete, unhold
 from workers.storage.sql.rows import (
     DELAYED,
+    ENDED,
     SKIP,
     WAIT,
     RowState,
@@ -27,8 +27,8 @@ from workers.storage.sql.rows import (
 )
 
 _FIND = locking(
-    "SELECT seq, id, state, run_at, ordering_key, keep_completed FROM workers_jobs WHERE queue = :queue AND id IN :ids"
-    " AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
+    "SELECT seq, id, state, run_at, ordering_key, keep_completed, keep_failed FROM workers_jobs"
+    " WHERE queue = :queue AND id IN :ids AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
     WAIT,
     lists="ids",
 )
@@ -41,11 +41,11 @@ _COMPLETE = text(
     "UPDATE workers_jobs SET state = 'completed', token = NULL, worker = NULL, lease_until = NULL,"
     " cancel_requested = 0, finished_at = :now, expires_at = :expires_at WHERE seq = :seq"
 )
-_BURY = text(
-    "UPDATE workers_jobs SET state = 'cancelled', token = NULL, finished_at = :now, expires_at = :expires_at"
-    " WHERE seq = :seq"
+_CANCEL = text(
+    "UPDATE workers_jobs SET state = 'cancelled', token = NULL, cancel_requested = 0, finished_at = :now,"
+    " expires_at = :expires_at WHERE seq = :seq"
 )
-_FORGET_PAYLOAD = text("DELETE FROM workers_payloads WHERE seq = :seq")
+_WITH_PAYLOAD = expanding("SELECT seq FROM workers_payloads WHERE seq IN :seqs", "seqs")
 _REQUEST = text("UPDATE workers_jobs SET cancel_requested = 1 WHERE seq = :seq")
 _AGAIN = expanding(
     "UPDATE workers_jobs SET state = 'ready', run_at = :now, attempts = 0, stalls = 0, uncounted = 0, token = NULL,"
@@ -104,33 +104,45 @@ def _find_to_end(transaction: Transaction, ids: Sequence[str]) -> list[RowMappin
 
 
 def cancel(transaction: Transaction, job_id: str) -> CancelResult:
-    """See `Storage.cancel`. The row stays as the tombstone, without its payload."""
+    """See `Storage.cancel`."""
     found = _find(transaction, [job_id])
     if not found:
         return CancelResult.NOT_FOUND
-    seq, state, key = found[0]["seq"], found[0]["state"], found[0]["ordering_key"]
-    if state in (RowState.COMPLETED, RowState.FAILED):
-        return CancelResult(state)
-    if state == RowState.PROCESSING:
-        transaction.connection.execute(_REQUEST, {"seq": seq})
+    row = found[0]
+    if row["state"] in ENDED:
+        return CancelResult(row["state"])
+    if row["state"] == RowState.PROCESSING:
+        transaction.connection.execute(_REQUEST, {"seq": row["seq"]})
         transaction.announce(JobEventKind.CANCEL_REQUESTED, [job_id])
         return CancelResult.PROCESSING
-    until = transaction.now + duration(TOMBSTONE)
-    transaction.connection.execute(_BURY, {"seq": seq, "now": transaction.now, "expires_at": until})
-    transaction.connection.execute(_FORGET_PAYLOAD, {"seq": seq})
-    unhold(transaction, [key])
+    if row["keep_failed"] is None:
+        delete(transaction, [row["seq"]])
+    else:
+        until = transaction.now + row["keep_failed"]
+        transaction.connection.execute(_CANCEL, {"seq": row["seq"], "now": transaction.now, "expires_at": until})
+    unhold(transaction, [row["ordering_key"]])
     transaction.announce(JobEventKind.CANCELLED, [job_id])
     return CancelResult.CANCELLED
 
 
 def retry(transaction: Transaction, ids: Sequence[str]) -> int:
     """See `Storage.retry`."""
-    failed = [row for row in _find(transaction, ids) if row["state"] == RowState.FAILED]
-    for batch in batches([row["seq"] for row in failed]):
+    ended = [row for row in _find(transaction, ids) if row["state"] in STARTS_ANEW]
+    runnable = _with_payload(transaction, [row["seq"] for row in ended if row["state"] == RowState.CANCELLED])
+    again = [row for row in ended if row["state"] == RowState.FAILED or row["seq"] in runnable]
+    for batch in batches([row["seq"] for row in again]):
         transaction.connection.execute(_AGAIN, {"now": transaction.now, "seqs": list(batch)})
-    transaction.announce(JobEventKind.QUEUED, [transaction.decode(row["id"]) for row in failed])
-    transaction.wake = transaction.wake or bool(failed)
-    return len(failed)
+    transaction.announce(JobEventKind.QUEUED, [transaction.decode(row["id"]) for row in again])
+    transaction.wake = transaction.wake or bool(again)
+    return len(again)
+
+
+def _with_payload(transaction: Transaction, seqs: Sequence[int]) -> set[int]:
+    """Return those that can run: earlier versions dropped the payload of a cancelled job."""
+    found: set[int] = set()
+    for batch in batches(seqs):
+        found.update(transaction.connection.execute(_WITH_PAYLOAD, {"seqs": list(batch)}).scalars())
+    return found
 
 
 def remove(transaction: Transaction, ids: Sequence[str], running: bool) -> int:
@@ -149,7 +161,7 @@ def complete(transaction: Transaction, job_id: str, result: bytes, keep: Retenti
     if not found:
         return None
     row = found[0]
-    if row["state"] not in (RowState.COMPLETED, RowState.FAILED):
+    if row["state"] not in ENDED:
         _tell_workers(transaction, found)
         _store_result(transaction, row, result, row["keep_completed"] if keep is None else encode_retention(keep))
         unhold(transaction, [row["ordering_key"]])
@@ -223,7 +235,7 @@ def is_paused(transaction: Transaction) -> bool:
 def keep(transaction: Transaction, job_id: str, ttl: timedelta) -> bool:
     """See `Storage.update_result_ttl`."""
     found = _find(transaction, [job_id])
-    if not found or found[0]["state"] not in (RowState.COMPLETED, RowState.FAILED):
+    if not found or found[0]["state"] not in ENDED:
         return False
     transaction.connection.execute(_KEEP, {"seq": found[0]["seq"], "expires_at": transaction.now + duration(ttl)})
     return True

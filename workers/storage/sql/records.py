@@ -34,9 +34,7 @@ _COLUMNS = (
     "SELECT seq, id, name, state, attempts, max_attempts, created_at, priority, run_at, finished_at, worker, error,"
     " progress, chain_index FROM workers_jobs WHERE queue = :queue"
 )
-_STATUS = expanding(
-    _COLUMNS + " AND id IN :ids AND state <> 'cancelled' AND (expires_at IS NULL OR expires_at > :now)", "ids"
-)
+_STATUS = expanding(_COLUMNS + " AND id IN :ids AND (expires_at IS NULL OR expires_at > :now)", "ids")
 _OUTCOME = text(
     "SELECT state, error, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS data"
     " FROM workers_jobs WHERE queue = :queue AND id = :id AND expires_at > :now"
@@ -55,6 +53,7 @@ _CONDITIONS: Final = {
     JobState.PROCESSING: (_PROCESSING,),
     JobState.COMPLETED: ("state = 'completed' AND expires_at > :now",),
     JobState.FAILED: ("state = 'failed' AND expires_at > :now",),
+    JobState.CANCELLED: ("state = 'cancelled' AND expires_at > :now",),
 }
 
 

@@ -48,6 +48,7 @@ class RowState(StrEnum):
 
 
 DELAYED: Final = frozenset({RowState.SCHEDULED, RowState.FAILING})
+ENDED: Final = frozenset({RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED})
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,7 @@
 
 Theory of operation. Queues share the tables and are told apart by a small integer. A job's row is small and changes
 often. Its payload is in `workers_payloads` and is written once, then replaced by the result when the job completes.
-`state` is finer than the public state: `held` is a queued job whose ordering key is busy, `cancelled` a tombstone.
+`state` is finer than the public state: `held` is a queued job whose ordering key is busy.
 
 Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
 that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by

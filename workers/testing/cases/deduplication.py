@@ -184,7 +184,7 @@ async def a_throttled_key_is_taken_for_its_time(harness: Harness) -> None:
     await harness.advance(2 * harness.moment)
     assert await _try(storage, _throttle()) == _duplicate("second", JobState.SCHEDULED)
     await storage.cancel("second")
-    assert await _try(storage, _throttle()) == _duplicate("second", None)
+    assert await _try(storage, _throttle()) == _duplicate("second", JobState.CANCELLED)
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))

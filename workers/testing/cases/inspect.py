@@ -22,8 +22,10 @@ from workers.testing.steps import (
 
 
 async def _one_in_each_state(storage: Storage) -> None:
-    """Make six jobs, one `a-...` for each state."""
+    """Make seven jobs, one `a-...` for each state."""
     started = (JobState.COMPLETED, JobState.FAILED, JobState.FAILING, JobState.PROCESSING)
+    await enqueue(storage, job("a-cancelled"))
+    await storage.cancel("a-cancelled")
     await enqueue(storage, *(job(f"a-{state}") for state in started))
     succeeding, hopeless, failing, _ = await claim(storage, len(started))
     await apply(storage, completed(succeeding), failed(hopeless), retried(failing, HOUR))

@@ -163,7 +163,7 @@ async def a_subscription_survives_a_cut(harness: Harness) -> None:
 
 @case(guarantees=(1, 3, 6, 11), needs=(DURABLE,))
 async def a_reopened_queue_is_as_it_was(harness: Harness) -> None:
-    """When all clients were closed and new ones opened, all is there: jobs, claims, results, tombstones, the pause."""
+    """When all clients were closed and new ones opened, all is there: jobs, claims, results, cancels, the pause."""
     storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"), job("held"), job("retried"), job("cancelled"), job("queued"))
     await enqueue(storage, job("scheduled", delay=HOUR))
@@ -177,7 +177,7 @@ async def a_reopened_queue_is_as_it_was(harness: Harness) -> None:
     storage = await harness.open(storage.queue)
     names = ("done", "bad", "held", "retried", "cancelled", "queued", "scheduled")
     states = [None if found is None else found.state.value for found in await storage.status(names)]
-    assert states == ["completed", "failed", "processing", "failing", None, "queued", "scheduled"]
+    assert states == ["completed", "failed", "processing", "failing", "cancelled", "queued", "scheduled"]
     assert await storage.result("done") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")
     assert await storage.result("cancelled") == JobOutcome(kind=OutcomeKind.CANCELLED)
     assert [outcome.status for outcome in await storage.settle(settlements)] == [SettleStatus.ALREADY_APPLIED] * 3

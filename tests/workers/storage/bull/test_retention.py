@@ -75,15 +75,18 @@ async def test_what_node_ran_again_does_not_expire_by_its_first_end(storage: Bul
     assert await node.client.zscore(node.key("workers:completed"), "one") > 0
 
 
-async def test_tombstones_and_worker_records_end(storage: BullStorage, node: NodeBull) -> None:
-    """Aged by an hour they are swept, and nothing of them is left."""
+async def test_what_ended_and_worker_records_are_swept(storage: BullStorage, node: NodeBull) -> None:
+    """Aged by an hour they are swept, cancelled jobs too, and nothing of them is left."""
     await storage.enqueue([job("one"), job("two", keep_completed=DROP)])
     assert await storage.cancel("one") == "cancelled"
     await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
     assert await storage.result("one") is not None
-    for name in ("workers:cancelled", "workers:seen"):
+    for name in ("workers:cancelled", "workers:failed", "workers:seen"):
         for member, score in await node.client.zrange(node.key(name), 0, -1, withscores=True):
-            await node.client.zadd(node.key(name), {member: score - HOUR / timedelta(milliseconds=1) - 1})
+            expired = f"{score - HOUR / timedelta(milliseconds=1) - 1:.0f}"
+            await node.client.zadd(node.key(name), {member: expired})
+            if name == "workers:failed":
+                await node.client.hset(node.key("one"), "workers:expires", expired)
     assert (await storage.result("one"), await storage.workers()) == (None, [])
     assert await storage.sweep(10) == 2
     assert [found async for found in node.client.scan_iter(node.key("*"))] == [node.key("id")]

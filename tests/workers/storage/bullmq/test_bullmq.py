@@ -275,7 +275,7 @@ async def _read_on(requests: Subscription) -> None:
         await requests.get()
 
 
-async def test_a_tombstone_ends_with_a_new_generation(storage: BullMQStorage) -> None:
+async def test_a_cancel_ends_with_a_new_generation(storage: BullMQStorage) -> None:
     """A cancelled id that was enqueued again is a job like any other."""
     await storage.enqueue([job("a")])
     await storage.cancel("a")
@@ -295,12 +295,8 @@ async def test_a_claim_of_another_id_is_another_job(storage: BullMQStorage) -> N
     assert outcome.status is SettleStatus.LOST
 
 
-async def test_tombstones_and_worker_records_expire(storage: BullMQStorage, client: Any) -> None:
-    """A tombstone is a key that Redis drops within the hour; a worker's record goes with the sweep an hour later."""
-    await storage.enqueue([job("cancelled")])
-    await storage.cancel("cancelled")
-    [tombstone] = [found async for found in client.scan_iter(f"bull:{storage.queue}:workers:cancelled:*")]
-    assert 0 < await client.pttl(tombstone) <= 3_600_000
+async def test_a_workers_record_expires(storage: BullMQStorage, client: Any) -> None:
+    """It goes with the sweep an hour later."""
     await storage.claim("w", leases=LEASES, limit=1)
     seen = f"bull:{storage.queue}:workers:seen"
     assert await client.zincrby(seen, -3_600_001, "w") > 0

@@ -17,8 +17,10 @@ from workers.deduplication import Deduplication, DeduplicationMode
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,
+    Cancelled,
     Claim,
     Completed,
+    EnqueueStatus,
     Failed,
     JobEventKind,
     ProgressReport,
@@ -70,6 +72,7 @@ class RandomSteps:
             Failed(claim=claim, error=ERROR, keep=keep),
             Retried(claim=claim, delay=delay, error=ERROR),
             Released(claim=claim),
+            Cancelled(claim=claim, keep=keep),
         )
         await storage.settle([self._source.choice(options)])
 
@@ -165,6 +168,25 @@ async def test_a_key_freed_elsewhere_is_free_here(tmp_path: Path) -> None:
         await there.settle([Completed(claim=held, result=b"", keep=DROP)])
         assert (await worker).job_id == "second"
     assert await there.claim("w", leases=LEASES, limit=3) == []
+    await here.disconnect()
+    await there.disconnect()
+
+
+async def test_a_key_seen_to_be_free_here_is_not_taken_from_who_has_it_now(tmp_path: Path) -> None:
+    """That a throttled key was over is written here when another process has given it to its next job already."""
+    clock = ManualClock()
+    here, there = FileStorage(tmp_path, clock=clock), FileStorage(tmp_path, clock=clock, fsync=False)
+    await here.connect()
+    await there.connect()
+    throttled = Deduplication(key="m", mode=DeduplicationMode.THROTTLE, ttl=timedelta(seconds=20))
+    await here.enqueue([job("first", deduplication=throttled)])
+    await there.counts()
+    clock.advance(timedelta(seconds=30))
+    await here.counts()  # which sees that the key is free, and has nothing to write yet
+    simple = Deduplication(key="m", mode=DeduplicationMode.SIMPLE)
+    assert (await there.enqueue([job("second", deduplication=simple)]))[0].status is EnqueueStatus.QUEUED
+    await here.pause()
+    assert (await there.enqueue([job("third", deduplication=simple)]))[0].id == "second"
     await here.disconnect()
     await there.disconnect()
 

@@ -14,7 +14,7 @@ from workers.jobs import (
     JobState,
     ProgressReport,
 )
-from workers.storage.base import TOMBSTONE
+from workers.lifecycle import Step
 from workers.storage.subscribers import BufferedSubscription
 
 
@@ -55,8 +55,9 @@ class SilentCancel(Fallible):
         job = self._table.find(job_id, now)
         if job is None or not job.waits:
             return await super().cancel(job_id)
-        self._table.drop(job)
-        self._table._tombstones.add((now + TOMBSTONE,), job_id)
+        self._table._take(job, Step.CANCEL)
+        job.finished_at = now
+        self._table.keep(job, now + timedelta(hours=1))
         return CancelResult.CANCELLED
 
 

@@ -13,8 +13,8 @@ local function next_number(id)
   return tonumber(id)
 end
 
--- Return 0 if there is no such job, else its state and its result, or `{0}` if its key holds something else. A failed or
--- expired job is removed.
+-- 0 if there is no such job, else the state it is in, and its result, or no state where none can be. A failed,
+-- cancelled or expired one makes room.
 local function existing(id)
   local kind = redis.call('TYPE', P .. id).ok
   if kind == 'none' then
@@ -30,7 +30,7 @@ local function existing(id)
   if state == STATE.completed then
     local found = fields(id, 'returnvalue', 'workers:result')
     return { state, found[1], found[2] }
-  elseif state and state ~= STATE.failed then
+  elseif state and not starts_anew(state) then
     return { state }
   end
   forget(id)

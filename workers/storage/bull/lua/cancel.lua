@@ -1,5 +1,5 @@
--- Cancel a waiting job, or ask a running one to end. ARGV[5]: `{ids}` it may have, [6]: how long its tombstone lasts.
--- Answers the state it was in, nothing if there is no such job.
+-- ARGV[5]: `{ids}` the job may have, [6]: what Node reads as the reason of its failure, [7]: what older versions want to know
+-- of that. Answers the state it was in, nothing for no job.
 local id, state = find(cmsgpack.unpack(ARGV[5]))
 if not id then
   return false
@@ -7,11 +7,11 @@ end
 if state == STATE.processing then
   redis.call('HSET', P .. id, 'workers:cancel', '1')
   request_cancel(id)
-elseif state ~= STATE.completed and state ~= STATE.failed then
+elseif not ended(state) then
   take(id, state)
-  redis.call('DEL', P .. id)
-  redis.call('ZADD', CANCELLED, now + tonumber(ARGV[6]), id)
-  tell(EVENT.cancelled, id)
+  local found = fields(id, 'opts', 'attemptsMade', 'stalledCounter') or {}
+  redis.call('HDEL', P .. id, CLAIM)
+  stop(id, keep_of(options(found[1]), 'keepFailed'), found[2], found[3], ARGV[6], ARGV[7], {})
 end
 finish()
 return state

@@ -5,7 +5,7 @@ local id, state = find(cmsgpack.unpack(ARGV[5]))
 if not id then
   return false
 end
-if state ~= STATE.completed and state ~= STATE.failed then
+if not ended(state) then
   take(id, state)
   local changes = { 'returnvalue', ARGV[6] }
   if ARGV[7] ~= '' then

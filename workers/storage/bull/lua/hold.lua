@@ -19,7 +19,7 @@ local function loss(id)
   if not state then
     return UNKNOWN
   end
-  return (state == STATE.completed or state == STATE.failed) and OVER or TAKEN
+  return ended(state) and OVER or TAKEN
 end
 
 -- Return nothing while nobody else has the job: its lock is the claim's own, or has run out.

@@ -10,7 +10,7 @@ if ENDED[line] then
   return { found[1] == '0' and '-1' or found[1], ids }
 end
 local ids = {}
-if line == DELAYED then
+if line == DELAYED or line == CANCELLED then
   ids = redis.call('ZRANGE', line, scan + start, scan + width - 1)
 else -- in the order in which they run
   local found = redis.call('LRANGE', line, -(scan + width), -(scan + start + 1))

@@ -20,6 +20,10 @@ end
 local CLAIM = 'workers:claim'
 local TOKEN_LENGTH = 28
 
+-- In the hash of a cancelled job, which is a failed one to Node: how often it had failed and was lost by then. Who runs it
+-- once more without asking us changes that, and it was never cancelled.
+local STOPPED = 'workers:stopped'
+
 local HOUR = 3600 * 1000
 local SCALE = 4096
 local STACKS_BYTES = 64 * 1024
@@ -183,13 +187,34 @@ local function expiry(line, id)
   return expires and tonumber(redis.call('ZSCORE', ENDED[line], id) or '') == expires and expires or nil
 end
 
--- Return the public state of a job whose hash exists, and when it is due; no state if its record has expired. A job
--- that is nowhere else is taken to be in the line, because looking there would cost a walk through all of it.
+local function ended(state)
+  return state == STATE.completed or state == STATE.failed or state == STATE.cancelled
+end
+
+-- After these an id may be used anew.
+local function starts_anew(state)
+  return state == STATE.failed or state == STATE.cancelled
+end
+
+local function stopped_at(made, stalls)
+  return string.format('%.0f:%.0f', whole(made), whole(stalls))
+end
+
+local function is_cancelled(id)
+  local found = fields(id, STOPPED, 'attemptsMade', 'stalledCounter') or {}
+  return found[1] and found[1] == stopped_at(found[2], found[3])
+end
+
+-- Return the public state of a job whose hash exists, and when it is due; no state if its record has expired. A job that
+-- is nowhere else is taken to be in the line, because looking there would cost a walk through all of it.
 local function state_of(id)
   for line, state in pairs({ [COMPLETED] = STATE.completed, [FAILED] = STATE.failed }) do
     if redis.call('SISMEMBER', line, id) == 1 then
       local expires = expiry(line, id)
-      return (not expires or expires > now) and state or nil
+      if expires and expires <= now then
+        return nil
+      end
+      return line == FAILED and is_cancelled(id) and STATE.cancelled or state
     end
   end
   local score = redis.call('ZSCORE', DELAYED, id)
@@ -237,6 +262,7 @@ local function forget(id)
     redis.call('SREM', line, id)
     redis.call('ZREM', ENDED[line], id)
   end
+  redis.call('ZREM', CANCELLED, id)
 end
 
 -- Take the job out of its line, or void its claim, so that nobody runs it.
@@ -251,8 +277,8 @@ local function take(id, state)
   unlock(id)
 end
 
--- End the job; without `keep` nothing is left of it. `changes` are fields and values.
-local function conclude(id, line, keep, changes, extra)
+-- The job ends; without `keep` it leaves nothing. `changes` are fields and values, `event` what is told if not the obvious.
+local function conclude(id, line, keep, changes, extra, event)
   changes[#changes + 1] = 'workers:finished'
   changes[#changes + 1] = string.format('%.0f', now)
   local expires = string.format('%.0f', now + keep)
@@ -261,7 +287,7 @@ local function conclude(id, line, keep, changes, extra)
     changes[#changes + 1] = expires
   end
   redis.call('HMSET', P .. id, unpack(changes))
-  tell(line == COMPLETED and EVENT.completed or EVENT.failed, id)
+  tell(event or line == COMPLETED and EVENT.completed or EVENT.failed, id)
   emit(line == COMPLETED and 'completed' or 'failed', id, extra)
   unlock(id)
   if keep == 0 then
@@ -273,6 +299,18 @@ local function conclude(id, line, keep, changes, extra)
     local some = ends[line]
     some[#some + 1] = expires
     some[#some + 1] = id
+  end
+end
+
+-- The job ends as a failed one to Node, with a reason and what older versions want to know of it.
+local function stop(id, keep, made, stalls, reason, facts, changes)
+  for _, value in ipairs({ 'failedReason', reason, 'workers:error', facts, STOPPED, stopped_at(made, stalls) }) do
+    changes[#changes + 1] = value
+  end
+  redis.call('HDEL', P .. id, 'lockAcquired', 'workers:cancel')
+  conclude(id, FAILED, keep, changes, '{}', EVENT.cancelled)
+  if keep > 0 then
+    redis.call('ZADD', CANCELLED, string.format('%.0f', now + keep), id)
   end
 end
 

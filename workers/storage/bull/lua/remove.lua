@@ -4,7 +4,7 @@ local count = 0
 for _, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
   local id, state = find(ids)
   if id and (state ~= STATE.processing or ARGV[6] == '1') then
-    if state ~= STATE.completed and state ~= STATE.failed then
+    if not ended(state) then
       take(id, state)
     end
     forget(id)

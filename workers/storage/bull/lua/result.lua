@@ -16,7 +16,9 @@ for at, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
       )),
     }
     bytes = bytes + #(answer[at][2] or '')
-  elseif not id then
+  elseif state == STATE.cancelled then
+    answer[at] = { state }
+  elseif not id then -- a version that kept no record may have cancelled it
     for _, gone in ipairs(ids) do
       local expires = redis.call('ZSCORE', CANCELLED, gone)
       if expires and tonumber(expires) > now then

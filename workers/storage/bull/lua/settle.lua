@@ -1,7 +1,7 @@
 -- ARGV[5]: the settlements, each `{id, token, kind, ...}`; [6]: uncounted retries allowed in a row.
 -- Answers a code for each.
 local APPLIED, ALREADY, OCCUPIED = 0, 1, 5
-local COMPLETE, RETRY, FAIL, RELEASE, CONTINUE = 1, 2, 3, 4, 5
+local COMPLETE, RETRY, FAIL, RELEASE, CONTINUE, STOP = 1, 2, 3, 4, 5, 6
 
 -- Tell whether something other than a job is at the key of this one.
 local function is_occupied(id)
@@ -93,6 +93,10 @@ local function apply(id, token, job, settlement)
     retry(id, token, job, unpack(settlement, 4, 10))
   elseif kind == FAIL then
     conclude(id, FAILED, settlement[4], failure(job, token, true, unpack(settlement, 5, 7)), '{}')
+  elseif kind == STOP then
+    local made = whole(job.made) + 1
+    local changes = { 'attemptsMade', string.format('%.0f', made), CLAIM, '-' .. token }
+    stop(id, settlement[4], made, job.stalls, settlement[5], settlement[6], changes)
   elseif kind == CONTINUE then
     continue(id, token, settlement[4])
   else
@@ -124,7 +128,7 @@ local function settle(settlement, holder)
     return loss(id)
   end
   apply(id, token, {
-    attempts = found[2], made = found[3], spent = whole(found[3]) + (found[5] and whole(found[4]) or 0), uncounted = found[6],
+    attempts = found[2], made = found[3], stalls = found[4], spent = whole(found[3]) + (found[5] and whole(found[4]) or 0), uncounted = found[6],
     stacks = found[7], opts = found[8],
   }, settlement)
   return APPLIED

@@ -13,6 +13,7 @@ for line, key in pairs(ENDED) do
     end
   end
   batched('ZREM', key, expired)
+  batched('ZREM', CANCELLED, line == FAILED and expired or {})
 end
 batched('ZREM', CANCELLED, over(CANCELLED, now))
 batched('ZREM', SEEN, over(SEEN, now - tonumber(ARGV[6])))

@@ -5,7 +5,7 @@ local KINDS = {
   ['delayed'] = 'zset', ['prioritized'] = 'zset', ['waiting-children'] = 'zset', ['completed'] = 'zset',
   ['failed'] = 'zset', ['repeat'] = 'zset', ['marker'] = 'zset', ['events'] = 'stream', ['id'] = 'string',
   ['pc'] = 'string', ['limiter'] = 'string', ['stalled-check'] = 'string', ['workers:seen'] = 'zset',
-  ['workers:cancel-requests'] = 'stream', ['workers:quarantine'] = 'hash',
+  ['workers:cancel-requests'] = 'stream', ['workers:cancelled'] = 'zset', ['workers:quarantine'] = 'hash',
 }
 
 -- Return an error that names the first of these keys that has the wrong type.

@@ -19,7 +19,7 @@ local function add(jobs, take_key)
     if not old and records[at] then
       local packed = redis.call('HGET', RUNS, id)
       local known = find(id, records[at], packed)
-      if known and known.state ~= STATE.failed then
+      if known and not STARTS_ANEW[known.state] then
         old = { known.state, known.state == STATE.completed and known.run.result or nil }
       end
     end

@@ -1,4 +1,4 @@
--- Answers `{queued, scheduled, processing, failing, completed, failed}`.
+-- Answers `{queued, scheduled, processing, failing, completed, failed, cancelled}`.
 local due = redis.call('ZCOUNT', SCHEDULED, '-inf', now) + redis.call('ZCOUNT', FAILING, '-inf', now)
 return {
   redis.call('ZCARD', READY) + redis.call('ZCARD', HELD) + due,
@@ -7,4 +7,5 @@ return {
   redis.call('ZCOUNT', FAILING, '(' .. string.format('%.0f', now), '+inf'),
   redis.call('ZCOUNT', COMPLETED, '(' .. string.format('%.0f', now), '+inf'),
   redis.call('ZCOUNT', FAILED, '(' .. string.format('%.0f', now), '+inf'),
+  redis.call('ZCOUNT', CANCELLED, '(' .. string.format('%.0f', now), '+inf'),
 }

@@ -13,6 +13,9 @@ for at = 1, #KEPT do
   end
 end
 
+local END_OF = { [STATE.completed] = EVENT.completed, [STATE.failed] = EVENT.failed, [STATE.cancelled] = EVENT.cancelled }
+-- After these an id may be used anew.
+local STARTS_ANEW = { [STATE.failed] = true, [STATE.cancelled] = true }
 local LINE_OF = { [STATE.completed] = COMPLETED, [STATE.failed] = FAILED, [STATE.cancelled] = CANCELLED }
 
 local HOUR = 3600 * 1000000
@@ -238,8 +241,8 @@ local function forget(id, line)
   end
 end
 
--- Return the job as it stands now: its record, its run (one without changes if there is none) and its public state; nil
--- for an unknown, cancelled or expired id.
+-- The job as it stands now: its record, its run (one without changes if there is none) and its public state; nil for an
+-- unknown or expired id, and for one that a version cancelled which kept nothing but the run.
 local function find(id, record, packed)
   local job = read_job(record)
   if not job then
@@ -250,7 +253,7 @@ local function find(id, record, packed)
     return nil
   end
   local state = run.state
-  if LINE_OF[state] and (state == STATE.cancelled or run.expires <= now) then
+  if LINE_OF[state] and run.expires <= now then
     return nil
   end
   if not packed and job.place > job.created then
@@ -294,7 +297,7 @@ local function conclude(id, record, job, run, state, keep)
       redis.call('HSET', JOBS, id, string.sub(record, 1, job.finish - 1))
     end
   end
-  tell(state == STATE.completed and EVENT.completed or EVENT.failed, id)
+  tell(END_OF[state], id)
 end
 
 -- End an attempt: the lease and the ordering key are free.

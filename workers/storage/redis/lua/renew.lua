@@ -23,7 +23,7 @@ local function look(at, id, token)
     return redis.call('HEXISTS', JOBS, id) == 1 and TAKEN or UNKNOWN
   end
   if LINE_OF[run.state] then
-    return (run.state == STATE.cancelled or run.expires <= now) and UNKNOWN or OVER
+    return run.expires <= now and UNKNOWN or OVER
   end
   return TAKEN
 end

@@ -1,10 +1,10 @@
--- Queue failed jobs again. ARGV[2]: ids. Answers how many there were.
+-- ARGV[2]: ids. Answers how many had failed or were cancelled, and are queued.
 local count = 0
 for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
   local found = lookup(id)
-  if found and found.state == STATE.failed then
+  if found and STARTS_ANEW[found.state] then
     local run = fresh_run(next_place())
-    redis.call('ZREM', FAILED, id)
+    redis.call('ZREM', LINE_OF[found.state], id)
     redis.call('HSET', RUNS, id, write_run(run))
     line_up(found.job, run.place, id)
     tell(EVENT.queued, id)

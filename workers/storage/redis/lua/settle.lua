@@ -1,14 +1,14 @@
 -- ARGV[2]: the settlements, each `{id, token, kind, ...}`; [3]: uncounted retries allowed in a row.
 -- Answers a code for each.
 local APPLIED, ALREADY, TAKEN, OVER, UNKNOWN, CORRUPT = 0, 1, 2, 3, 4, 5
-local COMPLETE, RETRY, FAIL, CONTINUE = 1, 2, 3, 5
+local COMPLETE, RETRY, FAIL, CONTINUE, STOP = 1, 2, 3, 5, 6
 local settlements = cmsgpack.unpack(ARGV[2])
 
 local function why_not(run, token)
-  if run.token == token and run.state ~= STATE.processing and run.state ~= STATE.cancelled then
+  if run.token == token and run.state ~= STATE.processing then
     return ALREADY
   end
-  if run.state == STATE.cancelled or (LINE_OF[run.state] and run.expires <= now) then
+  if LINE_OF[run.state] and run.expires <= now then
     return UNKNOWN
   end
   return LINE_OF[run.state] and OVER or TAKEN
@@ -79,6 +79,8 @@ local function apply(id, record, job, run, settlement)
   elseif kind == FAIL then
     run.error = settlement[5]
     conclude(id, record, job, run, STATE.failed, settlement[4])
+  elseif kind == STOP then
+    conclude(id, record, job, run, STATE.cancelled, settlement[4])
   elseif kind == CONTINUE then
     continue(id, job, run, settlement[4])
   else

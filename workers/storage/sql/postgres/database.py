@@ -30,6 +30,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 from workers.errors import StorageError, StorageUnavailable
 from workers.homes import ForkLock
 from workers.jobs import (
+    Cancelled,
     Claim,
     Completed,
     EnqueueResult,
@@ -65,6 +66,10 @@ _WHICH = text("SELECT system_identifier, oid FROM pg_control_system(), pg_databa
 _LISTEN = text("SELECT workers_listen(:queue, :process, :valid)")
 _REQUEST_CANCEL = text("SELECT pg_notify('workers_cancels', :request)")
 _TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake, :sure)")
+
+
+def _takes_several_statements(settlement: Settlement) -> bool:
+    return isinstance(settlement, Cancelled) or (isinstance(settlement, Completed) and settlement.then is not None)
 
 
 class PostgresDatabase:
@@ -105,7 +110,7 @@ class PostgresDatabase:
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         work = partial(steps.settle, settlements=settlements)
-        if any(isinstance(settlement, Completed) and settlement.then for settlement in settlements):
+        if any(map(_takes_several_statements, settlements)):
             return self.change(begin, work)
         return self._step(self._prompt, begin, work)
 

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from workers.errors import LossReason
 from workers.jobs import (
     UNCOUNTED_RETRIES,
+    Cancelled,
     Claim,
     Completed,
     Continued,
@@ -33,6 +34,7 @@ from workers.jobs import (
 from workers.storage.base import ANY_NAME
 from workers.storage.sql.decision import decide
 from workers.storage.sql.endings import outcomes_by_id, why_lost
+from workers.storage.sql.postgres import stops
 from workers.storage.sql.rows import (
     Transaction,
     decode_backoff,
@@ -229,15 +231,27 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         elif token not in outcomes:
             first.setdefault(token, settlement)
     chosen = list(first.values())
-    if chosen:
-        for row in transaction.connection.execute(_SETTLE, _settle_values(transaction, chosen)):
-            outcomes[chosen[row.place - 1].claim.token] = SettleOutcome(status=SettleStatus(row.outcome))
+    outcomes |= _end(transaction, chosen)
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
     enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])
     unknown = [s.claim for s in chosen if s.claim.token not in outcomes]
     if unknown:
         outcomes |= outcomes_by_id(transaction, unknown)
     return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
+
+
+def _end(transaction: Transaction, chosen: Sequence[Settlement]) -> dict[str, SettleOutcome]:
+    """End the attempts whose claim holds its job, and return their outcomes by token."""
+    outcomes: dict[str, SettleOutcome] = {}
+    stopped = [settlement for settlement in chosen if isinstance(settlement, Cancelled)]
+    others = [settlement for settlement in chosen if not isinstance(settlement, Cancelled)]
+    if stopped:
+        stops.lock(transaction, chosen)
+        outcomes |= stops.stop(transaction, stopped)
+    if others:
+        for row in transaction.connection.execute(_SETTLE, _settle_values(transaction, others)):
+            outcomes[others[row.place - 1].claim.token] = SettleOutcome(status=SettleStatus(row.outcome))
+    return outcomes
 
 
 def _status(outcome: SettleOutcome | None) -> SettleStatus | None:
@@ -334,7 +348,7 @@ def _then(job: NewJob) -> str:
 def _kept(settlement: Settlement) -> int | None:
     """Return how long the record stays if this settlement ends the job; None: it is dropped."""
     claim = settlement.claim
-    keep: Retention | None = settlement.keep if isinstance(settlement, Completed | Failed) else None
+    keep: Retention | None = settlement.keep if isinstance(settlement, Completed | Failed | Cancelled) else None
     if keep is None:
         keep = claim.keep_completed if isinstance(settlement, Completed) else claim.keep_failed
     return encode_retention(keep)

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from sqlalchemy import text
 
 from workers.jobs import (
+    Cancelled,
     Completed,
     Continued,
     ErrorInfo,
@@ -117,6 +118,9 @@ class _Writes:
                 self._retry(attempt, settlement)
             case Failed():
                 self._fail(attempt, settlement.error, settlement.keep)
+            case Cancelled():
+                keep = attempt.keep_failed if settlement.keep is None else encode_retention(settlement.keep)
+                self._finish(attempt, RowState.CANCELLED, JobEventKind.CANCELLED, keep, None)
             case _:
                 self._wait(attempt, JobEventKind.QUEUED, attempts=attempt.attempts - 1, uncounted=attempt.uncounted)
 
@@ -240,8 +244,6 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
 def _decide(work: _Writes, attempt: _Attempt | None, secret: bytes, settlement: Settlement) -> SettleOutcome | None:
     """Return the outcome and note its effect in `work`; None for a claim that does not hold its job."""
     if attempt is None or attempt.token != secret or attempt.id != settlement.claim.job_id:
-        return None
-    if attempt.state == RowState.CANCELLED:
         return None
     if attempt.state != RowState.PROCESSING:
         return _ALREADY_APPLIED

@@ -1,0 +1,70 @@
+"""Journals that a version wrote which kept no record of a cancelled job, and what it makes of ours."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tests.workers.storage.file.steps import LEASES, journal_of, reopened
+from workers.clock import ManualClock
+from workers.jobs import Cancelled, JobOutcome, JobState, OutcomeKind
+from workers.storage.file import FileStorage
+from workers.storage.file.codec import JobChanged, JobGone, decode
+from workers.storage.file.frames import PREAMBLE_BYTES, Frame, Preamble, encode, scan
+from workers.testing.steps import enqueue, job, status
+
+CANCELLED = JobOutcome(kind=OutcomeKind.CANCELLED)
+HOUR = timedelta(hours=1)
+
+
+async def test_a_tombstone_is_a_cancelled_job(tmp_path: Path) -> None:
+    """Of a job that the journal tells of it makes a cancelled one, of another it says as much; both go in time."""
+    clock = ManualClock()
+    storage = FileStorage(tmp_path, clock=clock)
+    await storage.connect()
+    await enqueue(storage, job("known", payload=b"kept"))
+    await storage.disconnect()
+    until = clock.now() + HOUR
+    number = (until - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    journal = journal_of(tmp_path)
+    preamble = Preamble.decode(journal.read_bytes()[:PREAMBLE_BYTES])
+    assert preamble is not None
+    with journal.open("ab") as end:
+        end.write(encode(preamble.marker, [("t", "5", name, number) for name in ("known", "unknown")], []))
+
+    await storage.connect()
+    found = await status(storage, "known")
+    assert (found.state, found.finished_at) == (JobState.CANCELLED, clock.now())
+    assert [await storage.result(name) for name in ("known", "unknown")] == [CANCELLED] * 2
+    assert (await storage.counts())[JobState.CANCELLED] == 1
+    assert await storage.retry(["known", "unknown"]) == 1
+    (held,) = await storage.claim("w", leases=LEASES, limit=5)
+    assert held.payload == b"kept"
+    clock.advance(HOUR)
+    assert await storage.result("unknown") is None
+    assert await storage.sweep(10) == 1
+    await storage.disconnect()
+
+
+async def test_older_versions_read_ours_as_tombstones(tmp_path: Path) -> None:
+    """Whether a job waited or ran, it ends with lines that they know: a failed job of which a tombstone is left."""
+    storage = await reopened(tmp_path)
+    await enqueue(storage, job("ran"))
+    (held,) = await storage.claim("w", leases=LEASES, limit=1)
+    await enqueue(storage, job("waited"))
+    await storage.cancel("waited")
+    await storage.settle([Cancelled(claim=held)])
+    await storage.disconnect()
+    journal = journal_of(tmp_path)
+    preamble = Preamble.decode(journal.read_bytes()[:PREAMBLE_BYTES])
+    assert preamble is not None
+    with journal.open("rb") as content:
+        frames = [one for one in scan(content.fileno(), preamble.marker, PREAMBLE_BYTES) if isinstance(one, Frame)]
+    changes = [change for frame in frames for change in decode(frame) if isinstance(change, JobChanged | JobGone)]
+    for name in ("ran", "waited"):
+        *_, record, tombstone = (change for change in changes if change.id == name)
+        assert isinstance(record, JobChanged)
+        assert (record.state, record.events) == (JobState.FAILED, [])
+        assert isinstance(tombstone, JobGone)
+        assert tombstone.until == record.kept_until
+        assert tombstone.until is not None

@@ -1,0 +1,44 @@
+"""What a version left in Redis that kept no record of a cancelled job, and what it makes of ours."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from tests.workers.storage.redis.steps import LEASES, key
+from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobState, OutcomeKind
+from workers.storage.redis import RedisStorage
+from workers.testing.steps import enqueue, job
+
+CANCELLED_CODE = 6
+
+
+async def test_a_tombstone_is_read_as_one(storage: RedisStorage, client: Any) -> None:
+    """It says that the job was cancelled until its time is over, and is in nobody's way."""
+    seconds, _ = await client.time()
+    until = (seconds + 3600) * 1_000_000
+    run = struct.pack(">BBIIHQQQ14sHI", CANCELLED_CODE, 0, 0, 0, 0, 1, 1, until, bytes(14), 0, 0)
+    for name in ("old", "again", "over"):
+        await client.hset(key(storage, "jobs"), name, b"")
+        await client.hset(key(storage, "runs"), name, run)
+        await client.zadd(key(storage, "cancelled"), {name: 1 if name == "over" else until})
+    assert await storage.result("old") == JobOutcome(kind=OutcomeKind.CANCELLED)
+    assert await storage.status(["old"]) == [None]
+    assert (await storage.list(JobState.CANCELLED)).jobs == ()
+    assert await storage.retry(["old"]) == 0
+    assert [one.status for one in await storage.enqueue([job("again")])] == [EnqueueStatus.QUEUED]
+    assert [held.job_id for held in await storage.claim("w", leases=LEASES, limit=5)] == ["again"]
+    assert await storage.sweep(10) == 1
+    assert await client.zrange(key(storage, "cancelled"), 0, -1) == [b"old"]
+
+
+async def test_older_versions_know_where_ours_stand(storage: RedisStorage, client: Any) -> None:
+    """A cancelled job has the run and stands in the line that tombstones had, whether it waited or ran."""
+    await enqueue(storage, job("ran"))
+    (held,) = await storage.claim("w", leases=LEASES, limit=1)
+    await enqueue(storage, job("waited"))
+    await storage.cancel("waited")
+    await storage.settle([Cancelled(claim=held)])
+    for name in ("ran", "waited"):
+        assert (await client.hget(key(storage, "runs"), name))[0] == CANCELLED_CODE
+    assert sorted(await client.zrange(key(storage, "cancelled"), 0, -1)) == [b"ran", b"waited"]

@@ -1,0 +1,37 @@
+"""How a job of BullMQ's comes to be cancelled: a failed one to Node, with a mark of ours."""
+
+from __future__ import annotations
+
+from workers.jobs import DROP, Retention
+from workers.storage.bullmq.codec import (
+    KEEP_FIELD,
+    SETTLED_FIELD,
+    STOPPED_FIELD,
+    BullMQJobOptions,
+    decode_id,
+    keep_jobs,
+)
+from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.on_redis.node_values import cancelled_error, error_fields, to_ms
+from workers.storage.on_redis.server import Command
+
+
+def stop(
+    lua: BullMQScripts, raw: str, token: str, *, keep: Retention | None, options: BullMQJobOptions, now_ms: int
+) -> Command:
+    """End an active job that this token holds; `keep` as in `Cancelled`. Answers 0 or an error code."""
+    error = cancelled_error(decode_id(raw))
+    fields = {**error_fields(error), SETTLED_FIELD: token, STOPPED_FIELD: str(now_ms)}
+    if keep is not None and keep is not DROP:
+        fields[KEEP_FIELD] = str(to_ms(keep))
+    lasts = options.keep_failed if keep is None else keep
+    return lua.stop(
+        raw,
+        token,
+        until_ms=None if lasts is DROP else now_ms + to_ms(lasts),
+        reason=error.message,
+        keep=keep_jobs(keep, options.remove_on_fail),
+        max_attempts=options.max_attempts,
+        fields=fields,
+        now_ms=now_ms,
+    )
