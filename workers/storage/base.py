@@ -152,11 +152,6 @@ class Storage(Protocol):
         that has the key. An existing id is noticed first and takes no key. Retries, releases and recoveries leave keys
         as they are. With `connection` (an SQLAlchemy connection or session, only with `limits.transactions`) the jobs
         become part of the caller's transaction.
-
-        Of several enqueues with one `deduplication` key one inserts its jobs, and the others are told the id of the job
-        that has the key; an id that exists is looked at first and takes no key. Retries, releases and recoveries leave
-        keys as they are. `connection` (an SQLAlchemy connection or session, only with `limits.transactions`) makes the
-        jobs part of the caller's transaction.
         """
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
