@@ -106,6 +106,11 @@ class Database:
         """Tell whether statements have to be written in SQLite's dialect."""
         return self._url.get_backend_name() == "sqlite"
 
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether the running task is inside `transaction()` and may begin no other."""
+        return asyncio.current_task() in self._tasks_writing
+
     async def close(self) -> None:
         """Close every idle connection and open no other; end the sessions first. A second call does nothing."""
         self._is_closed = True

@@ -279,7 +279,10 @@ class Discovery:
     async def _note_rest(self, server_url: str, response: Response) -> None:
         pause = response.retry_after(self._clock.now())
         if asks_for_rest(response.status, with_pause=pause is not None):
-            await self._links.rests(server_url, pause)
+            # A follow is requested within its user's transaction, and there is no other inside of it: whoever asks
+            # the server next notes the rest.
+            if not self._registry.database.is_in_transaction:
+                await self._links.rests(server_url, pause)
             raise ServerRests(f"{server_url} asked to be left alone (status {response.status})")
 
     async def look_again(self, server_url: str, remote_code: str | None) -> bool:

@@ -67,11 +67,11 @@ def rows_of(world: World) -> dict[str, Row]:
 
 def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
+    if _was_blacklisted(world, server, owed.at) and (row is None or row.state == "failed"):
+        return
     if owed.activity_id in server.first_applied:
         if row is not None and not _is_away(server):
             yield f"{_named(owed)} was applied at {moment(server.first_applied[owed.activity_id])} and is still: {row}"
-        return
-    if _was_blacklisted(world, server, owed.at) and (row is None or row.state == "failed"):
         return
     if not _is_away(server):
         yield f"{_named(owed)} was never applied, though its server is well since {moment(_well_since(server))}: {row}"
@@ -83,7 +83,7 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
 
 def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
-    if _is_away(server):
+    if _is_away(server) or _was_blacklisted(world, server, owed.at):
         return
     if row is None and _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds():
         return  # it may have been found out long ago, and purged

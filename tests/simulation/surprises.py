@@ -25,7 +25,9 @@ from tests.simulation.plan import (
 def with_surprises(plan: Plan) -> Plan:
     """The plan, and what its seed decides besides."""
     chance = random.Random(f"{plan.seed} {len(plan.servers)} surprises")
-    return replace(plan, jumps=_jumps(chance, plan), meddlings=_meddlings(chance, plan), follows=_follows(chance, plan))
+    jumps, meddlings = _jumps(chance, plan), _meddlings(chance, plan)
+    forgotten = {each.server for each in meddlings if each.deed is Deed.FORGETS}
+    return replace(plan, jumps=jumps, meddlings=meddlings, follows=_follows(chance, plan, forgotten))
 
 
 def _jumps(chance: random.Random, plan: Plan) -> tuple[ClockJump, ...]:
@@ -59,9 +61,9 @@ def _meddling(chance: random.Random, server: PlannedServer) -> Meddling:
     return Meddling(at, at + _between(chance, 5 * MINUTE, DAY), server.number, chance.choice(list(Deed)))
 
 
-def _follows(chance: random.Random, plan: Plan) -> tuple[PlannedFollow, ...]:
-    """Of some servers, sick ones first."""
-    known = [server for server in plan.servers if server.is_known]
+def _follows(chance: random.Random, plan: Plan, forgotten: set[int]) -> tuple[PlannedFollow, ...]:
+    """Of some servers, sick ones first; who forgets a server forgets its follows, and tells nobody."""
+    known = [server for server in plan.servers if server.is_known and server.number not in forgotten]
     known = [server for server in known if server.is_sick] or known
     chosen = chance.sample(known, min(len(known), max(len(plan.servers) // 10, 1)))
     return tuple(_follow(chance, server) for server in chosen)

@@ -67,6 +67,16 @@ async def test_a_blacklisted_server_is_not_discovered(federation: Federation, pe
     assert await federation.registry.find(peer.url) is None
 
 
+async def test_who_asks_for_a_rest_is_not_followed_for_now(federation: Federation, peer: Peer) -> None:
+    """The rest cannot be noted within the application's transaction; the failure is still a discovery's."""
+    peer.server.upcoming.append(respond(429))
+    with pytest.raises(DiscoveryError, match="left alone"):
+        async with federation.outbox.transaction() as session:
+            await federation.producers.request_follow(
+                session, follower_id="here", following_id="there", server_url=peer.url
+            )
+
+
 async def test_a_discovery_that_failed_is_tried_anew(federation: Federation, peer: Peer) -> None:
     """The failure is shared by those who waited for it, and not remembered."""
     peer.server.upcoming.append(respond(500))
