@@ -171,7 +171,7 @@ class Queue:
 
         Raises:
             JobFailedError: the job failed for good; `MaxRetriesError` if with its last attempt.
-            JobCancelledError: the job was cancelled, less than an hour ago.
+            JobCancelledError: the job was cancelled, and its record is still kept.
         """
         await self._connect()
         outcome = await self.storage.result(job_id)

@@ -4,7 +4,7 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 
 | key | type | what |
 |---|---|---|
-| `:jobs` | hash by id | what a job was enqueued with, packed; empty for a cancelled one |
+| `:jobs` | hash by id | what a job was enqueued with, packed; less its payload once it has completed |
 | `:runs` | hash by id | what became of it since, packed; missing as long as nothing has changed |
 | `:ready`, `:held` | sorted set | claimable jobs in order; those whose ordering key is busy |
 | `:scheduled`, `:failing` | sorted set | delayed jobs by when they are due |

@@ -75,7 +75,7 @@ async def test_what_node_ran_again_does_not_expire_by_its_first_end(storage: Bul
     assert await node.client.zscore(node.key("workers:completed"), "one") > 0
 
 
-async def test_what_ended_and_worker_records_are_swept(storage: BullStorage, node: NodeBull) -> None:
+async def test_worker_records_expire(storage: BullStorage, node: NodeBull) -> None:
     """Aged by an hour they are swept, cancelled jobs too, and nothing of them is left."""
     await storage.enqueue([job("one"), job("two", keep_completed=DROP)])
     assert await storage.cancel("one") == "cancelled"

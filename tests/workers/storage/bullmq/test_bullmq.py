@@ -295,7 +295,7 @@ async def test_a_claim_of_another_id_is_another_job(storage: BullMQStorage) -> N
     assert outcome.status is SettleStatus.LOST
 
 
-async def test_a_workers_record_expires(storage: BullMQStorage, client: Any) -> None:
+async def test_worker_records_expire(storage: BullMQStorage, client: Any) -> None:
     """It goes with the sweep an hour later."""
     await storage.claim("w", leases=LEASES, limit=1)
     seen = f"bull:{storage.queue}:workers:seen"

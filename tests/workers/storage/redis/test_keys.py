@@ -66,7 +66,7 @@ async def test_a_queued_job_of_1_kib_takes_at_most_1_6_kib(own_server: ValkeyPro
     await storage.disconnect()
 
 
-async def test_tombstones_and_worker_records_expire(storage: RedisStorage, client: Any) -> None:
+async def test_worker_records_expire(storage: RedisStorage, client: Any) -> None:
     """An hour later, which their scores are made to say, a sweep leaves no key behind."""
     await storage.enqueue([job("cancelled"), job("done", keep_completed=DROP)])
     await storage.cancel("cancelled")

@@ -247,7 +247,7 @@ def test_limits_and_repr(postgres_url: str) -> None:
         SqlStorage(postgres_url, clock=ManualClock())
 
 
-async def test_tombstones_and_worker_records_expire(storage: SqlStorage, admin: psycopg.Connection) -> None:
+async def test_worker_records_expire(storage: SqlStorage, admin: psycopg.Connection) -> None:
     """An hour later, which their rows are made to say, a sweep leaves no row behind."""
     await storage.enqueue([job("cancelled"), job("done", keep_completed=DROP)])
     await storage.cancel("cancelled")

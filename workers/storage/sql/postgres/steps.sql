@@ -1,4 +1,5 @@
--- The steps of a queue that are one round trip each on PostgreSQL; `migrate` puts them beside the tables.
+-- The steps of a queue that are one round trip each on PostgreSQL; `migrate` puts them beside the tables. Rarer ones
+-- are statements in Python: cancel, retry, remove (`sql/manage.py`), recover (`sql/recovery.py`), stops (`stops.py`).
 --
 -- Theory of operation. Each statement in a function sees what was committed before it (READ COMMITTED), so a step locks
 -- first and looks afterwards. Every step takes its locks in one order: ordering keys (advisory, sorted), then rows by
