@@ -87,7 +87,7 @@ class ExpectedQueue:
         self.now = now
         self.paused = False
         self.jobs: dict[str, ExpectedJob] = {}
-        self._marks = ExpectedKeys()
+        self._holders = ExpectedKeys()
         self._tokens: set[str] = set()
         self._applied: set[str] = set()
         self._serial = 0
@@ -106,7 +106,7 @@ class ExpectedQueue:
 
     def _step(self, job: ExpectedJob, step: Step) -> None:
         target = after(job.state, step)
-        self._marks.let_go(job.new.id, claimed=step is Step.CLAIM, over=target is None or target in FINISHED)
+        self._holders.let_go(job.new.id, claimed=step is Step.CLAIM, over=target is None or target in FINISHED)
         if target is None:
             del self.jobs[job.new.id]
         else:
@@ -143,21 +143,21 @@ class ExpectedQueue:
             return EnqueueResult(id=new.id, status=EnqueueStatus.DUPLICATE, existing_state=old.state)
         asked = new.deduplication
         if asked is not None:
-            has_it = groups[asked.key] if asked.key in groups else self._marks.take(new, asked, self.now)
+            has_it = groups[asked.key] if asked.key in groups else self._holders.take(new, asked, self.now)
             groups[asked.key] = has_it
             if has_it is not None:
                 return self._deduplicated(new, asked.mode, has_it)
         self._begin(new, old, self.now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
 
-    def _deduplicated(self, new: NewJob, mode: DeduplicationMode, mark: ExpectedKeyHolder) -> EnqueueResult:
-        job = self.jobs.get(mark.job_id)
-        if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
+    def _deduplicated(self, new: NewJob, mode: DeduplicationMode, holder: ExpectedKeyHolder) -> EnqueueResult:
+        job = self.jobs.get(holder.job_id)
+        if job is not None and holder.mode is mode is DeduplicationMode.DEBOUNCE:
             self._step(job, Step.DEBOUNCE)
             job.new = replace(job.new, payload=new.payload)
             job.run_at, job.moved = self.now + new.delay, True
         state = None if job is None else job.state
-        return EnqueueResult(id=mark.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
+        return EnqueueResult(id=holder.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
 
     def _begin(self, new: NewJob, old: ExpectedJob | None, created_at: datetime) -> ExpectedJob:
         state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)

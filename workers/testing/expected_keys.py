@@ -22,21 +22,21 @@ class ExpectedKeys:
     """All deduplication keys, and the jobs that have them."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, ExpectedKeyHolder] = {}
+        self._holders: dict[str, ExpectedKeyHolder] = {}
 
     def take(self, new: NewJob, asked: Deduplication, now: datetime) -> ExpectedKeyHolder | None:
-        """Give the key to the new job, or return the mark that has it."""
-        mark = self._marks.get(asked.key)
-        if mark is not None and (mark.until is None or mark.until > now):
-            return mark
+        """Give the key to the new job, or return the holder that has it."""
+        holder = self._holders.get(asked.key)
+        if holder is not None and (holder.until is None or holder.until > now):
+            return holder
         ttl = asked.ttl if asked.mode is DeduplicationMode.THROTTLE else None
         until = None if ttl is None else now + new.delay + ttl
-        self._marks[asked.key] = ExpectedKeyHolder(job_id=new.id, mode=asked.mode, until=until)
+        self._holders[asked.key] = ExpectedKeyHolder(job_id=new.id, mode=asked.mode, until=until)
         return None
 
     def let_go(self, job_id: str, *, claimed: bool, over: bool) -> None:
         """Free the keys of a job that is over; a key by `debounce` is free when the job is claimed, too."""
-        for key, mark in list(self._marks.items()):
-            ends = over or (claimed and mark.mode is DeduplicationMode.DEBOUNCE)
-            if mark.job_id == job_id and mark.until is None and ends:
-                del self._marks[key]
+        for key, holder in list(self._holders.items()):
+            ends = over or (claimed and holder.mode is DeduplicationMode.DEBOUNCE)
+            if holder.job_id == job_id and holder.until is None and ends:
+                del self._holders[key]

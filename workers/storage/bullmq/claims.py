@@ -51,7 +51,7 @@ from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
     BullMQClaim,
     BullMQRecord,
-    cancel_mark,
+    cancelled_run,
     loss,
     make_claim,
     reading,
@@ -169,9 +169,11 @@ class Claims:
         if not claims:
             return Renewal()
         extensions = self._extensions(claims)
-        marks: list[Command] = [("HMGET", self._lua.job(_raw(claim)), CANCEL_FIELD, "ats", "stc") for claim in claims]
+        requests: list[Command] = [
+            ("HMGET", self._lua.job(_raw(claim)), CANCEL_FIELD, "ats", "stc") for claim in claims
+        ]
         seen = [command for worker in {claim.worker_id for claim in claims} for command in self._queue.seen(worker)]
-        replies = await self._queue.server.run(extensions + marks + seen)
+        replies = await self._queue.server.run(extensions + requests + seen)
         for reply in replies[: len(extensions)]:
             if isinstance(reply, StorageError):
                 raise reply
@@ -180,8 +182,8 @@ class Claims:
         lost = await self._lost([claim for claim in claims if _raw(claim) in refused])
         cancelled = frozenset(
             claim.token
-            for claim, mark in zip(claims, replies[len(extensions) :], strict=False)
-            if claim.token not in lost and _asks_to_cancel(mark)
+            for claim, request in zip(claims, replies[len(extensions) :], strict=False)
+            if claim.token not in lost and _asks_to_cancel(request)
         )
         return Renewal(lost=lost, cancel_requested=cancelled)
 
@@ -366,8 +368,8 @@ def _asks_to_cancel(found: Reply) -> bool:
     """Tell whether a cancel is requested; an error means that the job's key is no hash any more."""
     if isinstance(found, StorageError):
         return False
-    mark, starts, stalls = found
-    return mark is not None and mark == cancel_mark(starts, stalls)
+    run, starts, stalls = found
+    return run is not None and run == cancelled_run(starts, stalls)
 
 
 def _without_hold(claim: Claim, found: BullMQRecord | None) -> SettleOutcome:

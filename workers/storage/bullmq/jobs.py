@@ -26,7 +26,7 @@ from workers.storage.bullmq.codec import (
     raw_ids,
 )
 from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
-from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancel_mark, reading, record
+from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancelled_run, reading, record
 from workers.storage.bullmq.scripts import CANCELLED
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.bullmq.stops import stop
@@ -120,8 +120,8 @@ class Jobs:
 
         def decide(found: BullMQRecord) -> list[Command]:
             if found.state is JobState.PROCESSING:
-                mark = cancel_mark(found.fields.get("ats"), found.fields.get("stc"))
-                return [("HSET", self._lua.job(raw), CANCEL_FIELD, mark), *self._requests_cancel(raw)]
+                run = cancelled_run(found.fields.get("ats"), found.fields.get("stc"))
+                return [("HSET", self._lua.job(raw), CANCEL_FIELD, run), *self._requests_cancel(raw)]
             if found.state not in WAITING:
                 return []
             _check_unscheduled(job_id, found)

@@ -247,7 +247,7 @@ def worker_of(token: str | None) -> str | None:
     return None if token is None else token.rpartition(":")[0] or token
 
 
-def cancel_mark(starts: str | None, stalls: str | None) -> str:
+def cancelled_run(starts: str | None, stalls: str | None) -> str:
     """Return the value of `CANCEL_FIELD` for a request about the job as it is now, with these `ats` and `stc`."""
     return str(whole(starts) - whole(stalls))
 

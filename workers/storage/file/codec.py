@@ -127,14 +127,14 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyMarked:
+class KeyGiven:
     """The owner of a deduplication key, None for nobody."""
 
     key: str
-    mark: KeyHolder | None
+    holder: KeyHolder | None
 
 
-Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyMarked
+Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyGiven
 
 
 def queue_entry(name: str) -> Entry:
@@ -167,8 +167,8 @@ def pause_entry(paused: bool) -> Entry:
     return ("p", paused)
 
 
-def mark_entry(key: str, mark: KeyHolder | None) -> Entry:
-    return ("m", key) if mark is None else ("m", key, mark.job_id, mark.mode.value, _number(mark.until))
+def key_entry(key: str, holder: KeyHolder | None) -> Entry:
+    return ("m", key) if holder is None else ("m", key, holder.job_id, holder.mode.value, _number(holder.until))
 
 
 def decode(frame: Frame) -> list[Change]:
@@ -212,7 +212,7 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
         case "p":
             return Paused(paused=bool(next(values)))
         case "m":
-            return KeyMarked(key=_text(next(values)), mark=_mark(values))
+            return KeyGiven(key=_text(next(values)), holder=_holder(values))
         case "g":
             return JobGone(events=_events(next(values)), id=_text(next(values)))
         case "t":
@@ -223,7 +223,7 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
             raise ValueError("no such entry")
 
 
-def _mark(values: Iterator[object]) -> KeyHolder | None:
+def _holder(values: Iterator[object]) -> KeyHolder | None:
     job_id = next(values, None)
     if job_id is None:
         return None

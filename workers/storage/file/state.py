@@ -13,13 +13,13 @@ from workers.storage.file.codec import (
     Change,
     JobChanged,
     JobGone,
-    KeyMarked,
+    KeyGiven,
     Paused,
     QueueNamed,
     WorkerSeen,
     gone_entry,
     job_entry,
-    mark_entry,
+    key_entry,
     pause_entry,
     queue_entry,
     worker_entry,
@@ -93,7 +93,7 @@ class FileState(QueueSteps):
             self._describe(job_id, kinds, job_id in changes.added, entries, blobs)
         for worker_id, at in changes.workers.items():
             entries.append(worker_entry(worker_id, at))
-        entries += [mark_entry(key, self.table.current_mark(key)) for key in changes.marks]
+        entries += [key_entry(key, self.table.current_holder(key)) for key in changes.keys]
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
         return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
@@ -130,9 +130,9 @@ class FileState(QueueSteps):
             for job in jobs[start : start + _SNAPSHOT_JOBS]:
                 self._describe(job.new.id, [], True, entries, blobs)
             yield entries, blobs
-        marks = self.table.every_mark()
-        if marks:
-            yield [mark_entry(key, mark) for key, mark in marks], []
+        holders = self.table.every_holder()
+        if holders:
+            yield [key_entry(key, holder) for key, holder in holders], []
         if buried:
             yield [gone_entry(job_id, self.table.buried_until(job_id), []) for job_id in buried], []
 
@@ -167,8 +167,8 @@ class FileState(QueueSteps):
                 self.table.bury(change.id, until)
             case WorkerSeen():
                 self._note_seen(change.id, change.at)
-            case KeyMarked():
-                self.table.restore_mark(change.key, change.mark)
+            case KeyGiven():
+                self.table.restore_holder(change.key, change.holder)
             case Paused():
                 self._note_paused(change.paused)
             case QueueNamed():

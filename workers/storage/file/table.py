@@ -23,19 +23,19 @@ class Changes:
         self.jobs: dict[str, list[JobEventKind]] = {}
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
-        self.marks: set[str] = set()
+        self.keys: set[str] = set()
         self.paused: bool | None = None
         self.wake = False
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.workers or self.marks) or self.paused is not None
+        return bool(self.jobs or self.workers or self.keys) or self.paused is not None
 
     def clear(self) -> None:
         """Forget the changes: they were written down."""
         self.jobs.clear()
         self.added.clear()
         self.workers.clear()
-        self.marks.clear()
+        self.keys.clear()
         self.paused = None
         self.wake = False
 
@@ -67,9 +67,9 @@ class FileTable(JobTable):
         super().debounce(job, new, now)
         self._changes.added.add(job.new.id)
 
-    def mark(self, key: str, mark: KeyHolder | None) -> None:
-        super().mark(key, mark)
-        self._changes.marks.add(key)
+    def give(self, key: str, holder: KeyHolder | None) -> None:
+        super().give(key, holder)
+        self._changes.keys.add(key)
 
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
@@ -100,17 +100,17 @@ class FileTable(JobTable):
         """Return all jobs, and the ids of all tombstones."""
         return list(self._jobs.values()), self._tombstones.members()
 
-    def every_mark(self) -> list[tuple[str, KeyHolder]]:
+    def every_holder(self) -> list[tuple[str, KeyHolder]]:
         """Return every deduplication key, and who has it."""
-        return list(self._marks.items())
+        return list(self._holders.items())
 
-    def current_mark(self, key: str) -> KeyHolder | None:
+    def current_holder(self, key: str) -> KeyHolder | None:
         """Return who has the key now; another process may have taken it since a change here that is not written yet."""
-        return self._marks.get(key)
+        return self._holders.get(key)
 
-    def restore_mark(self, key: str, mark: KeyHolder | None) -> None:
+    def restore_holder(self, key: str, holder: KeyHolder | None) -> None:
         """Set the key as it was written elsewhere."""
-        super().mark(key, mark)
+        super().give(key, holder)
 
     def restore(self, job: StoredJob, kept_until: datetime | None) -> None:
         """Put the job into the table as it is, replacing what was known of its id. Nobody is told."""

@@ -111,7 +111,7 @@ class JobTable(KeyTable):
             self._come_due(self._jobs[head[1]])
 
     def drop_expired(self, now: datetime) -> Iterator[str]:
-        """Drop the records and marks that are over at `now`, yielding each id or key once it is gone."""
+        """Drop the records and holders that are over at `now`, yielding each id or key once it is gone."""
         while (head := self._expiring.head()) is not None and is_over(head[0], now):
             self.expire(self._jobs[head[1]])
             yield head[1]

@@ -20,40 +20,40 @@ class KeyHolder:
 
 
 class KeyTable:
-    """Deduplication keys and their marks, and the ends of those by `throttle`."""
+    """Deduplication keys and their holders, and the ends of those by `throttle`."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, KeyHolder] = {}
+        self._holders: dict[str, KeyHolder] = {}
         self._keys: dict[str, str] = {}  # by the id of the job that has to release it
-        self._ending_marks: Line[tuple[datetime]] = Line()
+        self._ending: Line[tuple[datetime]] = Line()
 
-    def marked(self, key: str, now: datetime) -> KeyHolder | None:
+    def holder_of(self, key: str, now: datetime) -> KeyHolder | None:
         """Return who has the key at `now`."""
-        mark = self._marks.get(key)
-        return None if mark is None or (mark.until is not None and mark.until <= now) else mark
+        holder = self._holders.get(key)
+        return None if holder is None or (holder.until is not None and holder.until <= now) else holder
 
-    def mark(self, key: str, mark: KeyHolder | None) -> None:
-        """Give the key to that mark alone; with None it is free."""
-        old = self._marks.pop(key, None)
+    def give(self, key: str, holder: KeyHolder | None) -> None:
+        """Give the key to that holder alone; with None it is free."""
+        old = self._holders.pop(key, None)
         if old is not None and self._keys.get(old.job_id) == key:
             del self._keys[old.job_id]
-        self._ending_marks.discard(key)
-        if mark is None:
+        self._ending.discard(key)
+        if holder is None:
             return
-        self._marks[key] = mark
-        if mark.until is None:
-            self._keys[mark.job_id] = key
+        self._holders[key] = holder
+        if holder.until is None:
+            self._keys[holder.job_id] = key
         else:
-            self._ending_marks.add((mark.until,), key)
+            self._ending.add((holder.until,), key)
 
     def let_go(self, job_id: str, *, claimed: bool = False) -> None:
         """Free the key of a job that ends or is claimed."""
         key = self._keys.get(job_id)
-        if key is not None and (not claimed or self._marks[key].mode is DeduplicationMode.DEBOUNCE):
-            self.mark(key, None)
+        if key is not None and (not claimed or self._holders[key].mode is DeduplicationMode.DEBOUNCE):
+            self.give(key, None)
 
     def free_what_is_over(self, now: datetime) -> Iterator[str]:
         """Free the keys whose time is over at `now`, and yield each once it is free."""
-        while (head := self._ending_marks.head()) is not None and is_over(head[0], now):
-            self.mark(head[1], None)
+        while (head := self._ending.head()) is not None and is_over(head[0], now):
+            self.give(head[1], None)
             yield head[1]

@@ -100,20 +100,20 @@ class QueueSteps:
         if new.deduplication is not None:
             key = new.deduplication.key
             if key not in groups:
-                groups[key] = self.table.marked(key, now)
+                groups[key] = self.table.holder_of(key, now)
                 if groups[key] is None:
-                    self.table.mark(key, _mark(new, new.deduplication, now))
-            if (mark := groups[key]) is not None:
-                return self._deduplicated(new, mark, new.deduplication.mode, now)
+                    self.table.give(key, _holder(new, new.deduplication, now))
+            if (holder := groups[key]) is not None:
+                return self._deduplicated(new, holder, new.deduplication.mode, now)
         self.table.add(new, now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
 
-    def _deduplicated(self, new: NewJob, mark: KeyHolder, mode: DeduplicationMode, now: datetime) -> EnqueueResult:
-        job = self.table.find(mark.job_id, now)
-        if job is not None and mark.mode is mode is DeduplicationMode.DEBOUNCE:
+    def _deduplicated(self, new: NewJob, holder: KeyHolder, mode: DeduplicationMode, now: datetime) -> EnqueueResult:
+        job = self.table.find(holder.job_id, now)
+        if job is not None and holder.mode is mode is DeduplicationMode.DEBOUNCE:
             self.table.debounce(job, new, now)
         state = None if job is None else job.state
-        return EnqueueResult(id=mark.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
+        return EnqueueResult(id=holder.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
 
     def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int, now: datetime) -> list[Claim]:
         check_claim(worker_id, leases)
@@ -363,7 +363,7 @@ class QueueSteps:
         return tuple(job for job_id in dict.fromkeys(ids) if (job := self.table.find(job_id, now)))
 
 
-def _mark(new: NewJob, deduplication: Deduplication, now: datetime) -> KeyHolder:
+def _holder(new: NewJob, deduplication: Deduplication, now: datetime) -> KeyHolder:
     ttl = deduplication.ttl if deduplication.mode is DeduplicationMode.THROTTLE else None
     return KeyHolder(job_id=new.id, mode=deduplication.mode, until=None if ttl is None else now + new.delay + ttl)
 

@@ -5,8 +5,8 @@ Theory of operation. By `simple` and `debounce` the key is in the row of its job
 keys cost nothing extra. A claim removes a debounced key from the row, and the retry of a failed job removes any key. By
 `throttle` the key outlives its job, in `workers_marks`.
 
-On PostgreSQL producers run side by side. A transaction that finds keys free inserts placeholder marks for them (`until`
-is 0, so they are over already), sorted and before it locks anything else, and reads again. Another producer of the same
+On PostgreSQL producers run side by side. A transaction that finds keys free inserts placeholders for them (`until` is
+0, so they are over already), sorted and before it locks anything else, and reads again. Another producer of the same
 key blocks on the placeholder until that transaction has ended. The placeholders are deleted before it commits. A
 transaction that finds a key taken locks nothing, except a job that it debounces. The unique index on the keys is there
 for callers' transactions, which may read an old snapshot.
@@ -81,7 +81,7 @@ _FORGET = expanding("DELETE FROM workers_marks WHERE queue = :queue AND key IN :
 
 
 @dataclass(slots=True, kw_only=True)
-class _Mark:
+class _Holder:
     """The job that had a key before the call; with `state` None the job is gone, and the key is throttled."""
 
     job_id: str
@@ -99,7 +99,7 @@ class Keys:
 
     def __init__(self, transaction: Transaction, jobs: Sequence[NewJob]) -> None:
         self._transaction = transaction
-        self._marks: dict[str, _Mark] = {}
+        self._holders: dict[str, _Holder] = {}
         self._groups: dict[str, list[NewJob]] = {}
         self._debounced: dict[str, NewJob] = {}
         self._own: list[str] = []
@@ -126,24 +126,24 @@ class Keys:
     def _note(self, rows: Sequence[RowMapping]) -> None:
         for row in rows:
             state = None if row["seq"] is None else public_state(row["state"], row["run_at"], self._transaction.now)
-            mark = _Mark(
+            holder = _Holder(
                 job_id=self._transaction.decode(row["id"]),
                 mode=row["mode"],
                 state=state,
                 seq=row["seq"],
                 ordering_key=row["ordering_key"],
             )
-            self._marks.setdefault(row["key"], mark)
+            self._holders.setdefault(row["key"], holder)
 
     def _look_for_cancelled(self) -> None:
         """Tell which of the jobs that seem to be gone were cancelled."""
-        gone = [mark for mark in self._marks.values() if mark.state is None]
-        for batch in batches([self._transaction.encode(mark.job_id) for mark in gone]):
+        gone = [holder for holder in self._holders.values() if holder.state is None]
+        for batch in batches([self._transaction.encode(holder.job_id) for holder in gone]):
             place = {"queue": self._transaction.queue, "now": self._transaction.now, "ids": list(batch)}
             cancelled = set(self._transaction.connection.execute(_CANCELLED, place).scalars())
-            for mark in gone:
-                if self._transaction.encode(mark.job_id) in cancelled:
-                    mark.state = JobState.CANCELLED
+            for holder in gone:
+                if self._transaction.encode(holder.job_id) in cancelled:
+                    holder.state = JobState.CANCELLED
 
     def duplicate(
         self, job: NewJob, deduplication: Deduplication, found: dict[str, EnqueueResult]
@@ -154,18 +154,18 @@ class Keys:
         throttled job that has ended may begin anew in this very call, and a debounced one may be named in it.
         """
         key = self._transaction.encode(deduplication.key)
-        mark = self._marks.get(key)
-        if mark is None:
+        holder = self._holders.get(key)
+        if holder is None:
             self._groups.setdefault(key, []).append(job)
             return None
-        state = mark.state
-        if mark.mode == DeduplicationMode.THROTTLE and mark.job_id in found:
-            state = found[mark.job_id].existing_state
-        if mark.mode == DeduplicationMode.DEBOUNCE and _is_debounce(deduplication):
+        state = holder.state
+        if holder.mode == DeduplicationMode.THROTTLE and holder.job_id in found:
+            state = found[holder.job_id].existing_state
+        if holder.mode == DeduplicationMode.DEBOUNCE and _is_debounce(deduplication):
             self._debounced[key] = job
-            mark.state = state = JobState.SCHEDULED
-            found[mark.job_id] = _duplicate(mark.job_id, state)
-        return _duplicate(mark.job_id, state)
+            holder.state = state = JobState.SCHEDULED
+            found[holder.job_id] = _duplicate(holder.job_id, state)
+        return _duplicate(holder.job_id, state)
 
     def write(self, inserted: Collection[str]) -> None:
         """Give each key to the first inserted job of its group.
@@ -204,7 +204,7 @@ class Keys:
             return
         rows = [
             {
-                "seq": self._marks[key].seq,
+                "seq": self._holders[key].seq,
                 "run_at": self._transaction.now + duration(job.delay),
                 "data": job.payload,
             }
@@ -216,7 +216,7 @@ class Keys:
             numbered = [{**row, "next": number} for number, row in enumerate(rows, next_seq(self._transaction))]
             self._transaction.connection.execute(_DEBOUNCE, numbered)
             self._transaction.connection.execute(_DEBOUNCE_PAYLOAD, numbered)
-        unhold(self._transaction, [self._marks[key].ordering_key for key in self._debounced])
+        unhold(self._transaction, [self._holders[key].ordering_key for key in self._debounced])
         self._transaction.wake = True  # it may be due earlier than before
 
 
@@ -228,7 +228,7 @@ def _is_debounce(deduplication: Deduplication) -> bool:
     return deduplication.mode == DeduplicationMode.DEBOUNCE
 
 
-def sweep_marks(transaction: Transaction, limit: int) -> int:
+def sweep_keys(transaction: Transaction, limit: int) -> int:
     """Delete up to `limit` throttled keys whose time is over; return how many."""
     place = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
     over = transaction.connection.execute(_OVER[transaction.dialect], place).scalars().all()

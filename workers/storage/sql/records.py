@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, text
 from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.rules import WORKER_RECORD, read_cursor
 from workers.storage.sql.endings import delete
-from workers.storage.sql.keys import sweep_marks
+from workers.storage.sql.keys import sweep_keys
 from workers.storage.sql.rows import (
     SKIP,
     RowState,
@@ -182,7 +182,7 @@ def sweep(transaction: Transaction, limit: int) -> int:
         )
         delete(transaction, ended)
         left -= len(ended)
-    left -= sweep_marks(transaction, left)
+    left -= sweep_keys(transaction, left)
     before = transaction.now - duration(WORKER_RECORD)
     left -= connection.execute(_UNSEEN, {"queue": transaction.queue, "before": before, "limit": left}).rowcount
     connection.execute(_OLD_LISTENERS, {"now": transaction.now})

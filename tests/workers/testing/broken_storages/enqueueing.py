@@ -55,8 +55,8 @@ class KeyKeptByTheClaim(Fallible):
     def _grant(self, job: StoredJob, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
         if job.new.deduplication is not None and job.new.deduplication.mode is DeduplicationMode.DEBOUNCE:
             key = job.new.deduplication.key
-            if self._table.marked(key, now) is None:
-                self._table.mark(key, KeyHolder(job_id=job.new.id, mode=DeduplicationMode.SIMPLE))
+            if self._table.holder_of(key, now) is None:
+                self._table.give(key, KeyHolder(job_id=job.new.id, mode=DeduplicationMode.SIMPLE))
         return super()._grant(job, worker_id, leases, now)
 
 
@@ -66,10 +66,10 @@ class KeyOfNobody(Fallible):
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
         job = self._table.find(settlement.claim.job_id, now)
         key = None if job is None or job.new.deduplication is None else job.new.deduplication.key
-        mark = None if key is None else self._table.marked(key, now)
+        holder = None if key is None else self._table.holder_of(key, now)
         outcome = super()._settle(settlement, now)
-        if key is not None and mark is not None and self._table.marked(key, now) is None:
-            self._table.mark(key, mark)
+        if key is not None and holder is not None and self._table.holder_of(key, now) is None:
+            self._table.give(key, holder)
         return outcome
 
 
@@ -102,10 +102,10 @@ class KeyRace(Fallible):
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         keys = {new.deduplication.key for new in jobs if new.deduplication is not None}
-        free = [key for key in keys if self._table.marked(key, self._now()) is None]
+        free = [key for key in keys if self._table.holder_of(key, self._now()) is None]
         await elsewhere()
         for key in free:
-            self._table.mark(key, None)
+            self._table.give(key, None)
         return await super().enqueue(jobs, connection=connection)
 
 
@@ -113,7 +113,7 @@ class ThrottleEndsWithItsJob(Fallible):
     """Whatever the mode, a deduplication key is free once its job was settled."""
 
     def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
-        for key, mark in list(self._table._marks.items()):
-            if mark.job_id == settlement.claim.job_id:
-                self._table.mark(key, None)
+        for key, holder in list(self._table._holders.items()):
+            if holder.job_id == settlement.claim.job_id:
+                self._table.give(key, None)
         return super()._settle(settlement, now)
