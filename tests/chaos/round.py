@@ -105,7 +105,7 @@ async def _nothing_left(storage: Storage) -> bool:
     while time.monotonic() < deadline:
         with contextlib.suppress(StorageUnavailable):
             counts = await storage.counts()
-            if sum(counts.values()) == counts[JobState.COMPLETED] + counts[JobState.FAILED]:
+            if not any(number for state, number in counts.items() if not state.is_final):
                 return True
         await asyncio.sleep(0.05)
     return False

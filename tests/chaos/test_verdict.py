@@ -92,7 +92,7 @@ DOOMED: Final = job_id(Kind.DOOMED)
 DROPPED: Final = job_id(Kind.DROPPED)
 CANCELLED: Final = job_id(Kind.CANCELLED)
 GONE: Final = Ending(status=None, outcome=None)
-TOMBSTONE: Final = Ending(status=None, outcome=JobOutcome(kind=OutcomeKind.CANCELLED))
+WAS_CANCELLED: Final = Ending(status=None, outcome=JobOutcome(kind=OutcomeKind.CANCELLED))
 CANCEL: Final[Line] = {"what": "cancelled", "id": CANCELLED, "answer": "cancelled", "answered": 1, "fresh": True}
 
 RIGHT: Final[dict[str, tuple[list[Line], dict[str, Ending]]]] = {
@@ -142,7 +142,7 @@ RIGHT: Final[dict[str, tuple[list[Line], dict[str, Ending]]]] = {
          claimed(DOOMED, "u", 3), *settled("u", 3.1)],
         {DOOMED: ending(DOOMED, error="UnrecoverableError")},
     ),
-    "cancelled": ([*sent(CANCELLED), CANCEL], {CANCELLED: TOMBSTONE}),
+    "cancelled": ([*sent(CANCELLED), CANCEL], {CANCELLED: WAS_CANCELLED}),
 }  # fmt: skip
 
 
@@ -219,12 +219,12 @@ WRONG: Final[dict[str, tuple[str, list[Line], dict[str, Ending]]]] = {
     "cancelled and run": (
         "claimed after it was cancelled",
         [*sent(CANCELLED), CANCEL, claimed(CANCELLED, "t", 2)],
-        {CANCELLED: TOMBSTONE},
+        {CANCELLED: WAS_CANCELLED},
     ),
     "not there to be cancelled": (
         "not found when its producer cancelled it",
         [*sent(CANCELLED), {**CANCEL, "answer": "not_found"}],
-        {CANCELLED: TOMBSTONE},
+        {CANCELLED: WAS_CANCELLED},
     ),
     "an error that is no outage": (
         "a worker met StorageError: no",

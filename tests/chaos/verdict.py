@@ -45,7 +45,7 @@ _ENDINGS: Final[dict[Kind, set[str]]] = {
     Kind.DOOMED: {"UnrecoverableError"},
     Kind.MORTAL: {"completed", "StalledError"},
     Kind.DROPPED: {NO_RECORD},
-    Kind.CANCELLED: {"completed", "cancelled", "JobCancelledError"},
+    Kind.CANCELLED: {"completed", "cancelled"},
 }
 
 

@@ -148,7 +148,7 @@ async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None
 
 async def test_a_task_is_enqueued_once_per_key(node: Federation) -> None:
     """On every storage that keeps keys itself, and on BullMQ by a mark in its Redis; the other is told the job's id."""
-    if not (node.tasks_queue.storage.limits.deduplication or node.task_marks):
+    if not (node.tasks_queue.storage.limits.deduplication or node.task_keys):
         with pytest.raises(TypeError, match="leave it out"):
             await enqueue_task(note, 1, deduplication_key="key")
         return
