@@ -18,7 +18,7 @@ from tests.chaos.findings import Findings
 from tests.chaos.places import PLACES, Place, prepare
 from tests.chaos.verdict import Books, Ending, judge
 from tests.patience import LONG_PATIENCE_SECONDS
-from workers import JobState, StorageUnavailable
+from workers import StorageUnavailable
 from workers.storage.base import Storage
 from workers.storage.urls import open_storage
 
