@@ -65,6 +65,8 @@ class Order:
     arguments: list[str]
     environment: dict[str, str]
     directory: str
+    ignores_ctrl_c: bool
+    """As whoever starts it does at that moment."""
 
 
 # The side of the tests
@@ -111,7 +113,8 @@ def _order(given: Mapping[str, Any]) -> Order | None:
     if wanted := [name for name, is_wanted in refused.items() if is_wanted]:
         raise ValueError(f"start sys.executable instead of warm.PYTHON: a fork knows no {'; '.join(wanted)}")
     directory = os.path.abspath(given["cwd"] or os.getcwd())
-    return Order([os.fspath(each) for each in command[1:]], environment, directory)
+    ignores_ctrl_c = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return Order([os.fspath(each) for each in command[1:]], environment, directory, ignores_ctrl_c)
 
 
 class _Nursery:
@@ -208,13 +211,13 @@ def _serve(theirs: socket.socket) -> Order:
             os.close(fd)
 
 
-def _become(order: Order, path: list[str], on_ctrl_c: Any) -> None:
+def _become(order: Order, path: list[str]) -> None:
     """What the interpreter does at its start: streams, signals, warnings, the search path and `sitecustomize`."""
     os.chdir(order.directory)
     os.environ.clear()
     os.environ.update(order.environment)
     time.tzset()
-    signal.signal(signal.SIGINT, on_ctrl_c)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if order.ignores_ctrl_c else signal.default_int_handler)
     for action in ACTIONS:
         if order.environment.get("PYTHONWARNINGS") == action:
             warnings.simplefilter(action)
@@ -251,14 +254,14 @@ def _run(arguments: list[str]) -> None:
 
 def main() -> None:
     # Ctrl-C reaches the whole group; the end of the tests ends this.
-    on_ctrl_c = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     own = {os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     path = [each for each in sys.path[1:] if each not in own]
     sys.modules.pop("sitecustomize", None)
     _import_everything()
     gc.freeze()
     order = _serve(socket.socket(fileno=int(sys.argv[1])))
-    _become(order, path, on_ctrl_c)
+    _become(order, path)
     _run(order.arguments)
 
 

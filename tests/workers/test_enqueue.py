@@ -191,11 +191,13 @@ async def test_at_names_a_moment(storage: Storage, ahead: timedelta, state: JobS
 
 
 async def test_cancel_and_status(storage: Storage) -> None:
-    """A cancelled job is gone and never runs; an unknown one was never there."""
+    """A cancelled job is known as such and never runs; an unknown one was never there."""
     async with Queue(storage) as queue:
         await queue.enqueue(1, id="job")
         assert await queue.cancel("job") is CancelResult.CANCELLED
-        assert await queue.get_status("job") is None
+        status = await queue.get_status("job")
+        assert status is not None
+        assert status.state is JobState.CANCELLED
         assert await queue.cancel("unknown") is CancelResult.NOT_FOUND
         assert await steps.claim(storage) == []
 

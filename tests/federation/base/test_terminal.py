@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from federation.base.logs import configure_logging
 from federation.base.terminal import escaped, escaped_json, mind_crashes, spaced
 from federation.cli.output import confirm, print_json, print_lines, print_table
-from federation.cli.problems import fail
+from federation.cli.problems import expect, fail
 
 EVERY_CODE_POINT = "".join(map(chr, range(sys.maxunicode + 1)))
 OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -142,6 +142,7 @@ def test_tables_lines_errors_and_questions_are_printed_harmless(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On stdout and on stderr, and as JSON, which reads back as what it was."""
+    expect([])
     print_table(("URL",), [(HOSTILE,)])
     print_lines([HOSTILE])
     with pytest.raises(SystemExit):
