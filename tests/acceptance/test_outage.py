@@ -30,7 +30,7 @@ def environment(base_environment: dict[str, str], place: dict[str, object]) -> d
     """Settings of a node whose retries and looks at servers follow each other quickly."""
     return {
         **base_environment,
-        "FEDERATION_LEASE": "1s",
+        "FEDERATION_LEASE": "5s",
         "FEDERATION_DELIVERY_BACKOFF": "100ms",
         "FEDERATION_OUTBOX_INTERVAL": "1s",
         "FEDERATION_HEALTH_FIRST_DELAY": "100ms",
