@@ -36,7 +36,8 @@ class Batcher(Generic[T, R]):
     repeating (`repeats`, by default none) are tried again, with back-off, for as long as they are. After any other
     error each item is tried alone, so that a bad one costs its neighbours nothing.
 
-    After a batch of more than `crowd` items the next one waits `linger` seconds, in which more may come.
+    After a batch of more than `crowd` items the next one waits `linger` seconds, in which more may come. Unless
+    `skips_cancelled`, an item is asked about even if nobody waits for its answer any more.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Batcher(Generic[T, R]):
         repeats: Callable[[T], bool] = lambda _: False,
         linger: float = 0.0,
         crowd: int = 0,
+        skips_cancelled: bool = True,
     ) -> None:
         self._call = call
         self._limit = limit
@@ -55,6 +57,7 @@ class Batcher(Generic[T, R]):
         self._repeats = repeats
         self._linger = linger
         self._crowd = crowd
+        self._skips_cancelled = skips_cancelled
         self._crowded = False  # whether the last batch was large
         self._waiting: deque[Asked[T, R]] = deque()
         self._taken: list[Asked[T, R]] = []  # of the call under way
@@ -65,7 +68,7 @@ class Batcher(Generic[T, R]):
         return await self.put(item)
 
     def put(self, item: T) -> asyncio.Future[R]:
-        """Add `item` to the next batch, and return the future of its answer; cancelling that takes it out again."""
+        """Add `item` to the next batch, and return the future of its answer."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._serving is None:
@@ -87,12 +90,13 @@ class Batcher(Generic[T, R]):
     async def _serve(self) -> None:
         try:
             while self._waiting:
-                # At least one turn of the loop: those who were just answered may have the next question.
-                await asyncio.sleep(self._linger if self._crowded else 0)
+                if self._crowded and self._linger:
+                    await asyncio.sleep(self._linger)
                 self._taken = self._take()
                 self._crowded = len(self._taken) > self._crowd
                 await self._answer(self._taken)
                 self._taken = []
+                await asyncio.sleep(0)  # those who were just answered may have the next question
         finally:
             self._serving = None
 
@@ -100,12 +104,12 @@ class Batcher(Generic[T, R]):
         taken: list[Asked[T, R]] = []
         while self._waiting and len(taken) < self._limit:
             asked = self._waiting.popleft()
-            if not asked[1].done():
+            if not (self._skips_cancelled and asked[1].done()):
                 taken.append(asked)
         return taken
 
     async def _answer(self, batch: list[Asked[T, R]]) -> None:
-        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+        backoff: Backoff | None = None  # made when it is needed: this is on the way of every job
         while batch:
             try:
                 answers = await self._call([item for item, _ in batch])
@@ -113,8 +117,10 @@ class Batcher(Generic[T, R]):
                 if not self._is_common(error):
                     await self._answer_apart(batch, error)
                     return
-                _refuse([asked for asked in batch if not self._repeats(asked[0])], error)
-                batch = [asked for asked in batch if not asked[1].done()]
+                again = {id(asked) for asked in batch if self._repeats(asked[0])}
+                _refuse([asked for asked in batch if id(asked) not in again], error)
+                batch = [asked for asked in batch if id(asked) in again]
+                backoff = backoff or Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
                 if batch:
                     await asyncio.sleep(backoff.pause())
             else:

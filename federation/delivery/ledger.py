@@ -60,6 +60,7 @@ class Ledger:
             is_common=lambda error: not isinstance(error, _REFUSED),
             linger=LINGER_SECONDS,
             crowd=CROWD,
+            skips_cancelled=False,
         )
         self._adding: asyncio.Task[None] | None = None
 
@@ -95,7 +96,7 @@ class Ledger:
         Raises:
             SQLAlchemyError: the entry was not committed; the whole attempt is worth repeating.
         """
-        return await asyncio.shield(self._batcher.put(entry))
+        return await self._batcher.put(entry)
 
     async def _write_group(self, entries: Sequence[Entry]) -> Sequence[object]:
         await self._jobs_added()

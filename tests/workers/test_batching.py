@@ -103,3 +103,37 @@ async def test_who_is_cancelled_under_way_disturbs_nobody() -> None:
     tasks[0].cancel()
     assert await doubling.answers(tasks[1:]) == [4, 6]
     assert doubling.groups == [[1, 2, 3]]
+
+
+async def test_what_must_happen_happens_though_nobody_waits() -> None:
+    """Without `skips_cancelled` an item is asked about even if whoever asked was cancelled before its turn."""
+    asked: list[list[int]] = []
+
+    async def note(items: Sequence[int]) -> list[int]:
+        asked.append(list(items))
+        return list(items)
+
+    batcher = Batcher(note, 10, skips_cancelled=False)
+    waiting = asyncio.create_task(batcher.ask(1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert await batcher.ask(2) == 2
+    assert asked == [[1, 2]]
+
+
+async def test_what_is_worth_repeating_is_repeated() -> None:
+    """The others are told at once why there is no answer."""
+    away = [True, True, False]
+
+    async def answer(items: Sequence[int]) -> list[int]:
+        if away.pop(0):
+            raise StorageUnavailable("away")
+        return list(items)
+
+    batcher = Batcher(answer, 10, repeats=lambda item: item > 1)
+    given_up, repeated = batcher.put(1), batcher.put(2)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(StorageUnavailable):
+            await given_up
+        assert not repeated.done()
+        assert await repeated == 2

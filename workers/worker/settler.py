@@ -29,7 +29,11 @@ class Settler:
         self._storage = storage
         self._report = report
         self._batcher = Batcher(
-            self._settle, sys.maxsize, is_common=_is_no_fault_of_a_job, repeats=lambda each: holds(each.claim)
+            self._settle,
+            sys.maxsize,
+            is_common=_is_no_fault_of_a_job,
+            repeats=lambda each: holds(each.claim),
+            skips_cancelled=False,
         )
         self._ended = False
 
@@ -42,7 +46,7 @@ class Settler:
         if self._ended:
             return None
         try:
-            return await asyncio.shield(self._batcher.put(settlement))
+            return await self._batcher.put(settlement)
         except _Ended:
             return None
         except Exception as error:
