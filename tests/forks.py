@@ -119,8 +119,10 @@ class Forks:
             hook.pytest_runtest_logfinish(**told)
 
     def _ended(self, session: pytest.Session, fork: Fork) -> None:
-        """One that was killed by its test is replaced."""
+        """One that was killed by its test is replaced; one that broke after its last fails the run."""
         if not fork.given:
+            if fork.process.exitcode:
+                session.shouldfail = f"a process of tests ended with {fork.process.exitcode} after its last one"
             return
         item = session.items[fork.given.popleft()]
         said = f"the process that ran this test ended: {fork.process.exitcode}"

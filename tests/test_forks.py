@@ -57,20 +57,37 @@ APART = """
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that uses the system's libraries cannot fork")
-def test_what_forks_report_is_told(tmp_path: Path) -> None:
-    """Outcomes, output, warnings, and the end of a process, whose other tests another one runs."""
-    for name, text in {"conftest": CONFTEST, "test_together": TOGETHER, "test_apart": APART}.items():
-        (tmp_path / f"{name}.py").write_text(dedent(text))
-    plain = ["-p", "no:randomly", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-ra"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plain, "--basetemp", str(tmp_path / "base"), str(tmp_path)],
-        cwd=tmp_path,
+BREAKS_AT_THE_END = """
+    import os
+    from multiprocessing.util import Finalize
+
+    def test_passes():
+        Finalize(None, lambda: os._exit(3), exitpriority=100)
+"""
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a process that uses the system's libraries cannot fork"
+)
+
+
+def run_forked(folder: Path, **files: str) -> subprocess.CompletedProcess[str]:
+    """Run these files of tests in two forks."""
+    for name, text in {"conftest": CONFTEST, **files}.items():
+        (folder / f"{name}.py").write_text(dedent(text))
+    plain = ["-p", "no:randomly", "-p", "no:cacheprovider", "--rootdir", str(folder), "-ra"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *plain, "--basetemp", str(folder / "base"), str(folder)],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
     )
+
+
+def test_what_forks_report_is_told(tmp_path: Path) -> None:
+    """Outcomes, output, warnings, and the end of a process, whose other tests another one runs."""
+    done = run_forked(tmp_path, test_together=TOGETHER, test_apart=APART)
     assert done.returncode == 1
     told = done.stdout
     assert all(count in told.splitlines()[-1] for count in ("2 failed", "12 passed", "1 error"))
@@ -80,3 +97,10 @@ def test_what_forks_report_is_told(tmp_path: Path) -> None:
     assert "what it said" in told
     assert "DeprecationWarning: what it warned of" in told
     assert len(list(tmp_path.glob("base/fork-0/numbered*"))) >= 9
+
+
+def test_a_process_that_breaks_after_its_last_test_fails_the_run(tmp_path: Path) -> None:
+    """All of its tests have passed by then; a green run would hide what broke."""
+    done = run_forked(tmp_path, test_end=BREAKS_AT_THE_END)
+    assert done.returncode == 1
+    assert "a process of tests ended with 3 after its last one" in done.stdout

@@ -11,6 +11,7 @@ idempotent all the same, because a suspended process notices late.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -102,11 +103,9 @@ async def _locked(session: AsyncSession, job: str) -> SchedulerJob:
     query = select(SchedulerJob).where(col(SchedulerJob.name) == job).with_for_update()
     row = (await session.execute(query)).scalar_one_or_none()
     if row is None:
-        try:
+        with suppress(IntegrityError):  # which says that another process has just inserted it
             async with session.begin_nested():
                 await session.execute(insert(SchedulerJob).values(name=job, token=0))
-        except IntegrityError:
-            pass  # another process has just inserted it
         row = (await session.execute(query)).scalar_one()
     return row
 

@@ -122,7 +122,7 @@ class _Scan:
         """What it is where the module was imported; None for what only a call knows."""
         try:
             return eval(ast.unparse(expression), dict(self._names))
-        except Exception:
+        except Exception:  # of any kind: it was written for other names than a module has
             return None
 
 

@@ -169,11 +169,9 @@ class Claims:
         if not claims:
             return Renewal()
         extensions = self._extensions(claims)
-        requests: list[Command] = [
-            ("HMGET", self._lua.job(_raw(claim)), CANCEL_FIELD, "ats", "stc") for claim in claims
-        ]
+        asked: list[Command] = [("HMGET", self._lua.job(_raw(claim)), CANCEL_FIELD, "ats", "stc") for claim in claims]
         seen = [command for worker in {claim.worker_id for claim in claims} for command in self._queue.seen(worker)]
-        replies = await self._queue.server.run(extensions + requests + seen)
+        replies = await self._queue.server.run(extensions + asked + seen)
         for reply in replies[: len(extensions)]:
             if isinstance(reply, StorageError):
                 raise reply
