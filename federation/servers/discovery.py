@@ -19,7 +19,7 @@ from federation.http.response import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
 from federation.protocol.errors import ProtocolError, UrlError
-from federation.protocol.possession import NO_PROOF, Proof
+from federation.protocol.possession import DECRYPT_FAILED, NO_PROOF, Proof
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.urls import canonical_origin
 from federation.servers.claims import Claims, ShowsOurKeys
@@ -38,6 +38,8 @@ DISCOVERY_TIMEOUT: Final = timedelta(seconds=10)
 INTRODUCTION_PATIENCE: Final = timedelta(seconds=2)
 UNKNOWN_SERVER: Final = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
 """The code with which a server refuses us that does not know who we are."""
+ABOUT_KEYS: Final = frozenset({DECRYPT_FAILED, "INVALID_SIGNATURE"})
+"""The codes of a server that could not read what was sealed to it, or did not recognise our signature."""
 
 
 class DiscoveryError(Exception):
@@ -289,7 +291,8 @@ class Discovery:
         """Look at a server that refused us with `remote_code`. Return whether its refusals may end.
 
         They may if it shows another signing key than the registered one, or if it says that it does not know us; then
-        it is asked to register us anew.
+        it is asked to register us anew. They may also if it could not use a key that it shows now: it may have had
+        others until a moment ago.
         """
         known = await self._registry.find(server_url)
         try:
@@ -299,10 +302,9 @@ class Discovery:
         if known is not None and await self._as_registered(known, shown) is None:
             await self._links.mismatched(server_url)
             return True
-        if remote_code != UNKNOWN_SERVER:
-            return False
-        await self.introduce_ourselves(server_url)
-        return True
+        if remote_code == UNKNOWN_SERVER:
+            await self.introduce_ourselves(server_url)
+        return remote_code == UNKNOWN_SERVER or remote_code in ABOUT_KEYS
 
     def register_within(self, session: Session, server_url: str, shown: Shown) -> None:
         """Register the server with what `meet` returned, within the caller's transaction.

@@ -123,17 +123,20 @@ class Links:
     async def looked(self, server_url: str, *, not_since: datetime) -> bool:
         """Note a look at the server's `/discover`, unless somebody looked after `not_since`.
 
-        Return whether to look now.
+        Return whether to look now. A look from before the clock was set back does not count.
         """
         now = self._clock.now()
-        known = await self.view(server_url)
-        if known.looked_at is not None and known.looked_at > not_since:
+
+        def is_due(link: Link) -> bool:
+            return link.looked_at is None or not not_since < link.looked_at <= now
+
+        if not is_due(await self.view(server_url)):
             return False
         looks = False
 
         def look(link: Link) -> Link:
             nonlocal looks
-            looks = link.looked_at is None or not not_since < link.looked_at <= now
+            looks = is_due(link)
             return replace(link, looked_at=now) if looks else link
 
         await self._change(server_url, look, "look")

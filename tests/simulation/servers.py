@@ -16,6 +16,7 @@ import httpx
 from federation.protocol.activities import ActivityMethod
 from federation.protocol.errors import EnvelopeError
 from federation.protocol.keys import EncryptionKeyPair, OwnKeys, SigningKeyPair
+from federation.protocol.possession import DECRYPT_FAILED
 from federation.protocol.relaying import RELAY_PATH
 from tests.misbehaving import Canned, Received
 from tests.peer import DISCOVER_PATH, Arrived, json_answer
@@ -106,14 +107,14 @@ class SimulatedServer(Relaying):
             keys = server_keys(10_000 + self.planned.number)
             shown = {"publicKey": keys.signing.public_text, "encryptionPublicKey": keys.encryption.public_text}
             return json_answer({**self.document(), **shown})
-        return json_answer({"error": "", "code": "DECRYPTION_FAILED"}, 400)
+        return json_answer({"error": "", "code": DECRYPT_FAILED}, 400)
 
     def answer(self, request: Received) -> Canned:
         before = len(self.arrived)
         try:
             canned = super().answer(request)
         except EnvelopeError:  # sealed to keys that it showed while it had others
-            return json_answer({"error": "", "code": "DECRYPTION_FAILED"}, 400)
+            return json_answer({"error": "", "code": DECRYPT_FAILED}, 400)
         for arrived in self.arrived[before:]:
             if arrived.method is not ActivityMethod.FEDERATE_POST:
                 self.follows.append(Told(arrived.method, arrived.activity_id, self._now()))

@@ -16,9 +16,9 @@ from federation.node_workers import FederationWorkers
 from federation.protocol.keys import generate_own_keys
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
-from tests.misbehaving import Behaviour, Exchange, Received
+from tests.misbehaving import Behaviour, Exchange, Received, respond_with
 from tests.patience import eventually, until
-from tests.peer import Peer
+from tests.peer import DISCOVER_PATH, Peer, json_answer
 
 TOGETHER = 5
 HELD = [(DeliveryState.HELD, HoldReason.SERVER)]
@@ -72,6 +72,27 @@ async def test_a_server_that_forgot_us_gets_what_it_refused(site: Site, peer: Pe
     assert (len(peer.applied), peer.replayed) == (1 + TOGETHER, 0)
     assert peer.senders == known
     assert peer.discoveries == ["GET", "REGISTER"]
+
+
+@pytest.mark.usefixtures("workers")
+async def test_a_server_whose_keys_change_back_gets_what_it_could_not_read(
+    site: Site, peer: Peer, federation: Federation
+) -> None:
+    """The look shows the key that it could not use a moment before, so the delivery is tried once more."""
+    well = peer.server.default
+
+    async def changes_back(request: Received, exchange: Exchange) -> None:
+        peer.server.default = well
+        await discover(request, exchange)
+
+    discover = peer.server.routes[DISCOVER_PATH]
+    peer.server.default = respond_with(lambda _: json_answer({"code": "DECRYPT_FAILED"}, 400))
+    peer.server.routes[DISCOVER_PATH] = changes_back
+
+    await site.owe_post(peer)
+
+    await until(lambda: len(peer.applied) == 2)
+    await eventually(lambda: states(federation), lambda found: not found)
 
 
 def together(behaviour: Behaviour) -> Behaviour:

@@ -243,6 +243,14 @@ async def test_a_clock_set_back_puts_off_neither_looks_nor_releases(links: Links
     assert [link.server_url for link in await links.due_for_release(10)] == [URL]
 
 
+async def test_a_look_of_before_the_clock_was_set_back_is_forgotten(links: Links, clock: ManualClock) -> None:
+    """Or refused deliveries would be tried again without an end until the clock is there once more."""
+    assert await links.looked(URL, not_since=clock.now() - timedelta(minutes=10))
+    clock.advance(-timedelta(days=2))
+    assert await links.looked(URL, not_since=clock.now() - timedelta(minutes=10))
+    assert (await links.find(URL)).looked_at == clock.now()
+
+
 async def test_a_server_that_was_heard_of_is_looked_at_now_and_not_raised(links: Links, clock: ManualClock) -> None:
     """Once a minute at most."""
     await take_down(links, clock)
