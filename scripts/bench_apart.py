@@ -1,0 +1,69 @@
+"""How fast a queue is as users run it: the producer and the worker in processes of their own, with default settings.
+
+    python scripts/bench_apart.py [--systems redis bullmq node-bullmq bull node-bull ...] [--jobs 10000]
+        [--concurrency 50 10] [--repeat 7] [--markdown]
+
+Each measurement has a fresh server, a producer process and a worker process, ours in Python or a peer's in Node:
+
+- *enqueued*: jobs per second that one caller adds one after the other, each when the one before is acknowledged;
+- *in bulk*: jobs per second that it adds 500 at a time;
+- *processed*: jobs per second that the worker completes of `--jobs` that wait, from the first start to the last end;
+- *worker CPU* and *server CPU*: processor time per job while it does so;
+- *idle p50*: milliseconds from an enqueue in one process to the start of the handler in the other, with nothing to do.
+
+Payloads are 1 KB. Completed jobs are kept for an hour by both sides, as our default is. Systems are measured in turn
+and the medians of `--repeat` rounds are shown: tables on stderr, one JSON object on stdout; with `--markdown` the
+tables on stdout instead. Node's systems need Node; the `dev` extra brings the servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import apart
+from bench.node import machine, unwind_when_terminated
+from bench.report import Row, by_table, markdown
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = parse()
+    unwind_when_terminated()
+    apart.install(options.systems)
+    rows = [
+        Row(
+            table=f"producer and worker apart, concurrency {concurrency}",
+            labels={"queue": system},
+            measure=partial(apart.measured, system, concurrency, options.jobs),
+        )
+        for concurrency in options.concurrency
+        for system in options.systems
+    ]
+    for _ in range(options.repeat):
+        for row in rows:
+            row.runs.append(asyncio.run(row.measure()))
+    told = {"jobs": options.jobs, "repeat": options.repeat, **machine(), **apart.versions(options.systems)}
+    print(f"{markdown(rows)}\n\n{told}", file=sys.stdout if options.markdown else sys.stderr)
+    if not options.markdown:
+        print(json.dumps({**told, "tables": by_table(rows)}))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", nargs="+", default=list(apart.SYSTEMS), choices=list(apart.SYSTEMS))
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[50, 10])
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--markdown", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
