@@ -45,6 +45,8 @@ FRONTS: Final = {
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
+BEHIND: Final = {"moveStalledJobsToWait": ("ARGV[2]", "origin", "give_up")}
+"""The Lua behind a script of BullMQ, whose answer stays: how it knows the prefix of the keys, then its files."""
 BEFORE_CONTINUING: Final = """
 -- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
 -- ARGV[10...]: fields of the link that is over.
@@ -128,11 +130,19 @@ def own(*parts: str) -> str:
 
 
 def packaged(name: str, before: str = "") -> BullMQScript:
-    """Return one of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
+    """Return one of BullMQ's Lua files, whose name ends with the number of keys.
+
+    Lines of ours may come `before` it, and what `BEHIND` names comes behind it.
+    """
     found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
     if len(found) != 1:
         raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-    return BullMQScript(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
+    text = loadScript(found[0].name)
+    if name in BEHIND:
+        prefix, *parts = BEHIND[name]
+        head = f"local answer, P = theirs(), {prefix}\n"
+        text = f"local function theirs()\n{text}\nend\n{head}{joined(__package__, *parts)}return answer\n"
+    return BullMQScript(before + text, int(found[0].stem.rpartition("-")[2]))
 
 
 @cache
@@ -297,8 +307,10 @@ class BullMQScripts:
         """Prolong locks; answers the ids whose lock is gone, or belongs to another token."""
         return (*self._head("extendLocks", "stalled"), self.base, _pack(tokens), _pack(raws), lock_ms)
 
-    def recover(self, max_stalls: int, now_ms: int) -> tuple[Command, Command]:
+    def recover(self, max_stalls: int, now_ms: int, *, foreign: int) -> tuple[Command, Command]:
         """Requeue marked jobs without a lock, and mark what is active now; answers the ids requeued.
+
+        A job of ours may stall `max_stalls` times, one of another producer `foreign` times; after that it is to fail.
 
         The script throttles itself by a key that Node workers keep for their own, much longer interval. The key is
         removed first, because otherwise a Node worker on the queue would suppress our passes. Marks and locks make
@@ -306,7 +318,8 @@ class BullMQScripts:
         """
         head = self._head("moveStalledJobsToWait", "stalled", "wait", "active", "stalled-check", "meta", "paused")
         keys = self._named("marker", "events", "repeat")
-        return ("DEL", self._keys["stalled-check"]), (*head, *keys, max_stalls, self.base, now_ms, 1)
+        limits = (max(max_stalls, foreign), self.base, now_ms, 1, max_stalls, foreign)
+        return ("DEL", self._keys["stalled-check"]), (*head, *keys, *limits)
 
     def progress(self, raw: str, value: str | bytes) -> Command:
         """Set the job's progress (JSON text) and tell subscribers, whoever holds it; answers 0 or an error code."""
