@@ -45,7 +45,12 @@ FRONTS: Final = {
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
-BEHIND: Final = {"moveStalledJobsToWait": ("ARGV[2]", "origin", "give_up")}
+BEHIND: Final = {
+    "moveToFinished": ("ARGV[7]", "wake"),
+    "moveToDelayed": ("ARGV[1]", "wake"),
+    "moveStalledJobsToWait": ("ARGV[2]", "origin", "give_up"),
+    "removeJob": ("ARGV[3]", "wake"),
+}
 """The Lua behind a script of BullMQ, whose answer stays: how it knows the prefix of the keys, then its files."""
 BEFORE_CONTINUING: Final = """
 -- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
