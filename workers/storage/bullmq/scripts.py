@@ -46,12 +46,21 @@ FRONTS: Final = {
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
 BEHIND: Final = {
-    "moveToFinished": ("ARGV[7]", "wake"),
+    "addStandardJob": ("string.sub(KEYS[1], 1, -5)", "park"),
+    "moveToActive": ("ARGV[1]", "park"),
+    "moveToFinished": ("ARGV[7]", "park", "wake"),
     "moveToDelayed": ("ARGV[1]", "wake"),
-    "moveStalledJobsToWait": ("ARGV[2]", "origin", "give_up"),
+    "moveJobFromActiveToWait": ("string.sub(KEYS[1], 1, -7)", "park"),
+    "moveStalledJobsToWait": ("ARGV[2]", "park", "origin", "give_up"),
+    "reprocessJob": ("string.sub(KEYS[4], 1, -5)", "park"),
+    "promote": ("ARGV[1]", "park"),
     "removeJob": ("ARGV[3]", "wake"),
+    "pause": ("string.sub(KEYS[3], 1, -5)", "park"),
 }
 """The Lua behind a script of BullMQ, whose answer stays: how it knows the prefix of the keys, then its files."""
+IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})
+"""The scripts that put jobs in front of those that wait."""
+
 BEFORE_CONTINUING: Final = """
 -- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
 -- ARGV[10...]: fields of the link that is over.
@@ -145,7 +154,7 @@ def packaged(name: str, before: str = "") -> BullMQScript:
     text = loadScript(found[0].name)
     if name in BEHIND:
         prefix, *parts = BEHIND[name]
-        head = f"local answer, P = theirs(), {prefix}\n"
+        head = f"local answer, P, IN_FRONT = theirs(), {prefix}, {str(name in IN_FRONT).lower()}\n"
         text = f"local function theirs()\n{text}\nend\n{head}{joined(__package__, *parts)}return answer\n"
     return BullMQScript(before + text, int(found[0].stem.rpartition("-")[2]))
 
