@@ -96,18 +96,12 @@ class Claims:
     """The part of a BullMQ storage that workers and reapers use."""
 
     def __init__(
-        self,
-        queue: QueueAccess,
-        enqueue: Callable[[Sequence[NewJob]], Awaitable[object]],
-        quarantine: BullMQQuarantine,
-        *,
-        max_foreign_stalls: int,
+        self, queue: QueueAccess, enqueue: Callable[[Sequence[NewJob]], Awaitable[object]], quarantine: BullMQQuarantine
     ) -> None:
         self._queue = queue
         self._quarantine = quarantine
         self._enqueue = enqueue
         self._lua = queue.lua
-        self._max_foreign_stalls = max_foreign_stalls
         self._plentiful = False
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -361,8 +355,8 @@ class Claims:
         Jobs that stalled too often are requeued too: they fail at their next claim.
         """
         await self._quarantine.mend()
-        pass_ = self._lua.recover(max_stalls, self._queue.now_ms(), foreign=self._max_foreign_stalls)
-        [replies] = await self._queue.server.run_atomic([pass_])
+        commands = self._lua.recover(max_stalls, self._queue.now_ms(), foreign=self._queue.max_foreign_stalls)
+        [replies] = await self._queue.server.run_atomic([commands])
         for reply in replies:
             if isinstance(reply, StorageError):
                 raise reply

@@ -74,61 +74,6 @@ end
 """
 
 
-REMOVE_WAITING: Final = """
--- Remove waiting jobs that nothing else refers to: no flow, no job scheduler, no deduplication key, no claim.
--- KEYS: wait, completed, failed, delayed, prioritized, events, meta. ARGV[1]: prefix of the jobs' keys.
--- ARGV[2...]: ids. Answers those removed.
--- BullMQ's removeJob searches the list for each job; this walks it once for all, from the old end.
-local call, PAGE, GONE = redis.call, 1000, ''
-
-local function is_plain(id)
-  local job = ARGV[1] .. id
-  local found = call('HMGET', job, 'timestamp', 'rjk', 'parentKey', 'deid')
-  if not found[1] or found[2] or found[3] or found[4] then
-    return false
-  end
-  for at = 2, 5 do
-    if call('ZSCORE', KEYS[at], id) then
-      return false
-    end
-  end
-  return call('EXISTS', job .. ':lock', job .. ':dependencies', job .. ':processed', job .. ':failed',
-    job .. ':unsuccessful') == 0
-end
-
-local wanted, left = {}, 0
-for at = 2, #ARGV do
-  if not wanted[ARGV[at]] and is_plain(ARGV[at]) then
-    wanted[ARGV[at]], left = true, left + 1
-  end
-end
-
-local removed, stop = {}, call('LLEN', KEYS[1])
-while left > 0 and stop > 0 do
-  local start = math.max(stop - PAGE, 0)
-  local page = call('LRANGE', KEYS[1], start, stop - 1)
-  for at = #page, 1, -1 do
-    if wanted[page[at]] then
-      wanted[page[at]], left = nil, left - 1
-      call('LSET', KEYS[1], start + at - 1, GONE)
-      removed[#removed + 1] = page[at]
-    end
-  end
-  stop = start
-end
-
-if #removed > 0 then
-  call('LREM', KEYS[1], -#removed, GONE)
-  local kept = call('HGET', KEYS[7], 'opts.maxLenEvents') or 10000
-  for _, id in ipairs(removed) do
-    call('DEL', ARGV[1] .. id, ARGV[1] .. id .. ':logs')
-    call('XADD', KEYS[6], 'MAXLEN', '~', kept, '*', 'event', 'removed', 'jobId', id, 'prev', 'wait')
-  end
-end
-return removed
-"""
-
-
 class BullMQScript:
     """A Lua script: its text, the SHA-1 it is called by, and how many keys it takes."""
 
@@ -170,7 +115,7 @@ def scripts() -> Mapping[str, BullMQScript]:
         "stop": packaged("moveToFinished", own("kinds", FRONTS["moveToFinished"], "before_stopping")),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
-        "removeWaiting": BullMQScript(REMOVE_WAITING, 7),
+        "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
@@ -355,8 +300,8 @@ class BullMQScripts:
 
     def remove_waiting(self, raws: Sequence[str]) -> Command:
         """Remove those of the jobs that wait and belong to no flow, schedule or deduplication; answers their ids."""
-        head = self._head("removeWaiting", "wait", "completed", "failed", "delayed", "prioritized", "events", "meta")
-        return (*head, self.base, *raws)
+        lines = ("wait", "completed", "failed", "delayed", "prioritized", "events", "meta", "paused")
+        return (*self._head("removeWaiting", *lines), self.base, *raws)
 
     def take(self, raw: str, token: str) -> tuple[Command, ...]:
         """Make a waiting or running job active, locked with this token; to be finished in the same transaction."""

@@ -123,14 +123,14 @@ class BullMQStorage:
         check_text("queue name", queue)
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
-        self._name = queue
-        self._server = BullMQServer(target, timeout)
-        access = QueueAccess(self._server, BullMQScripts(queue, prefix))
-        self._jobs = Jobs(access)
-        self._quarantine = BullMQQuarantine(access, self._jobs)
         stalls = FOREIGN_STALLS if max_foreign_stalls is None else max_foreign_stalls
         check_whole(STALLS_PARAMETER, stalls, 0, MOST_STALLS)
-        self._claims = Claims(access, self._jobs.enqueue, self._quarantine, max_foreign_stalls=stalls)
+        self._name = queue
+        self._server = BullMQServer(target, timeout)
+        access = QueueAccess(self._server, BullMQScripts(queue, prefix), max_foreign_stalls=stalls)
+        self._jobs = Jobs(access)
+        self._quarantine = BullMQQuarantine(access, self._jobs)
+        self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
         self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access)
         self._feed = StreamListener(access, access.lua["events"])
