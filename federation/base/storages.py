@@ -19,6 +19,16 @@ BULL_SCHEMES: Final = ("bull+redis://", "bull+rediss://")
 
 def bullmq_url(settings: Settings) -> str | None:
     """Return the URL of the Redis with the BullMQ queues, or None if they live elsewhere."""
+    chosen = _chosen_for_bullmq(settings)
+    if chosen is None:
+        return None
+    from workers.storage.bullmq import server_url
+
+    return server_url(chosen)
+
+
+def _chosen_for_bullmq(settings: Settings) -> str | None:
+    """Return what was set as the place of BullMQ queues, with what it says about jobs of Node."""
     chosen = plain(settings.queue_url)
     if chosen is None:
         return plain(settings.redis_url)
@@ -41,7 +51,7 @@ def keyless_redis_url(settings: Settings) -> str | None:
 
 def queue_place(settings: Settings) -> str:
     """Describe where the queues live, for people and to compare processes; without user, password or options."""
-    url = bullmq_url(settings)
+    url = _chosen_for_bullmq(settings)
     kind, text = ("BullMQ", url) if url is not None else ("", plain(settings.queue_url))
     if text is None:
         return "the database"
@@ -59,11 +69,16 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
     It lives where QUEUE_URL says, or else in BullMQ on REDIS_URL, or else in the application's own database. `client`
     is used for BullMQ instead of a connection of its own.
     """
-    redis_url = bullmq_url(settings)
-    if redis_url is not None:
-        from workers.storage.bullmq import BullMQStorage
+    chosen = _chosen_for_bullmq(settings)
+    if chosen is not None:
+        from workers.storage.bullmq import BullMQStorage, stalls_of
 
-        return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
+        return BullMQStorage(
+            client or chosen,
+            queue,
+            prefix=settings.federation_queue_prefix,
+            max_foreign_stalls=stalls_of(chosen),
+        )
     url = (settings.queue_url or settings.database_url).get_secret_value()
     if url.startswith(BULL_SCHEMES):
         from workers.storage.bull import BullStorage

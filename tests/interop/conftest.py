@@ -1,4 +1,4 @@
-"""One Bull queue with Node on the one side and `BullStorage` on the other, with each version of Bull."""
+"""A queue with Node on the one side and a storage of ours on the other: BullMQ, or each version of Bull."""
 
 from __future__ import annotations
 
@@ -10,13 +10,28 @@ import pytest
 
 from tests.interop.bull_child import Order
 from tests.interop.bull_queue import DIALECTS, Ids
-from tests.interop.peer import BullPeer, bull_peer, install_npm_packages
+from tests.interop.peer import BullPeer, NodePeer, bull_peer, install_npm_packages, node_peer
 from workers.storage.bull import BullStorage
+from workers.storage.bullmq import BullMQStorage
 
 
 @pytest.fixture(scope="session")
 def npm_packages() -> None:
     install_npm_packages()
+
+
+@pytest.fixture
+async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
+    storage = BullMQStorage(redis_url, f"interop-{uuid.uuid4().hex}")
+    await storage.connect()
+    yield storage
+    await storage.disconnect()
+
+
+@pytest.fixture
+async def node(npm_packages: None, redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodePeer]:
+    async with node_peer(redis_url, storage.queue) as peer:
+        yield peer
 
 
 @pytest.fixture(params=DIALECTS)

@@ -35,9 +35,17 @@ const calls = {
   add: async (jobs) => (await queue.addBulk(jobs)).map((job) => job.id),
   read: (ids) => Promise.all(ids.map(readJob)),
   retry: async (id) => void (await (await queue.getJob(id)).retry()),
+  manage: ([method, ...values]) => queue[method](...values),
+  // Take `count` jobs that never end.
+  hold: ({ count, ...options }) =>
+    new Promise((resolve) => {
+      worker = new Worker(name, () => new Promise(() => {}), { connection, prefix, concurrency: count, ...options });
+      worker.on("active", () => --count || resolve());
+      worker.on("error", () => {});
+    }),
   // Work until `count` jobs have ended for good, and tell every run.
-  work: async (count) => {
-    worker = new Worker(name, processJob, { connection, prefix, drainDelay: 1 });
+  work: async ({ count, ...options }) => {
+    worker = new Worker(name, processJob, { connection, prefix, drainDelay: 1, ...options });
     worker.on("completed", countEnded);
     worker.on("failed", countEnded);
     worker.on("error", () => {});

@@ -76,9 +76,17 @@ class NodePeer(NodeProcess):
         [found] = await self.call("read", [job_id])
         return dict(found)
 
-    async def work(self, count: int) -> list[dict[str, Any]]:
-        """A Node worker ran until `count` jobs had ended; every run it did."""
-        return list(await self.call("work", count))
+    async def manage(self, method: str, *values: object) -> Any:
+        """The answer of one of the queue's methods."""
+        return await self.call("manage", [method, *values])
+
+    async def hold(self, count: int, **options: object) -> None:
+        """A Node worker with these options has `count` jobs, and never ends them."""
+        await self.call("hold", {"count": count, **options})
+
+    async def work(self, count: int, **options: object) -> list[dict[str, Any]]:
+        """A Node worker with these options ran until `count` jobs had ended; every run it did."""
+        return list(await self.call("work", {"count": count, **options}))
 
 
 class BullPeer(NodeProcess):

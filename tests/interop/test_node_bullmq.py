@@ -146,6 +146,7 @@ async def test_node_works_our_jobs(storage: BullMQStorage, node: NodePeer) -> No
     await storage.enqueue(jobs)
     found = await node.read("~YToxL8O8")
     assert found["opts"] == {
+        "workers": 1,
         "attempts": 4,
         "jobId": "~YToxL8O8",
         "priority": 2,

@@ -50,7 +50,11 @@ class Limits:
     longest_delay: timedelta = MAX_DELAY
     """A job with a longer delay is refused with `Unsupported`; a longer delay of a retry is shortened to this."""
     recovery_passes: int = 1
-    """How many calls of `recover` it takes to bring a job back after its lease expired."""
+    """How many calls of `recover` it takes to bring a job back after its lease expired; those before that count."""
+    recovery_interval: timedelta | None = None
+    """Reapers call `recover` at least this often, however long the leases are; None leaves it to them. A crashed job is
+    back when its lease and this time are over.
+    """
     bounded_recovery: bool = True
     """Whether `recover` obeys its limit; otherwise one call may bring back every expired job."""
     any_id: bool = True

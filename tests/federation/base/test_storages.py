@@ -62,8 +62,9 @@ def test_the_queue_storage_is_picked_by_scheme(
         ({"REDIS_URL": "redis://one:1/0", "QUEUE_URL": "bull+redis://two:2/0"}, "redis://two:2/0"),
         ({"QUEUE_URL": "bull+redis://two:2/0?dialect=C"}, "redis://two:2/0"),
         ({"QUEUE_URL": "bullmq+rediss://two:2"}, "rediss://two:2"),
+        ({"QUEUE_URL": "bullmq+redis://two:2/0?max_foreign_stalls=3"}, "redis://two:2/0"),
     ],
-    ids=["sqlite", "bullmq", "redis", "bull", "bull-dialect", "bullmq-tls"],
+    ids=["sqlite", "bullmq", "redis", "bull", "bull-dialect", "bullmq-tls", "bullmq-stalls"],
 )
 def test_marks_lie_beside_queues_that_keep_no_keys(values: dict[str, object], redis: str | None) -> None:
     """BullMQ's and Bull's Redis is where tasks are marked, whatever else there is."""

@@ -27,6 +27,12 @@ LEASE = timedelta(milliseconds=600)
 MINUTE = timedelta(minutes=1)
 
 
+class Hasty(MemoryStorage):
+    """Wants to be recovered often."""
+
+    limits = replace(MemoryStorage.limits, recovery_interval=timedelta(milliseconds=1))  # type: ignore[misc]  # final
+
+
 async def test_one_pass_recovers_everything_that_expired() -> None:
     """More dead jobs than a batch are all back after one pass, in their order, told by their ids."""
     clock, recorder = ManualClock(), Recorder()
@@ -64,6 +70,16 @@ async def test_one_pass_sweeps_everything_that_expired() -> None:
     await Reaper(storage).reap()
     assert calls["sweep"] == 3
     assert (await storage.counts())[JobState.COMPLETED] == 0
+
+
+async def test_a_storage_may_ask_for_more_recoveries() -> None:
+    """Where recovery takes several passes they come as often as the storage says, and sweeps as before."""
+    storage, calls = counting(Hasty(clock=ManualClock()))
+    reaping = asyncio.create_task(Reaper(storage, interval=timedelta(hours=1)).run())
+    await until(lambda: calls["recover"] >= 5)
+    reaping.cancel()
+    await asyncio.gather(reaping, return_exceptions=True)
+    assert calls["sweep"] == 1
 
 
 async def test_a_long_sweep_lets_others_work() -> None:

@@ -22,11 +22,12 @@ READ_AT_ONCE: Final = 500
 
 
 class QueueAccess:
-    """One queue on one server."""
+    """One queue on one server, and how often a job of another producer may stall there."""
 
-    def __init__(self, server: BullMQServer, lua: BullMQScripts) -> None:
+    def __init__(self, server: BullMQServer, lua: BullMQScripts, *, max_foreign_stalls: int) -> None:
         self.server = server
         self.lua = lua
+        self.max_foreign_stalls = max_foreign_stalls
         self.workers_key = f"{lua.base}{OWN_KEYS}:seen"
         self.cancels_key = f"{lua.base}{OWN_KEYS}:cancel-requests"
         self._seen: dict[str, int] = {}

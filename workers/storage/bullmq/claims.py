@@ -209,7 +209,7 @@ class Claims:
         """Return the job that each claim does not hold; None if its lock had merely expired, and is back now."""
         records = await self._queue.records([_raw(claim) for claim in claims], self._queue.now_ms())
         return [
-            None if still_holds(claim, found) and await self._lock_again(claim) else found
+            None if still_holds(_own(claim), found) and await self._lock_again(claim) else found
             for claim, found in zip(claims, records, strict=True)
         ]
 
@@ -220,7 +220,7 @@ class Claims:
 
         def decide(replies: list[Reply]) -> list[Command]:
             nonlocal held
-            held = still_holds(claim, record(raw, replies, now_ms))
+            held = still_holds(_own(claim), record(raw, replies, now_ms))
             if not held:
                 return []
             lock: Command = ("SET", self._lua.lock(raw), claim.token, "PX", max(1, to_ms(claim.lease)))
@@ -355,7 +355,8 @@ class Claims:
         Jobs that stalled too often are requeued too: they fail at their next claim.
         """
         await self._quarantine.mend()
-        [replies] = await self._queue.server.run_atomic([self._lua.recover(max_stalls, self._queue.now_ms())])
+        commands = self._lua.recover(max_stalls, self._queue.now_ms(), foreign=self._queue.max_foreign_stalls)
+        [replies] = await self._queue.server.run_atomic([commands])
         for reply in replies:
             if isinstance(reply, StorageError):
                 raise reply
@@ -373,7 +374,7 @@ def _asks_to_cancel(found: Reply) -> bool:
 def _without_hold(claim: Claim, found: BullMQRecord | None) -> SettleOutcome:
     if found is None:  # it held its job a moment ago: another client was faster twice
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
-    return verdict(claim, found)
+    return verdict(_own(claim), found)
 
 
 def _fault(settlement: Settlement) -> SettleOutcome | None:

@@ -36,6 +36,10 @@ RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "pr
 """Names of the other keys of a queue; a job with such an id would destroy the queue."""
 
 _CHAIN_OPTION: Final = "chainIndex"
+_OURS_OPTION: Final = "workers"
+"""In the options of each job that we enqueued: a lost lease is an attempt of it. In BullMQ it is none; see `is_ours`
+in `lua/origin.lua`. Version 0.2 and older did not write it: their jobs read as those of another producer.
+"""
 
 
 def encode_id(job_id: str) -> str:
@@ -65,6 +69,7 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
 class BullMQJobOptions:
     """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`."""
 
+    ours: bool = False
     max_attempts: int = 1
     chain_index: int = 0
     backoff: RetryPolicy | None = None
@@ -83,6 +88,7 @@ class BullMQJobOptions:
 def encode_options(job: NewJob, raw: str) -> dict[str, object]:
     """Return the job's options as Node BullMQ writes them."""
     options: dict[str, object] = {
+        _OURS_OPTION: 1,
         "attempts": job.max_attempts,
         "jobId": raw,
         "removeOnComplete": _remove_option(job.keep_completed),
@@ -103,6 +109,7 @@ def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
     """Decode options written by any producer; an `attempts` of 0, or none, means one attempt in BullMQ."""
     attempts = number(options.get("attempts"))
     return BullMQJobOptions(
+        ours=_OURS_OPTION in options,
         max_attempts=max(1, int(attempts)) if attempts is not None else 1,
         chain_index=whole(options.get(_CHAIN_OPTION)),
         backoff=_decode_backoff(options.get("backoff")),

@@ -57,7 +57,7 @@ async def _put_aside(job: Any, claim: Claim, error: Retry, policy: RetryPolicy) 
     settlement = settlement_of_failure(claim, error, policy)
     if not isinstance(settlement, Retried):
         raise BullMQUnrecoverableError(str(error)) from error
-    uncounted_so_far = job.attemptsStarted - claim.attempt
+    uncounted_so_far = job.attemptsStarted - job.attemptsMade - job.stalledCounter - 1
     counted, _ = count_retry(settlement, uncounted_so_far)
     fields = {**error_fields(settlement.error), "failedReason": settlement.error.message}
     options = {"skipAttempt": not counted, "fieldsToUpdate": fields}
@@ -75,7 +75,7 @@ def _claim(job: Any, token: str) -> Claim:
         token=token,
         worker_id=worker_of(token) or token,
         lease=timedelta(0),
-        attempt=job.attemptsMade + job.stalledCounter + 1,
+        attempt=job.attemptsMade + (job.stalledCounter if options.ours else 0) + 1,
         max_attempts=options.max_attempts,
         created_at=moment(job.timestamp),
         keep_completed=options.keep_completed,

@@ -2,9 +2,10 @@
 
 Theory of operation. A job is a hash, an entry in exactly one list or set (its state), and, while it is claimed, a lock
 that expires with the lease. Three counters tell attempts apart: `ats` counts starts, `atm` attempts that ended and
-count, `stc` lost leases. So `atm + stc` attempts are spent, and the next or current one is one more. Whatever ends a
-claim changes one of the counters or leaves the mark of its token. So a claim whose lock has merely expired can be told
-from one whose job another worker has.
+count, `stc` lost leases. Of a job of ours `atm + stc` attempts are spent; of one that another producer enqueued `atm`,
+because in BullMQ a crash is no attempt. The next or current one is one more. Whatever ends a claim changes one of the
+counters or leaves the mark of its token. So a claim whose lock has merely expired can be told from one whose job
+another worker has.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ _STATES: Final = {
 class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record.
 
-    That is the id in Redis, the options as written, and the uncounted retries.
+    That is the id in Redis, the options as written, the leases lost before, and the uncounted retries.
     """
 
     key_id: str
     options: BullMQJobOptions
+    stalls: int = 0
     uncounted: int = 0
 
     @property
@@ -96,15 +98,23 @@ class BullMQRecord:
     options: BullMQJobOptions = field(default_factory=BullMQJobOptions)
 
     @property
+    def stalls(self) -> int:
+        """The number of leases lost."""
+        return whole(self.fields.get("stc"))
+
+    @property
     def spent(self) -> int:
-        """The number of attempts used, by ending or by a lost lease."""
-        return whole(self.fields.get("atm")) + whole(self.fields.get("stc"))
+        """The number of attempts used, by ending or, if the job is ours, by a lost lease."""
+        return _spent(whole(self.fields.get("atm")), self.stalls, self.options)
 
     @property
     def runs(self) -> int:
-        """The number of attempts that ran. Failing a job that stalled too often takes a claim too, but no run."""
+        """The number of attempts that ran. Failing a job that stalled too often takes a claim too, but no run.
+
+        BullMQ counts that claim, and no other of those whose lease was lost; so it counts for a job that is not ours.
+        """
         gave_up = self.place == "failed" and self.error is not None and self.error.type == "StalledError"
-        return self.spent + (self.place == "active") - gave_up
+        return self.spent + (self.place == "active") - (gave_up and self.options.ours)
 
     @property
     def state(self) -> JobState | None:
@@ -208,6 +218,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
     options = decode_options(json_object(fields.get("opts")))
     name = fields.get("name", "")
     ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
+    spent = _spent(ended, stalls, options)
     return BullMQClaim(
         job_id=decode_id(raw),
         name=name,
@@ -215,7 +226,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         token=token,
         worker_id=worker_id,
         lease=leases.get(name) or leases.get(ANY_NAME) or max(leases.values()),
-        attempt=ended + stalls + 1,
+        attempt=spent + 1,
         max_attempts=options.max_attempts,
         created_at=moment(whole(fields.get("timestamp"))),
         keep_completed=options.keep_completed,
@@ -223,22 +234,30 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         priority=whole(fields.get("priority")),
         backoff=options.backoff,
         chain_index=options.chain_index,
-        stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
+        stalled=_stalled(ended, stalls, options, fields.get(STALLED_REASON_FIELD)),
         key_id=raw,
         options=options,
+        stalls=stalls,
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
     )
 
 
-def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
-    """Return why the job must not run again.
+def _spent(ended: int, stalls: int, options: BullMQJobOptions) -> int:
+    return ended + stalls if options.ours else ended
+
+
+def _stalled(ended: int, stalls: int, options: BullMQJobOptions, reason: str | None) -> ErrorInfo | None:
+    """Return why the job must not run again; `reason` is BullMQ's, which is what others expect to read of their jobs.
 
     A job that used up its attempts by failing was retried by an operator: it may run.
     """
-    exhausted = stalls > 0 and ended < max_attempts <= ended + stalls
-    if not gave_up and not exhausted:
+    if not options.ours:
+        return None if reason is None else ErrorInfo(type="StalledError", message=reason)
+    most = options.max_attempts
+    exhausted = stalls > 0 and ended < most <= ended + stalls
+    if reason is None and not exhausted:
         return None
-    error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=max_attempts, stalls=stalls)
+    error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=most, stalls=stalls)
     return replace(error, exhausted=exhausted)
 
 
@@ -252,7 +271,7 @@ def cancelled_run(starts: str | None, stalls: str | None) -> str:
     return str(whole(starts) - whole(stalls))
 
 
-def still_holds(claim: Claim, found: BullMQRecord) -> bool:
+def still_holds(claim: BullMQClaim, found: BullMQRecord) -> bool:
     """Tell whether the claim's lock has merely expired, or is back.
 
     If so, nobody has recovered, settled or taken the job since.
@@ -261,7 +280,12 @@ def still_holds(claim: Claim, found: BullMQRecord) -> bool:
         return False
     if found.lock is not None:
         return found.lock == claim.token
-    return found.fields.get("pb") == claim.token and found.spent + 1 == claim.attempt
+    return found.fields.get("pb") == claim.token and _is_the_run_of(claim, found)
+
+
+def _is_the_run_of(claim: BullMQClaim, found: BullMQRecord) -> bool:
+    """Tell whether the next or current attempt of the job is that of the claim."""
+    return (found.spent + 1, found.stalls) == (claim.attempt, claim.stalls)
 
 
 def loss(found: BullMQRecord) -> LossReason:
@@ -271,7 +295,7 @@ def loss(found: BullMQRecord) -> LossReason:
     return LossReason.COMPLETED if found.place in ("completed", "failed") else LossReason.TAKEN
 
 
-def verdict(claim: Claim, found: BullMQRecord) -> SettleOutcome:
+def verdict(claim: BullMQClaim, found: BullMQRecord) -> SettleOutcome:
     """Return the outcome of a settlement by a claim that does not hold its job.
 
     Either its token settled the job before, or the claim is lost.
@@ -281,7 +305,7 @@ def verdict(claim: Claim, found: BullMQRecord) -> SettleOutcome:
     released_here = (
         found.place in ("waiting", "prioritized")
         and found.fields.get("pb") == claim.token
-        and found.spent + 1 == claim.attempt
+        and _is_the_run_of(claim, found)
     )
     if settled_here or released_here:
         return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)

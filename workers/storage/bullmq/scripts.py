@@ -45,6 +45,22 @@ FRONTS: Final = {
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
+BEHIND: Final = {
+    "addStandardJob": ("string.sub(KEYS[1], 1, -5)", "park"),
+    "moveToActive": ("ARGV[1]", "park"),
+    "moveToFinished": ("ARGV[7]", "park", "wake"),
+    "moveToDelayed": ("ARGV[1]", "wake"),
+    "moveJobFromActiveToWait": ("string.sub(KEYS[1], 1, -7)", "park"),
+    "moveStalledJobsToWait": ("ARGV[2]", "park", "origin", "give_up"),
+    "reprocessJob": ("string.sub(KEYS[4], 1, -5)", "park"),
+    "promote": ("ARGV[1]", "park"),
+    "removeJob": ("ARGV[3]", "wake"),
+    "pause": ("string.sub(KEYS[3], 1, -5)", "park"),
+}
+"""The Lua behind a script of BullMQ, whose answer stays: how it knows the prefix of the keys, then its files."""
+IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})
+"""The scripts that put jobs in front of those that wait."""
+
 BEFORE_CONTINUING: Final = """
 -- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
 -- ARGV[10...]: fields of the link that is over.
@@ -55,61 +71,6 @@ if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
   redis.call('HDEL', KEYS[5], unpack(ARGV, 10))
   redis.call('XADD', KEYS[6], 'MAXLEN', '~', 10000, '*', 'event', 'continued', 'jobId', ARGV[3])
 end
-"""
-
-
-REMOVE_WAITING: Final = """
--- Remove waiting jobs that nothing else refers to: no flow, no job scheduler, no deduplication key, no claim.
--- KEYS: wait, completed, failed, delayed, prioritized, events, meta. ARGV[1]: prefix of the jobs' keys.
--- ARGV[2...]: ids. Answers those removed.
--- BullMQ's removeJob searches the list for each job; this walks it once for all, from the old end.
-local call, PAGE, GONE = redis.call, 1000, ''
-
-local function is_plain(id)
-  local job = ARGV[1] .. id
-  local found = call('HMGET', job, 'timestamp', 'rjk', 'parentKey', 'deid')
-  if not found[1] or found[2] or found[3] or found[4] then
-    return false
-  end
-  for at = 2, 5 do
-    if call('ZSCORE', KEYS[at], id) then
-      return false
-    end
-  end
-  return call('EXISTS', job .. ':lock', job .. ':dependencies', job .. ':processed', job .. ':failed',
-    job .. ':unsuccessful') == 0
-end
-
-local wanted, left = {}, 0
-for at = 2, #ARGV do
-  if not wanted[ARGV[at]] and is_plain(ARGV[at]) then
-    wanted[ARGV[at]], left = true, left + 1
-  end
-end
-
-local removed, stop = {}, call('LLEN', KEYS[1])
-while left > 0 and stop > 0 do
-  local start = math.max(stop - PAGE, 0)
-  local page = call('LRANGE', KEYS[1], start, stop - 1)
-  for at = #page, 1, -1 do
-    if wanted[page[at]] then
-      wanted[page[at]], left = nil, left - 1
-      call('LSET', KEYS[1], start + at - 1, GONE)
-      removed[#removed + 1] = page[at]
-    end
-  end
-  stop = start
-end
-
-if #removed > 0 then
-  call('LREM', KEYS[1], -#removed, GONE)
-  local kept = call('HGET', KEYS[7], 'opts.maxLenEvents') or 10000
-  for _, id in ipairs(removed) do
-    call('DEL', ARGV[1] .. id, ARGV[1] .. id .. ':logs')
-    call('XADD', KEYS[6], 'MAXLEN', '~', kept, '*', 'event', 'removed', 'jobId', id, 'prev', 'wait')
-  end
-end
-return removed
 """
 
 
@@ -128,11 +89,19 @@ def own(*parts: str) -> str:
 
 
 def packaged(name: str, before: str = "") -> BullMQScript:
-    """Return one of BullMQ's Lua files, whose name ends with the number of keys. Lines of ours may come `before` it."""
+    """Return one of BullMQ's Lua files, whose name ends with the number of keys.
+
+    Lines of ours may come `before` it, and what `BEHIND` names comes behind it.
+    """
     found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
     if len(found) != 1:
         raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-    return BullMQScript(before + loadScript(found[0].name), int(found[0].stem.rpartition("-")[2]))
+    text = loadScript(found[0].name)
+    if name in BEHIND:
+        prefix, *parts = BEHIND[name]
+        head = f"local answer, P, IN_FRONT = theirs(), {prefix}, {str(name in IN_FRONT).lower()}\n"
+        text = f"local function theirs()\n{text}\nend\n{head}{joined(__package__, *parts)}return answer\n"
+    return BullMQScript(before + text, int(found[0].stem.rpartition("-")[2]))
 
 
 @cache
@@ -146,7 +115,7 @@ def scripts() -> Mapping[str, BullMQScript]:
         "stop": packaged("moveToFinished", own("kinds", FRONTS["moveToFinished"], "before_stopping")),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
-        "removeWaiting": BullMQScript(REMOVE_WAITING, 7),
+        "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
@@ -297,8 +266,10 @@ class BullMQScripts:
         """Prolong locks; answers the ids whose lock is gone, or belongs to another token."""
         return (*self._head("extendLocks", "stalled"), self.base, _pack(tokens), _pack(raws), lock_ms)
 
-    def recover(self, max_stalls: int, now_ms: int) -> tuple[Command, Command]:
+    def recover(self, max_stalls: int, now_ms: int, *, foreign: int) -> tuple[Command, Command]:
         """Requeue marked jobs without a lock, and mark what is active now; answers the ids requeued.
+
+        A job of ours may stall `max_stalls` times, one of another producer `foreign` times; after that it is to fail.
 
         The script throttles itself by a key that Node workers keep for their own, much longer interval. The key is
         removed first, because otherwise a Node worker on the queue would suppress our passes. Marks and locks make
@@ -306,7 +277,8 @@ class BullMQScripts:
         """
         head = self._head("moveStalledJobsToWait", "stalled", "wait", "active", "stalled-check", "meta", "paused")
         keys = self._named("marker", "events", "repeat")
-        return ("DEL", self._keys["stalled-check"]), (*head, *keys, max_stalls, self.base, now_ms, 1)
+        limits = (max(max_stalls, foreign), self.base, now_ms, 1, max_stalls, foreign)
+        return ("DEL", self._keys["stalled-check"]), (*head, *keys, *limits)
 
     def progress(self, raw: str, value: str | bytes) -> Command:
         """Set the job's progress (JSON text) and tell subscribers, whoever holds it; answers 0 or an error code."""
@@ -328,8 +300,8 @@ class BullMQScripts:
 
     def remove_waiting(self, raws: Sequence[str]) -> Command:
         """Remove those of the jobs that wait and belong to no flow, schedule or deduplication; answers their ids."""
-        head = self._head("removeWaiting", "wait", "completed", "failed", "delayed", "prioritized", "events", "meta")
-        return (*head, self.base, *raws)
+        lines = ("wait", "completed", "failed", "delayed", "prioritized", "events", "meta", "paused")
+        return (*self._head("removeWaiting", *lines), self.base, *raws)
 
     def take(self, raw: str, token: str) -> tuple[Command, ...]:
         """Make a waiting or running job active, locked with this token; to be finished in the same transaction."""

@@ -2,9 +2,9 @@
 
 Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. Beside them we keep what
 Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:stopped`,
-`workers:keep` and `workers:error` of a job; its option `chainIndex`, and the members `maximum` and `multiplier` of its
-option `backoff`; the keys `<prefix>:<queue>:workers:seen` (when each worker was last seen) and
-`<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour;
+`workers:keep` and `workers:error` of a job; its options `chainIndex` and `workers` (it is ours), and the members
+`maximum` and `multiplier` of its option `backoff`; the keys `<prefix>:<queue>:workers:seen` (when each worker was last
+seen) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour;
 `<prefix>:<queue>:workers:cancelled` (which of the failed jobs are cancelled ones), as long as their records last; and
 what was set aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and
 `<prefix>:<queue>:workers:quarantine:<id>`.
@@ -25,8 +25,8 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.checks import check_text
-from workers.errors import Unsupported
+from workers.checks import check_text, check_whole
+from workers.errors import StorageError, Unsupported
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -57,12 +57,17 @@ from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
+from workers.storage.on_redis.server import take_parameter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
 
 __all__ = ["BullMQStorage", "as_processor"]
 
 DEFAULT_QUEUE: Final = "default"
+STALLS_PARAMETER: Final = "max_foreign_stalls"
+FOREIGN_STALLS: Final = 1
+"""The default of Node's workers, which they call `maxStalledCount`."""
+MOST_STALLS: Final = 1_000_000
 
 
 class BullMQStorage:
@@ -73,12 +78,17 @@ class BullMQStorage:
     by `?queue=`; the argument has precedence. `prefix` is BullMQ's, and so is its default. `timeout` bounds each call
     to the server; when it is over, the method raises `StorageUnavailable`.
 
-    BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It counts a job's
-    stalls and its failed attempts together, as we do, and reports only at the next claim that they are too many.
-    Released and recovered jobs come back in front of their priority, retried ones and next links of chains behind it.
+    A crash is an attempt of a job that was enqueued here. To BullMQ it is none: a job of another producer runs again
+    whatever its attempts, `max_foreign_stalls` times (default 1, as Node's `maxStalledCount`), and then fails as in
+    Node. A URL may say `?max_foreign_stalls=`; the argument has precedence. A job that stalled too often fails at its
+    next claim.
+
+    BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. Released and
+    recovered jobs come back in front of their priority, retried ones and next links of chains behind it.
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
+        ValueError: an impossible number of stalls.
     """
 
     limits: Final = Limits(
@@ -86,6 +96,7 @@ class BullMQStorage:
         durable=True,
         processes="many",
         recovery_passes=2,
+        recovery_interval=timedelta(seconds=4),
         bounded_recovery=False,
         name_filter=False,
         ordering_keys=False,
@@ -103,16 +114,20 @@ class BullMQStorage:
         *,
         prefix: str = "bull",
         timeout: timedelta = timedelta(seconds=5),
+        max_foreign_stalls: int | None = None,
     ) -> None:
         if isinstance(target, str):
-            target, named = parse_url(target)
+            said, (target, named) = stalls_of(target), parse_url(server_url(target))
+            max_foreign_stalls = said if max_foreign_stalls is None else max_foreign_stalls
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
+        stalls = FOREIGN_STALLS if max_foreign_stalls is None else max_foreign_stalls
+        check_whole(STALLS_PARAMETER, stalls, 0, MOST_STALLS)
         self._name = queue
         self._server = BullMQServer(target, timeout)
-        access = QueueAccess(self._server, BullMQScripts(queue, prefix))
+        access = QueueAccess(self._server, BullMQScripts(queue, prefix), max_foreign_stalls=stalls)
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
@@ -254,3 +269,20 @@ class BullMQStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._inspector.page(state, cursor, limit)
+
+
+def stalls_of(url: str) -> int | None:
+    """Return the `max_foreign_stalls` of a storage's URL, None if it says nothing.
+
+    Raises:
+        StorageError: it is no number.
+    """
+    written = take_parameter(url, STALLS_PARAMETER)[1]
+    if written is not None and not (written.isascii() and written.isdigit()):
+        raise StorageError(f"{STALLS_PARAMETER} is a whole number of at least 0, not {written[:40]!r}")
+    return None if written is None else int(written)
+
+
+def server_url(url: str) -> str:
+    """Return a storage's URL without what only the storage understands, apart from the queue."""
+    return take_parameter(url, STALLS_PARAMETER)[0]

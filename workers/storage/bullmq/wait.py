@@ -9,6 +9,11 @@ any other has as its score the time at which the next delayed job is due. Two ru
   the connection instead could leave a marker popped for nobody.
 * A waiter killed with a popped marker cannot put it back. So before it blocks, and every 10 s, each waiter looks at the
   queue itself.
+
+A queue may have jobs that nobody may claim: it is paused, as many run as it allows, or its rate limit is reached. Then
+a marker says little, because every claim by anybody puts one back. So the waiter looks again before it returns, less
+often the more markers came to nothing. Who resumes a queue, or frees a slot of ours, leaves a marker (`lua/wake.lua`);
+a rate limit's end is known. Who only changes a limit leaves none, so that the waiter looks every 5 s, as Node does.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from workers.backoff import Backoff
 from workers.errors import StorageError, StorageUnavailable, WorkersError
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.scripts import READY_MARKER
@@ -25,6 +31,9 @@ from workers.storage.bullmq.server import Reply, ask, to_the_end
 from workers.storage.on_redis.node_values import due_ms, number, whole
 
 LOOK_SECONDS: Final = 10.0
+BARRED_LOOK_SECONDS: Final = 5.0
+FIRST_PAUSE_SECONDS: Final = 0.002
+LONGEST_PAUSE_SECONDS: Final = 1.0
 SERVER_SLACK_SECONDS: Final = 1.0
 """Servers end blocking commands up to 0.1 s late, so waiters end them themselves; this is the safety net."""
 ANSWER_SECONDS: Final = 2.0
@@ -38,6 +47,8 @@ class Outlook:
 
     claimable: bool
     changes_in_ms: float = float("inf")
+    barred: bool = False
+    """Whether nothing may be claimed, whatever waits."""
 
 
 class Waiter:
@@ -52,16 +63,22 @@ class Waiter:
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         held: Marker | None = None
+        vain = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         try:
             while (left := deadline - clock()) > 0:
                 outlook = await self._look()
                 if outlook.claimable:
                     held = None  # the claim that follows moves every due job and marks the next
                     return
-                popped = await self._pop(min(left, LOOK_SECONDS, outlook.changes_in_ms / 1000))
-                if popped is not None and popped[0] == READY_MARKER:
+                look_again = BARRED_LOOK_SECONDS if outlook.barred else LOOK_SECONDS
+                popped = await self._pop(min(left, look_again, outlook.changes_in_ms / 1000))
+                if not _ready(popped):
+                    held = held if _ready(held) else popped or held
+                elif outlook.barred:
+                    held = popped
+                    await asyncio.sleep(min(vain.pause(), outlook.changes_in_ms / 1000))
+                else:
                     return
-                held = popped or held
         finally:
             if held is not None:
                 await self._put_back(held)
@@ -84,9 +101,9 @@ class Waiter:
                 raise reply
         (paused, concurrency, rate), active, waiting, prioritized, delayed, started, limited_ms = replies
         if paused is not None or (concurrency is not None and active >= whole(concurrency)):
-            return Outlook(False)
+            return Outlook(False, barred=True)
         if rate is not None and limited_ms > 0 and whole(started) >= whole(rate):
-            return Outlook(False, limited_ms)
+            return Outlook(False, limited_ms, barred=True)
         due = due_ms(delayed[1]) if delayed else None
         due_in_ms = float("inf") if due is None else due - now_ms
         return Outlook(waiting + prioritized > 0 or due_in_ms <= 0, due_in_ms)
@@ -131,6 +148,10 @@ class Waiter:
     async def _put_back(self, marker: Marker) -> None:
         with contextlib.suppress(WorkersError):  # the server is gone; other waiters look by themselves
             await self._queue.server.run([self._lua.mark(*marker)])
+
+
+def _ready(marker: Marker | None) -> bool:
+    return marker is not None and marker[0] == READY_MARKER
 
 
 def _marker(popped: Reply) -> Marker | None:

@@ -55,6 +55,18 @@ async def live_leases_are_left_alone(harness: Harness) -> None:
     await apply(storage, *(completed(held) for held in live))
 
 
+@case(guarantees=(5,))
+async def one_pass_is_enough_after_others(harness: Harness) -> None:
+    """Passes before a lease ends count: the first one after its end brings the job back."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    await claim(storage, 1, lease=harness.moment)
+    for _ in range(harness.limits.recovery_passes - 1):
+        await storage.recover(100)
+    await harness.advance(harness.moment)
+    assert (await storage.recover(100)).requeued == ("job",)
+
+
 @case(guarantees=(5, 18))
 async def each_name_has_its_own_lease(harness: Harness) -> None:
     """Of the jobs claimed in one call, those come back whose own lease has expired, and no others."""

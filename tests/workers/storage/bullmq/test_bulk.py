@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.servers import ValkeyProcess
 from tests.workers.storage.bullmq.steps import ERROR, LEASES
 from workers import JobState
 from workers.jobs import Failed
@@ -48,6 +49,19 @@ async def test_a_bulk_counts_what_it_changed(storage: BullMQStorage, client: Any
         IDS[10]: JobState.QUEUED,
     }
     assert await client.lrange(f"bull:{storage.queue}:wait", 0, -1) == [IDS[10]]
+
+
+async def test_a_bulk_of_a_paused_queue_is_removed_at_once(own_server: ValkeyProcess) -> None:
+    """The jobs wait in another list then, in which one walk finds them too."""
+    storage = BullMQStorage(own_server.url)
+    await storage.connect()
+    await storage.enqueue([job(each) for each in IDS])
+    await storage.pause()
+    assert await storage.remove(IDS) == 250
+    assert set((await storage.counts()).values()) == {0}
+    with redis.Redis.from_url(own_server.url) as client:
+        assert "cmdstat_watch" not in client.info("commandstats"), "none was looked at by itself"
+    await storage.disconnect()
 
 
 @pytest.mark.usefixtures("way")

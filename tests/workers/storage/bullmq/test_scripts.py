@@ -56,7 +56,6 @@ CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
         OURS.extend(["a", "b"], ["t", "u"], 30_000),
         lambda their: their.scripts.extendJobLocks(["a", "b"], ["t", "u"], 30_000),
     ),
-    "recover": (OURS.recover(3, NOW)[1], lambda their: their.scripts.moveStalledJobsToWait(3, 1)),
     "progress": (OURS.progress("id", '{"x":1}'), lambda their: their.scripts.updateProgress("id", {"x": 1})),
     "state": (OURS.state("id"), lambda their: their.scripts.getState("id")),
     "remove": (OURS.remove("id")[1], lambda their: their.scripts.remove("id", False)),
@@ -114,6 +113,15 @@ async def test_finishing_passes_what_the_script_reads(target: str, value: str) -
     ours, theirs = _readable(command[3:-1]), _readable([*keys, *arguments])
     assert ours[:-1] == theirs[:-1]
     assert ours[-1].items() <= theirs[-1].items()
+
+
+async def test_recovering_passes_what_the_package_passes() -> None:
+    """The package's limit of stalls is the larger of two, which follow for the script behind the package's."""
+    their = Recorder()
+    await their.scripts.moveStalledJobsToWait(3, 1)
+    for ours, foreign in ((3, 1), (1, 3)):
+        called = _readable(OURS.recover(ours, NOW, foreign=foreign)[1][1:])
+        assert (called[:-2], called[-2:]) == (_readable(their.called), [ours, foreign])
 
 
 def test_continuing_is_delaying_with_more_to_say() -> None:
