@@ -59,6 +59,7 @@ from workers.storage.bullmq.record import (
     still_holds,
     verdict,
 )
+from workers.storage.bullmq.schedules import Schedules
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
@@ -102,13 +103,16 @@ class Claims:
         self._quarantine = quarantine
         self._enqueue = enqueue
         self._lua = queue.lua
+        self._schedules = Schedules(queue)
         self._plentiful = False
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
 
         The names cannot be chosen; a job with a name that is not in `leases` gets the longest of them.
+        An error may be about the last claim: a job scheduler that cannot go on here, see `Schedules.tell`.
         """
+        self._schedules.tell()
         return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
@@ -148,6 +152,7 @@ class Claims:
                 claims.append(make_claim(reply, token, worker_id, leases))
         if failure is not None and not claims:
             raise failure
+        claims = await self._schedules.go_on(claims, replies[:count])
         return claims, whole(replies[count]) + whole(replies[count + 1])
 
     async def _shorten(self, claims: Iterable[Claim], longest: timedelta) -> None:
