@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from workers.errors import StorageError, StorageUnavailable, WorkersError
@@ -40,10 +41,11 @@ class ScheduleEnded(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """A claimed job of a scheduler; `options` are its own, as written."""
+    """A claimed job of a scheduler; `data` (JSON text) and `options` are its own, as written."""
 
     claim: BullMQClaim
     scheduler: str
+    data: str
     options: Mapping[str, object]
 
 
@@ -55,7 +57,9 @@ def iterations(claims: Sequence[BullMQClaim], replies: Sequence[Reply]) -> list[
         if SCHEDULER_FIELD in flat:
             fields = dict(zip(flat[::2], flat[1::2], strict=True))
             if scheduler := fields.get(SCHEDULER_FIELD):
-                found.append(Iteration(claim=claim, scheduler=scheduler, options=json_object(fields.get("opts"))))
+                options = json_object(fields.get("opts"))
+                data = fields.get("data", "{}")
+                found.append(Iteration(claim=claim, scheduler=scheduler, data=data, options=options))
     return found
 
 
@@ -98,27 +102,15 @@ class Schedules:
         return await self._give_back([one for one, _ in stuck], GIVEN_BACK_MS)
 
     def _following(self, one: Iteration, now_ms: int) -> Command | None:
-        """Return the command that adds the next job; None if there is no next one."""
+        """Return the command that adds the next job, or, if we cannot, asks whether anybody must; None at the end."""
+        command = partial(self._lua.schedule, one.scheduler, one.claim.raw, one.data, now_ms=now_ms)
         try:
             next_ms = next_time(one.options, now_ms)
-            return self._schedule(one, now_ms, next_ms=next_ms, options=next_options(one, now_ms, next_ms))
+            return command(next_options(one, now_ms, next_ms), next_ms=next_ms, why_not="")
         except ScheduleEnded:
             return None
         except (StorageError, ValueError, OverflowError) as error:  # what MessagePack cannot hold is the last two
-            return self._schedule(one, now_ms, why_not=str(error))
-
-    def _schedule(
-        self,
-        one: Iteration,
-        now_ms: int,
-        *,
-        next_ms: int | None = None,
-        options: Mapping[str, object] | None = None,
-        why_not: str = "",
-    ) -> Command:
-        return self._lua.schedule(
-            one.scheduler, one.claim.raw, next_ms=next_ms, why_not=why_not, options=options or {}, now_ms=now_ms
-        )
+            return command({}, next_ms=None, why_not=str(error))
 
     async def _give_back(self, those: Sequence[Iteration], delay_ms: int) -> frozenset[str]:
         now_ms, claims = self._queue.now_ms(), [one.claim for one in those]

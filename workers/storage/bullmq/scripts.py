@@ -315,17 +315,17 @@ class BullMQScripts:
         return (*head, raw, value)
 
     def schedule(
-        self, scheduler: str, raw: str, *, next_ms: int | None, why_not: str, options: Options, now_ms: int
+        self, scheduler: str, raw: str, data: str, options: Options, *, next_ms: int | None, why_not: str, now_ms: int
     ) -> Command:
         """Add the job that follows this one of a job scheduler; without `next_ms` the scheduler's period says when.
 
-        `options` are the next job's. Answers its id; None if there is nothing to add; `[why]` if nothing can be added
-        here, for one because the caller says `why_not`.
+        `data` (JSON text) is this job's, `options` are the next one's. Answers its id; None if there is nothing to add;
+        `[why]` if nothing can be added here, for one because the caller says `why_not`.
         """
         keys = self._named("delayed", "wait", "paused", "meta", "prioritized", "marker", "id", "events", "pc")
         moment = "" if next_ms is None else next_ms
         head = (*self._head("updateJobScheduler", "repeat"), *keys, self.job(raw), self._keys["active"])
-        return (*head, moment, scheduler, "", _pack(options), now_ms, self.base, raw, why_not)
+        return (*head, moment, scheduler, data, _pack(options), now_ms, self.base, raw, why_not)
 
     def state(self, raw: str) -> Command:
         """Ask for BullMQ's name of the job's state, `unknown` if there is no job."""

@@ -9,7 +9,7 @@ local due = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[2]) or '')
 if not due or string.sub(ARGV[7], -#tostring(due) - 1) ~= ':' .. due then
   return
 end
-local name, every, count = unpack(redis.call('HMGET', KEYS[1] .. ':' .. ARGV[2], 'name', 'every', 'ic'))
+local name, every, count, data = unpack(redis.call('HMGET', KEYS[1] .. ':' .. ARGV[2], 'name', 'every', 'ic', 'data'))
 local _, colons = string.gsub(ARGV[2], ':', '')
 if colons >= 4 and not count then
   return { 'it is a repeatable job of BullMQ 4 or older, and no job scheduler' }
@@ -31,4 +31,7 @@ end
 if (options.priority and type(options.priority) ~= 'number') or (options.de and type(options.de) ~= 'table')
   or not pcall(cjson.encode, options) then
   return { 'its options cannot be stored' }
+end
+if not data and ARGV[3] ~= '{}' then -- a repeatable job of BullMQ 5 keeps its data in its jobs alone
+  redis.call('HSET', KEYS[1] .. ':' .. ARGV[2], 'data', ARGV[3])
 end
